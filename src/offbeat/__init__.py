@@ -1,0 +1,36 @@
+"""Data-parallel training for PyTorch that does not wait for the slowest wire.
+
+Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`local_sgd` or :func:`sgp`.
+"""
+
+from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
+from offbeat.groups import Groups
+from offbeat.heartbeat import PeerLost
+from offbeat.recipes import algorithm, ddp, local_sgd, sgp
+from offbeat.replica import Replica, replicate
+from offbeat.telemetry import JsonLines, TensorBoard
+from offbeat.topology import OnePeerExponential, Peers, Ring, Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "GradientExchange",
+    "Groups",
+    "JsonLines",
+    "OnePeerExponential",
+    "ParameterExchange",
+    "PeerLost",
+    "Peers",
+    "Replica",
+    "Ring",
+    "Site",
+    "TensorBoard",
+    "Topology",
+    "__version__",
+    "algorithm",
+    "ddp",
+    "local_sgd",
+    "replicate",
+    "sgp",
+]

@@ -1,0 +1,5 @@
+"""``python -m offbeat``."""
+
+from offbeat.cli import app
+
+app(prog_name="offbeat")

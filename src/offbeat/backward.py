@@ -1,0 +1,105 @@
+"""Hooks that tell when gradients are accumulated and when backward is over."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from inspect import currentframe
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
+
+from offbeat.exchange import GradientExchange
+from offbeat.heartbeat import Heartbeat
+
+
+class BackwardWatch:
+    """Feeds a gradients slot during backward, and knows whether a backward has begun.
+
+    One hook on every trainable parameter, one callback at the end of each backward. Checked on
+    torch 2.13: plain and non-reentrant checkpointed models run the callback once, at the very
+    end; reentrant checkpointing runs it at the end of every nested backward too, before other
+    blocks' hooks.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        exchange: GradientExchange[Any] | None,
+        state: Any,
+        refuse: Callable[[], None],
+        heartbeat: Heartbeat | None,
+    ) -> None:
+        """Register the hooks; ``refuse`` raises when no backward is allowed."""
+        self.exchange, self.state = exchange, state
+        self.refuse, self.heartbeat = refuse, heartbeat
+        self.enabled = True
+        self.begun = False  # a gradient was accumulated since the last step
+        self.exchanged = False  # and the slot has combined gradients since then
+        self.is_open = False  # an exchange waits for the end of this backward
+        self._is_queued = False
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            for name, parameter in parameters.items()
+        ]
+
+    def _accumulated(self, name: str, _: Tensor) -> None:
+        self.refuse()
+        self.begun = True
+        if self.exchange is None or not self.enabled:
+            return
+        self.is_open = True
+        if not self._is_queued:
+            self._is_queued = True
+            Variable._execution_engine.queue_callback(self._over)
+        self.exchange.ready(self.state, name)
+
+    def _over(self) -> None:
+        self._is_queued = False
+        assert self.exchange is not None, "only a slot queues callbacks"
+        if not self.is_open:
+            return
+        if not self.exchange.complete(self.state) and _inside_another_backward():
+            # Reentrant checkpointing: outer blocks' hooks are still to come, and queue us again.
+            return
+        self.join()
+
+    def join(self) -> None:
+        """Finish the exchange of this backward, with zeros for what this rank does not have."""
+        assert self.exchange is not None, "only a slot is joined"
+        self.is_open = False
+        self.exchanged = True
+        with self.heartbeat.verb("step") if self.heartbeat else nullcontext():
+            self.exchange.finish(self.state)
+
+    def stepped(self) -> None:
+        """The step is over: the next backward is a new one."""
+        if self.is_open:
+            raise ValueError(
+                "the last backward did not finish its exchange: reentrant checkpointing together "
+                "with parameters that this rank did not use; checkpoint with use_reentrant=False"
+            )
+        self.begun = self.exchanged = False
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def is_watched(parameter: Tensor) -> bool:
+    """Whether a replica has its hook on this parameter."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    owners = [getattr(getattr(h, "func", None), "__self__", None) for h in hooks.values()]
+    return any(isinstance(owner, BackwardWatch) for owner in owners)
+
+
+def _inside_another_backward() -> bool:
+    """Whether a Python autograd function called the backward that is just ending."""
+    frame = currentframe()
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False

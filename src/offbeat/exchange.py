@@ -1,0 +1,192 @@
+"""The two moments of a training step at which replicas can talk, and what fills them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from offbeat.collectives import all_gather, wire_device
+from offbeat.groups import Axis, Group, Groups, Links
+
+State = TypeVar("State")
+Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where a slot works: the trainable parameters, and the groups over which to exchange.
+
+    ``group`` joins this rank with its partners; it is None on a rank that only receives, which
+    happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
+    flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
+    a node puts one model on the wire.
+    """
+
+    parameters: Mapping[str, Tensor]
+    groups: Groups
+    axis: Axis
+    group: Group | None
+    inside: Group | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    scaler: torch.amp.GradScaler | None = None
+
+    @classmethod
+    def on(
+        cls,
+        axis: Axis,
+        links: Links,
+        parameters: Mapping[str, Tensor],
+        optimizers: tuple[torch.optim.Optimizer, ...] = (),
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> "Site":
+        """Open the groups of a slot that works over ``axis``; all ranks must call."""
+        group = links.open(axis)
+        inside = links.open("local") if axis == "node" else None
+        return cls(parameters, links.groups, axis, group, inside, optimizers, scaler)
+
+    @property
+    def size(self) -> int:
+        """The number of participants: ranks, or nodes where a node is one participant."""
+        if self.axis == "node":
+            return len(self.groups.nodes)
+        return len(self.groups.members(self.axis, self.groups.local_rank))
+
+    @property
+    def rank(self) -> int:
+        """This participant's number."""
+        if self.axis == "node":
+            return self.groups.node
+        return self.groups.members(self.axis, 0).index(self.groups.rank)
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the flat tensors are cut."""
+        return self.groups.slices if self.axis == "node" else 1
+
+    @property
+    def chunks(self) -> int:
+        """How many slices of room :meth:`gather` needs."""
+        return self.inside.size if self.inside is not None else 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where flat tensors must live so that they can be sent."""
+        home = next(iter(self.parameters.values())).device
+        groups = [group for group in (self.group, self.inside) if group is not None]
+        return wire_device(groups[0], home) if groups else home
+
+    def slice(self, flat: Tensor) -> Tensor:
+        """The part of a flat tensor that this rank exchanges."""
+        if self.inside is None:
+            return flat
+        return flat.view(self.chunks, -1)[self.inside.rank]
+
+    def gather(self, flat: Sequence[Tensor]) -> None:
+        """Complete flat tensors from the slices of the node's ranks, in place."""
+        if self.inside is not None:
+            for handle in [all_gather(f, self.slice(f), self.inside) for f in flat]:
+                handle.wait()
+
+
+class GradientExchange(ABC, Generic[State]):
+    """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns.
+
+    An exchange is an immutable description; what it knows about one replica is its ``State``.
+    Subclasses are final: compose, do not inherit further.
+    """
+
+    over: Literal["world", "local"]
+
+    @abstractmethod
+    def init(self, site: Site) -> State:
+        """Prepare the buffers; all ranks call, once."""
+
+    @abstractmethod
+    def ready(self, state: State, name: str) -> None:
+        """The gradient of parameter ``name`` has been accumulated; called once per backward."""
+
+    @abstractmethod
+    def complete(self, state: State) -> bool:
+        """Whether every parameter was ready since the last :meth:`finish`."""
+
+    @abstractmethod
+    def finish(self, state: State) -> None:
+        """Backward is over: exchange what is left, wait, and put the result into ``.grad``."""
+
+    @abstractmethod
+    def save(self, state: State) -> Saved:
+        """What a resumed run needs to go on bit for bit; no communication."""
+
+    @abstractmethod
+    def load(self, state: State, saved: Saved) -> None:
+        """Take over what :meth:`save` returned."""
+
+
+class ParameterExchange(ABC, Generic[State]):
+    """Combines parameters after the optimizer has stepped.
+
+    An exchange is an immutable description; what it knows about one replica is its ``State``.
+    Subclasses are final: compose, do not inherit further.
+    """
+
+    over: Literal["world", "node"]
+
+    @abstractmethod
+    def init(self, site: Site) -> State:
+        """Prepare the buffers; all ranks call, once, when all parameters are equal."""
+
+    @abstractmethod
+    def step(self, state: State, step: int) -> None:
+        """The optimizer has stepped, after ``step`` earlier steps: exchange if it is time."""
+
+    @abstractmethod
+    def mass(self, state: State) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """This participant's part of the average, with what is in flight to it.
+
+        Returns flat numerators (scratch that the caller may overwrite), their named views and
+        the weight: the replicas' average is the sum of numerators over the sum of weights.
+        """
+
+    @abstractmethod
+    def settle(self, state: State) -> None:
+        """Every replica was set to the average: forget what came before."""
+
+    @abstractmethod
+    def staleness(self, state: State, step: int) -> int:
+        """Steps since the newest parameters received from others were sent."""
+
+    @abstractmethod
+    def save(self, state: State) -> Saved:
+        """What a resumed run needs to go on bit for bit; no communication."""
+
+    @abstractmethod
+    def load(self, state: State, saved: Saved) -> None:
+        """Take over what :meth:`save` returned."""
+
+
+@final
+@dataclass(frozen=True)
+class Algorithm:
+    """A method: what fills the two slots. Made by a recipe, or by hand.
+
+    >>> from offbeat.gradients import Mean
+    >>> from offbeat.parameters import Average
+    >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
+    Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node'))
+    """
+
+    gradients: GradientExchange[Any] | None = None
+    parameters: ParameterExchange[Any] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Refuse what is not an exchange, with the fix."""
+        for slot, kind in (("gradients", GradientExchange), ("parameters", ParameterExchange)):
+            filling = getattr(self, slot)
+            if filling is not None and not isinstance(filling, kind):
+                raise ValueError(
+                    f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
+                    f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
+                )

@@ -1,0 +1,93 @@
+"""Named tensors laid out in a few flat ones, so that a model travels as one message."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lives: ``flat[section][offset : offset + prod(shape)]``."""
+
+    section: int
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of named tensors in flat sections, one section for each dtype.
+
+    Every section's length is a multiple of ``slices`` and is followed by room for ``chunks``
+    chunks of one slice each, so that ``chunks`` ranks can gather ``slices`` slices in place.
+    Memory: the tensors' own bytes plus less than ``slices`` elements a section.
+
+    >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, slices=3)
+    >>> layout.places["b"], layout.numels
+    (Place(section=0, offset=6, shape=(2,)), (9,))
+    >>> flat = layout.empty("cpu")
+    >>> pack(layout.views(flat).values(), [torch.ones(2, 3), torch.ones(2)])
+    >>> flat[0][:8].sum()
+    tensor(8.)
+    """
+
+    places: Mapping[str, Place]
+    dtypes: tuple[torch.dtype, ...]
+    numels: tuple[int, ...]
+    slices: int = 1
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], slices: int = 1) -> "Layout":
+        """The layout of ``tensors``: the same on all ranks that hold the same names and shapes."""
+        dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
+        ends = [0] * len(dtypes)
+        places = {}
+        for name, tensor in tensors.items():
+            section = dtypes.index(tensor.dtype)
+            places[name] = Place(section, ends[section], tuple(tensor.shape))
+            ends[section] += tensor.numel()
+        return cls(places, dtypes, tuple(-(-end // slices) * slices for end in ends), slices)
+
+    def empty(self, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
+        """Zeroed flat sections with room for ``chunks`` slices (at least the layout's own)."""
+        room = max(self.slices, chunks)
+        return [
+            torch.zeros(numel // self.slices * room, dtype=dtype, device=device)
+            for dtype, numel in zip(self.dtypes, self.numels, strict=True)
+        ]
+
+    def views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
+        """``flat`` seen as the named tensors; no copy."""
+        return {
+            name: flat[place.section][place.offset :][: prod(place.shape)].view(place.shape)
+            for name, place in self.places.items()
+        }
+
+
+def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Copy ``tensors`` over ``into``, pair by pair: one pass over memory, casting on the way.
+
+    Packs when ``into`` are the views of a :class:`Layout`, unpacks when ``tensors`` are.
+    """
+    torch._foreach_copy_(list(into), list(tensors))
+
+
+def partition(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
+    """Consecutive runs of items, each of at most ``capacity`` bytes (or one larger item).
+
+    The first run is capped at ``first`` bytes, so that a message leaves early in backward.
+
+    >>> partition([1, 1, 3, 2, 2, 9], capacity=4, first=2)
+    [range(0, 2), range(2, 3), range(3, 5), range(5, 6)]
+    """
+    runs: list[range] = []
+    start, held = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and held + size > (capacity if runs else first):
+            runs.append(range(start, index))
+            start, held = index, 0
+        held += size
+    return [*runs, range(start, len(sizes))] if sizes else []

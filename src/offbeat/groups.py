@@ -1,0 +1,214 @@
+"""Which rank sits on which node, and the process groups that follow from it."""
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
+
+from offbeat.heartbeat import Heartbeat
+from offbeat.meter import Meter
+
+Axis = Literal["world", "node", "local"]
+Opener = Callable[[tuple[int, ...], str], ProcessGroup]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The layout of a world: ``nodes[i]`` lists the ranks on node i, which may be unequal.
+
+    Give it to ``replicate(mesh=...)`` to describe nodes yourself. It opens no connection until
+    then, and every replica opens its own.
+
+    >>> groups = Groups(rank=2, nodes=((0, 1), (2,)), store=dist.HashStore(), opener=None)
+    >>> groups.size, groups.local_rank, groups.slices, groups.members("node", 0)
+    (3, 0, 1, (0, 2))
+    """
+
+    rank: int
+    nodes: tuple[tuple[int, ...], ...]
+    store: Store
+    opener: Opener | None
+
+    @classmethod
+    def of(cls, nodes: Sequence[Sequence[int]]) -> "Groups":
+        """These nodes, in the running world of ``torch.distributed``."""
+        _require_world()
+        layout = tuple(tuple(node) for node in nodes)
+        ranks = sorted(itertools.chain(*layout))
+        if len(set(ranks)) < len(ranks) or dist.get_rank() not in ranks or () in layout:
+            raise ValueError(
+                f"nodes {layout} do not place rank {dist.get_rank()} exactly once; "
+                "list every rank in one node, for example ((0, 1), (2,))"
+            )
+        store = dist.distributed_c10d._get_default_group().get_group_store()
+        prefix = f"offbeat/{ranks[0]}-{ranks[-1]}"
+        return cls(dist.get_rank(), layout, PrefixStore(prefix, store), _new_group)
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh) -> "Groups":
+        """A DeviceMesh with the axes ``("node", "local")``."""
+        if mesh.mesh_dim_names != ("node", "local"):
+            raise ValueError(
+                f"the mesh has the axes {mesh.mesh_dim_names}, expected ('node', 'local'); make "
+                "it with init_device_mesh(device, (nodes, ranks_per_node), "
+                "mesh_dim_names=('node', 'local'))"
+            )
+        return cls.of(mesh.mesh.tolist())
+
+    @classmethod
+    def discover(cls) -> "Groups":
+        """What the ranks say of themselves: one node for each host they name.
+
+        The host is the launcher's ``GROUP_RANK`` where torchrun sets it and the host name
+        elsewhere. One small all-gather through the store; all ranks must call.
+        """
+        _require_world()
+        mine = os.environ.get("GROUP_RANK") or socket.gethostname()
+        store = dist.distributed_c10d._get_default_group().get_group_store()
+        # Counted per rank, not waited for: a second discovery must not read the first one's names.
+        turn = store.add(f"offbeat/discoveries/{dist.get_rank()}", 1)
+        here = PrefixStore(f"offbeat/discover/{turn}", store)
+        here.set(str(dist.get_rank()), mine)
+        hosts = here.multi_get([str(rank) for rank in range(dist.get_world_size())])
+        nodes: dict[bytes, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            nodes.setdefault(host, []).append(rank)
+        return cls.of(list(nodes.values()))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of this world, ascending."""
+        return tuple(sorted(itertools.chain(*self.nodes)))
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @cached_property
+    def node(self) -> int:
+        """The number of this rank's node."""
+        return next(i for i, node in enumerate(self.nodes) if self.rank in node)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place in its node."""
+        return self.nodes[self.node].index(self.rank)
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices a model is cut between nodes: the smallest node's size."""
+        return min(len(node) for node in self.nodes)
+
+    def members(self, axis: Axis, local_rank: int) -> tuple[int, ...]:
+        """The ranks that the rank at ``local_rank`` of this node meets on ``axis``."""
+        if axis == "world":
+            return self.ranks
+        if axis == "local":
+            return self.nodes[self.node]
+        return tuple(node[local_rank] for node in self.nodes) if local_rank < self.slices else ()
+
+
+@dataclass(eq=False)
+class Group:
+    """A process group whose waits end, and whose bytes are counted.
+
+    ``ranks`` are the members' ranks in the world, in group order.
+    """
+
+    process_group: ProcessGroup
+    ranks: tuple[int, ...]
+    axis: Axis
+    heartbeat: Heartbeat
+    meter: Meter
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.process_group.rank()
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    def backend(self, device: torch.device | str) -> str:
+        """The name of the backend that carries tensors on ``device``; "" where there is none."""
+        device = torch.device(torch.device(device).type)
+        if device not in self.process_group._device_types:
+            return ""
+        return str(self.process_group._get_backend(device).name())
+
+    @cached_property
+    def lane(self) -> ThreadPoolExecutor:
+        """The one thread that runs this group's longer exchanges, in the order submitted.
+
+        One thread, never two: all ranks must launch a group's operations in the same order.
+        """
+        return ThreadPoolExecutor(1, thread_name_prefix=f"offbeat-{self.axis}")
+
+
+@dataclass(eq=False)
+class Links:
+    """The process groups of one replica: opened on demand, guarded and closed together."""
+
+    groups: Groups
+    name: str
+    heartbeat: Heartbeat
+    meter: Meter
+    opened: list[Group] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @classmethod
+    def connect(cls, groups: Groups) -> "Links":
+        """Start a replica's heartbeat under a name that all its ranks derive alike."""
+        # Ranks attach their replicas in the same order, so their counts agree.
+        number = groups.store.add(f"attached/{groups.rank}", 1)
+        store = PrefixStore(str(number), groups.store)
+        return cls(groups, str(number), Heartbeat(store, groups.rank, groups.ranks), Meter())
+
+    def open(self, axis: Axis) -> Group | None:
+        """A new group over ``axis``; None where this rank would be alone in it or has no part."""
+        number = next(self.numbers)  # counted even where this rank has no part: names must agree
+        members = self.groups.members(axis, self.groups.local_rank)
+        if len(members) < 2:
+            return None
+        assert self.groups.opener is not None, "a layout without an opener cannot connect"
+        process_group = self.groups.opener(members, f"offbeat/{self.name}/{axis}{number}")
+        self.heartbeat.guard(process_group)
+        group = Group(process_group, members, axis, self.heartbeat, self.meter)
+        self.opened.append(group)
+        return group
+
+    def close(self) -> None:
+        """End the heartbeat, the lanes and the groups."""
+        self.heartbeat.stop()
+        for group in self.opened:
+            if "lane" in vars(group):
+                group.lane.shutdown()
+            if self.groups.opener is _new_group and dist.is_initialized():
+                dist.destroy_process_group(group.process_group)
+        self.opened.clear()
+
+
+def _new_group(ranks: tuple[int, ...], name: str) -> ProcessGroup:
+    # Only members take part, so that ranks with other local sizes open other groups.
+    group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
+    assert isinstance(group, ProcessGroup), "a member gets its group"
+    return group
+
+
+def _require_world() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(
+            "no process group: torch.distributed is not initialized; call "
+            "torch.distributed.init_process_group() first and start with torchrun"
+        )

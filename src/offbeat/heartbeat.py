@@ -1,0 +1,227 @@
+"""Every wait ends: a sign of life from each rank, and one verdict when something is wrong.
+
+Gloo's own error names a socket at best, and only at a neighbour of the lost rank; everybody else
+would wait for ever. So each rank keeps a heartbeat in the store, with what it is doing. A rank
+whose wait lasts looks at the others' and writes the first fault it finds into the store; all
+ranks then end their waits with that same verdict.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroup, Store
+
+BEAT = 1.0  # seconds between two signs of life
+SILENT_AFTER = 15.0  # seconds without a sign of life until a rank counts as lost
+BROKEN_AFTER = 5.0  # the same, once a connection has broken
+
+
+class PeerLost(RuntimeError):
+    """A rank of the world has died or left; raised alike on all survivors."""
+
+
+class Heartbeat:
+    """This rank's sign of life, and its watch over the others while it waits.
+
+    ``phase`` is the number of calls to collective verbs so far and the verb this rank is in
+    ("step", "finish", ...), or "" between calls. Extra memory: none. Traffic: one small write a
+    second, and one small read a second while a wait lasts longer than that.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: tuple[int, ...]) -> None:
+        """Start beating as ``rank`` of the world's ``ranks``."""
+        # A store's client serves one caller at a time: a clone keeps our beat out of the way of
+        # somebody's blocking get.
+        self._store = PrefixStore("heartbeat", store.clone())
+        self.rank, self.ranks = rank, ranks
+        self.phase: tuple[int, str] = (0, "")
+        self._groups: list[ProcessGroup] = []
+        self._waiting_since: float | None = None
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._verdict: Exception | None = None
+        self._stop = threading.Event()
+        self._count = 0
+        self._beat()
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), self._stop), name="offbeat-heartbeat", daemon=True
+        )
+        self._thread.start()
+        # A daemon thread that wakes up inside a finalizing interpreter aborts the process.
+        self._finalizer = weakref.finalize(self, _join, self._stop, self._thread)
+
+    def guard(self, group: ProcessGroup) -> None:
+        """End the waits on ``group`` too when there is a verdict."""
+        self._groups.append(group)
+
+    @contextlib.contextmanager
+    def verb(self, name: str) -> Iterator[None]:
+        """Tell the others that this rank is in the collective call ``name``."""
+        self.phase = (self.phase[0], name)
+        try:
+            yield
+        finally:
+            self.phase = (self.phase[0], "")
+
+    def next_call(self) -> None:
+        """One more collective verb is done; all ranks must have called the same one."""
+        self.phase = (self.phase[0] + 1, "")
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Watch the others during a wait; its error becomes the verdict all ranks agree on."""
+        if self._verdict is not None:
+            raise self._verdict
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._explain(error) from error
+        finally:
+            self._waiting_since = None
+
+    def condemn(self, error: Exception) -> Exception:
+        """Publish ``error`` as everyone's verdict, unless another came first; return the verdict."""
+        kind = "user" if isinstance(error, ValueError) else "lost"
+        said = json.dumps({"kind": kind, "text": str(error)})
+        with contextlib.suppress(RuntimeError):  # the store is gone: our own verdict must do
+            said = self._store.compare_set("verdict", "", said).decode()
+        verdict = json.loads(said)
+        cls = ValueError if verdict["kind"] == "user" else PeerLost
+        self._verdict = cls(verdict["text"])
+        return self._verdict
+
+    def stop(self) -> None:
+        """Say goodbye and end the thread."""
+        if self._stop.is_set():
+            return
+        self._finalizer()
+        self.phase = (self.phase[0], "left")
+        with contextlib.suppress(RuntimeError):
+            self._beat()
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._store.set(f"rank{self.rank}", json.dumps([self._count, *self.phase]))
+
+    def _tick(self) -> None:
+        try:
+            self._beat()
+            since = self._waiting_since
+            if since is not None and time.monotonic() - since > BEAT:
+                self._judge(since, SILENT_AFTER)
+        except RuntimeError as error:
+            self._verdict = PeerLost(_store_is_gone(error))
+        if self._verdict is not None and self._waiting_since is not None:
+            for group in self._groups:
+                _end_waits(group)
+
+    def _judge(self, since: float, patience: float) -> None:
+        """Look at everyone's heartbeat once, and condemn the first fault."""
+        if self._store.check(["verdict"]):
+            self.condemn(PeerLost("unreachable: a verdict stands already"))
+            return
+        now = time.monotonic()
+        # A rank that has not attached yet has no key, and asking for it would block.
+        others = [rank for rank in self.ranks if self._store.check([f"rank{rank}"])]
+        beats = self._store.multi_get([f"rank{rank}" for rank in others])
+        for rank, beat in zip(others, beats, strict=True):
+            if rank == self.rank:
+                continue
+            if self._seen.get(rank, (b"", 0.0))[0] != beat:
+                self._seen[rank] = (beat, now)
+            silence = now - max(self._seen[rank][1], since)
+            fault = self._fault(rank, json.loads(beat)[1:], silence, patience, now - since)
+            if fault is not None:
+                self.condemn(fault)
+                return
+
+    def _fault(
+        self, rank: int, phase: list[object], silence: float, patience: float, waited: float
+    ) -> Exception | None:
+        (calls, verb), mine = (int(str(phase[0])), str(phase[1])), self.phase
+        if verb == "left":
+            if calls <= mine[0] or waited > patience:
+                return PeerLost(
+                    f"rank {rank} has left (detach) after {calls} calls, while rank {self.rank} "
+                    f"waits in {_call(mine)}; call detach() on all ranks after the same step"
+                )
+        elif silence > patience:
+            return PeerLost(
+                f"rank {rank} is lost: no sign of life for {silence:.0f} s; it was in "
+                f"{_call((calls, verb))}. Look at the end of its log, then start again from the "
+                "last checkpoint"
+            )
+        elif verb and mine[1] and calls == mine[0] and verb != mine[1]:
+            return ValueError(
+                f"rank {rank} is in {_call((calls, verb))}, but rank {self.rank} is in "
+                f"{_call(mine)}; all ranks must make the same calls in the same order"
+            )
+        elif mine[1] not in ("", "step") and calls > mine[0] and waited > patience:
+            # Nobody passes a call of the whole world without us, unless it made another one.
+            return ValueError(
+                f"rank {rank} has gone on to call {calls}, but rank {self.rank} is in "
+                f"{_call(mine)}; all ranks must make the same calls in the same order"
+            )
+        return None
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Find out why a wait ended in an error; ask the heartbeats until one tells."""
+        since = time.monotonic()
+        while self._verdict is None and time.monotonic() - since < SILENT_AFTER + 2 * BEAT:
+            try:
+                self._judge(since, BROKEN_AFTER)
+            except RuntimeError as gone:
+                self._verdict = PeerLost(_store_is_gone(gone))
+            self._stop.wait(0.2)
+        return self._verdict or self.condemn(
+            PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
+        )
+
+
+def _run(beat: "weakref.ref[Heartbeat]", stop: threading.Event) -> None:
+    # Holds the heartbeat weakly, so that a replica nobody refers to any more can go.
+    while not stop.wait(BEAT):
+        heartbeat = beat()
+        if heartbeat is None:
+            return
+        heartbeat._tick()
+        del heartbeat
+
+
+def _join(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    if thread is not threading.current_thread():
+        thread.join(timeout=5.0)
+
+
+def _call(phase: tuple[int, str]) -> str:
+    return f"{phase[1] or 'its own code'} (call {phase[0]})"
+
+
+def _store_is_gone(error: RuntimeError) -> str:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return f"the launcher is lost: it hosts the store, which no longer answers ({error})"
+    return f"rank 0 is lost: it hosts the store, which no longer answers ({error})"
+
+
+def _end_waits(group: ProcessGroup) -> None:
+    """Make every pending wait on ``group`` raise.
+
+    ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
+    all pairs of the group, and with them all its waits: so we let one time out on purpose.
+    """
+    for device in group._device_types:
+        with contextlib.suppress(RuntimeError):
+            if group._get_backend(device).name() != "gloo":
+                group.abort()
+            elif device.type == "cpu":
+                neighbour = (group.rank() + 1) % group.size()
+                work = group.recv([torch.empty(1)], neighbour, 2**30)
+                work.wait(timedelta(milliseconds=1))

@@ -1,0 +1,30 @@
+"""What one replica has sent and how long it has waited."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Meter:
+    """Counters that every exchange adds to; :mod:`offbeat.telemetry` reads them.
+
+    ``bytes_sent`` is what leaves this rank, per axis ("world", "node" between nodes, "local"
+    inside one): collectives count what their ring sends. ``seconds_stalled`` is the time the
+    host spent blocked in waits of the training loop; waits on CUDA order streams instead.
+    """
+
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    messages: int = 0
+    seconds_stalled: float = 0.0
+
+    def sent(self, axis: str, count: int, messages: int = 1) -> None:
+        """Count one launched exchange."""
+        self.bytes_sent[axis] = self.bytes_sent.get(axis, 0) + count
+        self.messages += messages
+
+    def totals(self) -> dict[str, float]:
+        """The counters as plain numbers."""
+        return {
+            "bytes_sent": sum(self.bytes_sent.values()),
+            "messages": self.messages,
+            "seconds_stalled": self.seconds_stalled,
+        }

@@ -1,0 +1,6 @@
+"""Floor 3: what fills the parameters slot, one final class a file."""
+
+from offbeat.parameters.average import Average
+from offbeat.parameters.push_sum import PushSum
+
+__all__ = ["Average", "PushSum"]

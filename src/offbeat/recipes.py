@@ -1,0 +1,118 @@
+"""Methods by name: constructors only, each line says what fills which slot."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from offbeat.exchange import Algorithm
+from offbeat.gradients import Mean
+from offbeat.parameters import Average, PushSum
+from offbeat.topology import OnePeerExponential, Ring, Topology
+
+Within = Literal["local"] | None
+
+
+def ddp(wire: Literal["bf16"] | None = None, bucket_mb: float = 25.0) -> Algorithm:
+    """Mean gradients of all ranks in every backward: the baseline.
+
+    See :class:`offbeat.gradients.Mean`.
+
+    >>> ddp(wire="bf16").parameters is None
+    True
+    """
+    return Algorithm(gradients=Mean(wire=wire, bucket_mb=bucket_mb))
+
+
+def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
+    """Train apart, average the parameters every ``every`` steps.
+
+    With ``within="local"`` gradients are averaged inside each node in every backward, and the
+    nodes are what is averaged. See :class:`offbeat.parameters.Average`.
+
+    >>> local_sgd(every=4).parameters.every
+    4
+    """
+    return Algorithm(_inside(within), Average(every=every, over=_between(within)))
+
+
+def sgp(
+    topology: Topology | Literal["exponential", "ring"] = "exponential", within: Within = None
+) -> Algorithm:
+    """Stochastic Gradient Push: after every step send a share of oneself to a few peers.
+
+    ``topology`` is "exponential" (one peer, changing), "ring", or a :class:`offbeat.Topology` of
+    your own. With ``within="local"`` gradients are averaged inside each node and the nodes
+    gossip. See :class:`offbeat.parameters.PushSum`.
+
+    >>> sgp("ring").parameters.topology
+    Ring()
+    """
+    return Algorithm(_inside(within), PushSum(_graph(topology), over=_between(within)))
+
+
+RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp)
+
+
+def algorithm(text: str) -> Algorithm:
+    """The algorithm that a command line names: a recipe with literal arguments.
+
+    Raises ``ValueError`` with the valid names for an unknown recipe or argument.
+
+    >>> algorithm("local_sgd(every=4)") == local_sgd(every=4)
+    True
+    >>> algorithm("ddp") == ddp()
+    True
+    """
+    recipes = {recipe.__name__: recipe for recipe in RECIPES}
+    name, args, kwargs = _parse(text)
+    if name not in recipes:
+        raise ValueError(
+            f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"
+        )
+    signature = inspect.signature(recipes[name])
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{text!r}: {error}; expected {name}({', '.join(map(str, signature.parameters.values()))})"
+        ) from None
+    return recipes[name](*args, **kwargs)
+
+
+def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, [], {}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
+            if len(keywords) == len(call.keywords):
+                return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
+    except (SyntaxError, ValueError):
+        pass
+    raise ValueError(
+        f"cannot read the algorithm {text!r}; expected a recipe with literal arguments, "
+        "for example \"local_sgd(every=8)\""
+    )
+
+
+def _inside(within: Within) -> Mean | None:
+    if within not in (None, "local"):
+        raise ValueError(f"within={within!r}, expected None or 'local' (the ranks of a node)")
+    return Mean(over="local") if within == "local" else None
+
+
+def _between(within: Within) -> Literal["world", "node"]:
+    return "node" if within == "local" else "world"
+
+
+def _graph(topology: Topology | str) -> Topology:
+    if isinstance(topology, Topology):
+        return topology
+    named: dict[str, Topology] = {"exponential": OnePeerExponential(), "ring": Ring()}
+    if topology not in named:
+        raise ValueError(
+            f"topology={topology!r}, expected one of {', '.join(map(repr, named))} or a Topology"
+        )
+    return named[topology]

@@ -1,0 +1,338 @@
+"""A model that trains together with its copies on other ranks."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.optim import Optimizer
+
+from offbeat import attach, checkpoint
+from offbeat.backward import BackwardWatch
+from offbeat.collectives import gather_numbers
+from offbeat.consensus import average_buffers, average_parameters, consensus_distance
+from offbeat.exchange import Algorithm, Saved, Site
+from offbeat.functional import pack
+from offbeat.groups import Group, Groups, Links
+from offbeat.meter import Meter
+from offbeat.telemetry import Telemetry
+
+
+def replicate(
+    model: nn.Module,
+    algorithm: Algorithm,
+    *,
+    mesh: DeviceMesh | Groups | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> "Replica":
+    """Attach ``model`` to its copies on all other ranks, in place: nothing is wrapped.
+
+    Checks that all ranks hold the same model (names, shapes, dtypes, what is frozen) and the
+    same algorithm, and copies rank 0's parameters and buffers to everyone. All ranks must call.
+
+    Args:
+        model: any module with trainable, dense parameters on one device.
+        algorithm: what :func:`offbeat.sgp` and the other recipes return.
+        mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
+            :class:`offbeat.Groups`; without one the ranks tell each other.
+        optimizer: read by methods that depend on the learning rate; no present recipe does.
+        scaler: read by methods that depend on the loss scale; no present recipe does.
+
+    Raises:
+        ValueError: the same on all ranks, if anything differs between them or cannot be
+            exchanged, or if there is no process group.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
+            "offbeat.sgp() or offbeat.algorithm('sgp')"
+        )
+    groups = _layout(mesh)
+    links = Links.connect(groups) if groups.size > 1 else None
+    control = links.open("world") if links else None
+    try:
+        mine = attach.fingerprint(model, algorithm, groups.nodes)
+        attach.agree(mine, attach.fault(model), control)
+        attach.equalize(model, control)
+        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
+        return Replica(model, algorithm, groups, links, control, given, scaler)
+    except BaseException:
+        if links:
+            links.close()
+        raise
+
+
+class Replica:
+    """This rank's copy of the model, as :func:`replicate` returns it.
+
+    Parameters are a valid model at any moment outside our own calls. ``step``, ``finish``,
+    ``consensus``, ``consensus_distance`` and ``load_state_dict`` are for all ranks to call, in
+    the same order; the others are this rank's own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm,
+        groups: Groups,
+        links: Links | None,
+        control: Group | None,
+        optimizers: tuple[Optimizer, ...],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """Fill the slots; use :func:`replicate`."""
+        self.model, self.algorithm, self.groups = model, algorithm, groups
+        self.steps = 0
+        self.settled = True  # no step since all replicas were equal
+        self.notes: list[str] = []
+        self._links, self._control = links, control
+        self._parameters = attach.trainable(model)
+        self._traits = _traits(model)
+        self.gradients_state = self._fill("gradients", optimizers, scaler)
+        self.parameters_state = self._fill("parameters", optimizers, scaler)
+        self._site = self._average_site()
+        self._telemetry = Telemetry(links.meter if links else Meter())
+        self._closed: str | None = None
+        self._installed: Any = None
+        self._watch = BackwardWatch(
+            self._parameters,
+            *self.slot("gradients"),
+            self._refuse,
+            links.heartbeat if links else None,
+        )
+
+    def step(self) -> None:
+        """The optimizer has stepped: exchange parameters if the algorithm says so.
+
+        Once per optimizer step on every rank, whatever the optimizer did. Raises ``ValueError``
+        if parameters were replaced, frozen, unfrozen, cast or moved since ``replicate``.
+        """
+        self._refuse()
+        with self._calling("step"):
+            self._check_parameters()
+            self._join_backward()
+            staleness = 0
+            exchange, state = self.slot("parameters")
+            if exchange is not None:
+                with torch.no_grad():
+                    exchange.step(state, self.steps)
+                staleness = exchange.staleness(state, self.steps + 1)
+            self._watch.stepped()
+        self.steps += 1
+        self.settled = False
+        self._telemetry.stepped(staleness)
+
+    def set_requires_sync(self, requires_sync: bool) -> None:
+        """Whether the next backward exchanges gradients: False for all but the last micro-batch.
+
+        A later exchange covers everything accumulated since the last one. The parameters slot
+        does not care.
+        """
+        self._watch.enabled = bool(requires_sync)
+
+    def finish(self) -> None:
+        """Merge what is in flight and set every replica to the average, buffers too.
+
+        Before the last evaluation or save; training may go on. All ranks call. Float buffers are
+        averaged, others come from the first rank.
+        """
+        self._refuse()
+        with self._calling("finish"):
+            self._agree_on_steps("finish")
+            self._average()
+            exchange, state = self.slot("parameters")
+            if exchange is not None:
+                exchange.settle(state)
+        self._watch.begun = self._watch.exchanged = False
+        self.settled = True
+
+    @contextmanager
+    def consensus(self) -> Iterator[nn.Module]:
+        """Show the average model inside the block, then give this rank's own parameters back.
+
+        All ranks enter; training goes on as if nothing had happened. Extra memory inside the
+        block: one model.
+        """
+        self._refuse()
+        shown = [*self._parameters.values(), *self.model.buffers()]
+        own = [tensor.detach().clone() for tensor in shown]
+        with self._calling("consensus"):
+            self._agree_on_steps("consensus")
+            self._average()
+        self._closed = "inside consensus(): leave the block first"
+        try:
+            yield self.model
+        finally:
+            self._closed = None
+            with torch.no_grad():
+                pack(shown, own)
+
+    def consensus_distance(self) -> dict[str, float]:
+        """How far the replicas are apart; see :func:`offbeat.consensus.consensus_distance`."""
+        self._refuse()
+        with self._calling("consensus_distance"):
+            return consensus_distance(self._parameters, self._control)
+
+    def install(self, optimizer: Optimizer) -> None:
+        """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
+
+        One optimizer. Not for ``GradScaler``: it skips steps, on one rank perhaps, and the others
+        would wait; call ``step()`` yourself there.
+        """
+        self._refuse()
+        if not isinstance(optimizer, Optimizer) or self._installed is not None:
+            raise ValueError(
+                f"install() got {type(optimizer).__name__}, after "
+                f"{0 if self._installed is None else 1} earlier call; it takes one "
+                "torch.optim.Optimizer, once; with several optimizers call step() yourself"
+            )
+        self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
+
+    def state_dict(self) -> Saved:
+        """All that a resumed run needs of this rank, under the key ``rank<r>``; starts no
+        communication.
+
+        Between a ``step()`` and the next backward. Save it on every rank: with ``torch.save`` to
+        one file a rank, or with ``torch.distributed.checkpoint`` to one folder.
+        """
+        self._refuse()
+        if self._watch.begun:
+            raise ValueError(
+                "state_dict() was called after a backward that no step() followed; save right "
+                "after replica.step(), when gradients are spent"
+            )
+        return checkpoint.save(self)
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """Go on where the saved run stopped, bit for bit; all ranks call, after ``replicate``."""
+        self._refuse()
+        with self._calling("load_state_dict"):
+            checkpoint.load(self, saved, self._control)
+            self._agree_on_steps("load_state_dict")
+        self._watch.begun = self._watch.exchanged = False
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes sent, messages, seconds stalled and staleness: of the last step and in total."""
+        return {
+            "algorithm": repr(self.algorithm),
+            "rank": self.groups.rank,
+            "size": self.groups.size,
+            "step": self.steps,
+            "notes": list(self.notes),
+            **self._telemetry.stats(),
+        }
+
+    def detach(self) -> None:
+        """Remove every hook, thread and group; the model stays as it is. Twice does nothing."""
+        if self._closed == _DETACHED:
+            return
+        self._closed = _DETACHED
+        self._watch.remove()
+        if self._installed is not None:
+            self._installed.remove()
+        if self._links is not None:
+            self._links.close()
+
+    def slot(self, name: str) -> tuple[Any, Any]:
+        """The exchange in the slot "gradients" or "parameters" and its state, if it is in use."""
+        state = getattr(self, f"{name}_state")
+        return (getattr(self.algorithm, name), state) if state is not None else (None, None)
+
+    def _fill(self, slot: str, optimizers: tuple[Optimizer, ...], scaler: Any) -> Any:
+        exchange = getattr(self.algorithm, slot)
+        if exchange is None:
+            return None
+        if self._links is not None:
+            site = Site.on(exchange.over, self._links, self._parameters, optimizers, scaler)
+            if site.size > 1:
+                return exchange.init(site)
+        self.notes.append(f"the {slot} slot has nobody to exchange with: {exchange} does nothing")
+        return None
+
+    def _average_site(self) -> Site | None:
+        """Between whom ``finish`` averages: the participants of the parameters slot, or all."""
+        if self.parameters_state is not None:
+            site: Site = self.parameters_state.site
+            return site
+        return Site.on("world", self._links, self._parameters) if self._links else None
+
+    def _average(self) -> None:
+        if self._site is None:
+            return
+        with torch.no_grad():
+            average_parameters(*self.slot("parameters"), self._site)
+            average_buffers(list(self.model.buffers()), self._control)
+
+    @contextmanager
+    def _calling(self, verb: str) -> Iterator[None]:
+        """Tell the other ranks which collective call this rank is in."""
+        if self._links is None:
+            yield
+            return
+        with self._links.heartbeat.verb(verb):
+            yield
+        self._links.heartbeat.next_call()
+
+    def _agree_on_steps(self, verb: str) -> None:
+        if self._control is None:
+            return
+        steps = [int(k) for (k,) in gather_numbers([self.steps], self._control)]
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"{verb}() was called after different numbers of steps: {steps} by rank; call "
+                "step() equally often on all ranks"
+            )
+
+    def _join_backward(self) -> None:
+        """Take part, with zeros, in the exchange of a backward that this rank did not run."""
+        watch = self._watch
+        if self.gradients_state is None or not watch.enabled or watch.exchanged or watch.is_open:
+            return
+        had = {name: p.grad for name, p in self._parameters.items()}
+        watch.join()
+        for name, parameter in self._parameters.items():
+            parameter.grad = had[name]  # too late for this step, and wrong for the next one
+        note = "a step() without a backward: this rank gave zeros and missed the others' update"
+        if note not in self.notes:
+            self.notes.append(note)
+            warnings.warn(f"rank {self.groups.rank}: {note}", RuntimeWarning, stacklevel=3)
+
+    def _check_parameters(self) -> None:
+        now = _traits(self.model)
+        if now == self._traits:
+            return
+        names = [name for name, trait in {**self._traits, **now}.items()
+                 if (self._traits.get(name), now.get(name)) != (trait, trait)]
+        fault = ValueError(
+            f"rank {self.groups.rank}: parameters {names[:3]} were replaced, added, removed, frozen, "
+            "unfrozen, cast or moved since replicate(); call finish() and detach() before such a "
+            "change and replicate() again after it"
+        )
+        raise self._links.heartbeat.condemn(fault) if self._links else fault
+
+    def _refuse(self) -> None:
+        if self._closed is not None:
+            raise ValueError(f"this replica cannot be used {self._closed}")
+
+
+_DETACHED = "after detach(): call replicate() again"
+
+
+def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
+    if mesh is None:
+        return Groups.discover()
+    if isinstance(mesh, Groups):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return Groups.from_mesh(mesh)
+    raise ValueError(
+        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.Groups"
+    )
+
+
+def _traits(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype, torch.device]]:
+    return {n: (id(p), p.requires_grad, p.dtype, p.device) for n, p in model.named_parameters()}

@@ -1,0 +1,135 @@
+"""Worlds of threads: real collectives and real messages in one process, in milliseconds."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+from torch.optim import SGD, Optimizer
+
+from offbeat.exchange import Algorithm
+from offbeat.groups import Groups
+from offbeat.replica import replicate
+
+Result = TypeVar("Result")
+Snapshot = dict[str, Tensor]
+
+
+class ThreadWorld:
+    """``size`` ranks as threads of this process, with real Gloo groups over loopback.
+
+    ``nodes`` says who sits with whom; by default every rank is a node of its own.
+
+    >>> world = ThreadWorld(3)
+    >>> world.run(lambda groups: groups.rank)
+    [0, 1, 2]
+    """
+
+    def __init__(self, size: int = 0, nodes: Sequence[Sequence[int]] | None = None) -> None:
+        """Lay out ``size`` ranks, or the ranks of ``nodes``."""
+        self.nodes = tuple(map(tuple, nodes or [(rank,) for rank in range(size)]))
+        self.size = sum(map(len, self.nodes))
+        self._store = HashStore()
+
+    def groups(self, rank: int) -> Groups:
+        """What to pass as ``replicate(mesh=...)`` on ``rank``."""
+
+        def opener(members: tuple[int, ...], name: str) -> ProcessGroup:
+            return _gloo(PrefixStore(f"{name}/{members}", self._store), rank, members)
+
+        return Groups(rank, self.nodes, self._store, opener)
+
+    def run(self, work: Callable[[Groups], Result], timeout: float = 60.0) -> list[Result]:
+        """Call ``work`` on every rank at once; results by rank, or the first rank's error.
+
+        Raises ``TimeoutError`` that names the ranks that did not come back in ``timeout`` s.
+        """
+        results: dict[int, Result] = {}
+        errors: dict[int, BaseException] = {}
+
+        def rank_main(rank: int) -> None:
+            try:
+                results[rank] = work(self.groups(rank))
+            except BaseException as error:
+                errors[rank] = error
+
+        threads = [threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(self.size)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + timeout
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if errors:
+            first = min(errors)
+            errors[first].add_note(f"raised on rank {first}; ranks {sorted(errors)} raised")
+            raise errors[first]
+        stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+        if stuck:
+            raise TimeoutError(f"ranks {stuck} did not come back within {timeout:.0f} s")
+        return [results[rank] for rank in range(self.size)]
+
+
+def simulate(
+    algorithm: Algorithm,
+    model: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    *,
+    steps: int,
+    size: int = 0,
+    nodes: Sequence[Sequence[int]] | None = None,
+    optimizer: Callable[[Any], Optimizer] = lambda parameters: SGD(parameters, lr=0.1),
+    delay: Callable[[int, int], float] = lambda rank, step: 0.0,
+) -> list[list[Snapshot]]:
+    """Train ``size`` virtual workers; returns parameters by rank and step, the start first.
+
+    ``loss(model, rank, step)`` is each worker's own; ``delay(rank, step)`` seconds are slept
+    before its backward, to shake the order in which ranks arrive.
+
+    >>> from offbeat import ddp
+    >>> torch.nn.init.constant_((line := nn.Linear(1, 1, bias=False)).weight, 1.0) is line.weight
+    True
+    >>> import copy
+    >>> runs = simulate(ddp(), lambda: copy.deepcopy(line), steps=1, size=2,
+    ...                 loss=lambda model, rank, step: model(torch.ones(1)).sum() * rank)
+    >>> [run[-1]["weight"].item() for run in runs]  # 1 - 0.1 * (0 + 1) / 2
+    [0.949999988079071, 0.949999988079071]
+    """
+
+    def worker(groups: Groups) -> list[Snapshot]:
+        own = model()
+        replica = replicate(own, algorithm, mesh=groups)
+        inner = optimizer(own.parameters())
+        trajectory = [snapshot(own)]
+        for step in range(steps):
+            time.sleep(delay(groups.rank, step))
+            loss(own, groups.rank, step).backward()
+            inner.step()
+            inner.zero_grad()
+            replica.step()
+            trajectory.append(snapshot(own))
+        replica.detach()
+        return trajectory
+
+    return ThreadWorld(size, nodes).run(worker)
+
+
+def snapshot(model: nn.Module) -> Snapshot:
+    """A copy of all parameters by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _gloo(store: Store, rank: int, members: tuple[int, ...]) -> ProcessGroup:
+    # The raw Gloo class lacks the single-tensor collectives: wrap it as torch.distributed does.
+    place = members.index(rank)
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=60)
+    gloo = ProcessGroupGloo(store, place, len(members), options)
+    group = ProcessGroup(store, place, len(members))
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    return group

@@ -1,0 +1,167 @@
+"""With whom to gossip: directed graphs that may change from one exchange to the next."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import isclose
+from typing import NamedTuple, final
+
+import numpy as np
+
+
+class Peers(NamedTuple):
+    """One participant's part in one exchange.
+
+    ``send`` pairs a receiver with the share of the mass it gets, ``receive`` lists the senders,
+    ``keep`` is the share that stays; the shares sum to one (column-stochastic).
+    """
+
+    send: tuple[tuple[int, float], ...]
+    receive: tuple[int, ...]
+    keep: float
+
+
+class Topology(ABC):
+    """A graph for every exchange, known to all participants without talking.
+
+    Write your own by answering two questions; :func:`validate` tells what is wrong with it.
+
+    >>> class Star(Topology):  # everyone talks to participant 0 and back: irregular
+    ...     def peers(self, rank, size, index):
+    ...         others = tuple(range(1, size))
+    ...         if rank == 0:
+    ...             return Peers(tuple((i, 1 / size) for i in others), others, 1 / size)
+    ...         return Peers(((0, 0.5),), (0,), 0.5)
+    ...     def period(self, size):
+    ...         return 1
+    >>> validate(Star(), 4)
+    >>> keeps_weights(Star(), 4)
+    False
+    """
+
+    @abstractmethod
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        """Whom ``rank`` of ``size`` meets in the exchange with number ``index``."""
+
+    @abstractmethod
+    def period(self, size: int) -> int:
+        """After how many exchanges the graphs repeat."""
+
+
+@final
+@dataclass(frozen=True)
+class OnePeerExponential(Topology):
+    """One message per exchange, to the peer ``2^(index mod ceil(log2 n))`` places ahead.
+
+    Averages exactly within one period when the size is a power of two (Assran et al. 2019,
+    section 3 and appendix A). Sends one model per participant and exchange.
+
+    >>> [OnePeerExponential().peers(0, 8, index).send for index in range(3)]
+    [((1, 0.5),), ((2, 0.5),), ((4, 0.5),)]
+    """
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        """Half to one peer, half stays."""
+        hop = 2 ** (index % self.period(size))
+        return Peers((((rank + hop) % size, 0.5),), ((rank - hop) % size,), 0.5)
+
+    def period(self, size: int) -> int:
+        """The ceiling of log2(size)."""
+        return max(1, (size - 1).bit_length())
+
+
+@final
+@dataclass(frozen=True)
+class Ring(Topology):
+    """Both neighbours on a ring, equal shares; with two participants, each other.
+
+    Sends two models per participant and exchange. Mixes slowly in large worlds: the error
+    shrinks by about ``1 - 13 / n^2`` per exchange.
+
+    >>> Ring().peers(0, 5, index=0)
+    Peers(send=((4, 0.3333333333333333), (1, 0.3333333333333333)), receive=(4, 1), keep=0.3333333333333333)
+    """
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        """Equal shares for the neighbours and oneself."""
+        near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
+        share = 1 / (len(near) + 1)
+        return Peers(tuple((peer, share) for peer in near), near, share)
+
+    def period(self, size: int) -> int:
+        """One: the ring does not change."""
+        return 1
+
+
+def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
+    """The column-stochastic matrix P of one exchange: ``P[i, j]`` of j's mass goes to i.
+
+    >>> mixing_matrix(OnePeerExponential(), 2, 0)
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+    matrix = np.zeros((size, size))
+    for rank in range(size):
+        peers = topology.peers(rank, size, index)
+        matrix[rank, rank] += peers.keep
+        for receiver, share in peers.send:
+            matrix[receiver, rank] += share
+    return matrix
+
+
+def keeps_weights(topology: Topology, size: int) -> bool:
+    """Whether every push-sum weight stays 1, because rows sum to one in every exchange."""
+    period = topology.period(size)
+    rows = [mixing_matrix(topology, size, index).sum(axis=1) for index in range(period)]
+    return bool(np.allclose(rows, 1.0, rtol=0, atol=1e-12))
+
+
+def validate(topology: Topology, size: int) -> None:
+    """Check that push-sum on these graphs moves all mass and reaches everyone.
+
+    Raises ``ValueError`` for a self-edge, a peer outside the world or named twice, shares that
+    do not sum to one, a send without its receive, or a union of graphs in which some
+    participant never hears of another.
+    """
+    union = np.zeros((size, size), dtype=bool)
+    for index in range(topology.period(size)):
+        graph = [topology.peers(rank, size, index) for rank in range(size)]
+        for rank, peers in enumerate(graph):
+            _check_shares(rank, peers, size, f"{topology} at size {size}, exchange {index}")
+        _check_pairs(graph, f"{topology} at size {size}, exchange {index}")
+        union |= mixing_matrix(topology, size, index) > 0
+    reach = union
+    for _ in range(size.bit_length()):  # paths of 1, 2, 4, ... edges
+        reach = reach.astype(float) @ reach > 0
+    if not reach.all():
+        deaf, silent = np.argwhere(~reach)[0]
+        raise ValueError(
+            f"{topology} at size {size}: participant {deaf} never hears of participant {silent}, "
+            "so they cannot agree; add edges until the union over one period is strongly connected"
+        )
+
+
+def _check_shares(rank: int, peers: Peers, size: int, where: str) -> None:
+    receivers = [receiver for receiver, _ in peers.send]
+    for peer in (*receivers, *peers.receive):
+        if peer == rank:
+            raise ValueError(
+                f"{where}: participant {rank} lists itself as a peer; what stays is `keep`"
+            )
+        if not 0 <= peer < size:
+            raise ValueError(f"{where}: participant {rank} lists peer {peer}, expected 0..{size - 1}")
+    if len(set(receivers)) < len(receivers) or len(set(peers.receive)) < len(peers.receive):
+        raise ValueError(f"{where}: participant {rank} lists a peer twice; merge the two shares")
+    shares = (peers.keep, *(share for _, share in peers.send))
+    if not isclose(sum(shares), 1.0, abs_tol=1e-12) or min(shares) <= 0:
+        raise ValueError(
+            f"{where}: participant {rank} splits its mass into {shares} (its own share first); "
+            "expected positive shares with a sum of 1, so that no mass is lost"
+        )
+
+
+def _check_pairs(graph: list[Peers], where: str) -> None:
+    sent = {(rank, to) for rank, peers in enumerate(graph) for to, _ in peers.send}
+    expected = {(source, rank) for rank, peers in enumerate(graph) for source in peers.receive}
+    for source, to in sorted(sent ^ expected):
+        fault = "no receive for it" if (source, to) in sent else "no send for it"
+        raise ValueError(f"{where}: the edge {source} -> {to} has {fault}; list it on both sides")

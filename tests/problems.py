@@ -1,0 +1,57 @@
+"""Small problems whose gradients are known in closed form, for torch and for numpy."""
+
+import numpy as np
+import torch
+from reference.participants import Array
+from torch import Tensor, nn
+
+RANKS, DIMENSION = 8, 9
+_random = np.random.default_rng(0)
+OPTIMA: Array = _random.normal(size=(RANKS, DIMENSION))
+CURVATURES: Array = _random.uniform(0.5, 1.5, size=(RANKS, DIMENSION))
+START: Array = _random.normal(size=DIMENSION)
+
+
+class Quadratic(nn.Module):
+    """``0.5 sum c_r (x - o_r)^2`` with an optimum and a curvature for each rank.
+
+    Two parameters of different shape and one that is frozen, so that layouts matter.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        start = torch.tensor(START, dtype=dtype)
+        self.matrix = nn.Parameter(start[:6].view(2, 3).clone())
+        self.frozen = nn.Parameter(torch.ones(2, dtype=dtype), requires_grad=False)
+        self.vector = nn.Parameter(start[6:].clone())
+        self.register_buffer("mean", torch.zeros(2, dtype=dtype))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rank: int) -> Tensor:
+        x = torch.cat([self.matrix.view(-1), self.vector])
+        curvature = torch.tensor(CURVATURES[rank], dtype=x.dtype)
+        return 0.5 * (curvature * (x - torch.tensor(OPTIMA[rank], dtype=x.dtype)) ** 2).sum()
+
+
+def loss(model: nn.Module, rank: int, step: int) -> Tensor:
+    """What :func:`offbeat.testing.simulate` asks for."""
+    result: Tensor = model(rank)
+    return result
+
+
+def gradient(rank: int, z: Array, step: int) -> Array:
+    """The same gradient for the references."""
+    result: Array = CURVATURES[rank] * (z - OPTIMA[rank])
+    return result
+
+
+def flat(snapshot: dict[str, Tensor]) -> Array:
+    """A snapshot of the trainable parameters as one vector."""
+    parts = [snapshot[name].reshape(-1).double().numpy() for name in ("matrix", "vector")]
+    return np.concatenate(parts)
+
+
+def optimum(ranks: int) -> Array:
+    """Where the sum of the first ``ranks`` losses is smallest."""
+    result: Array = (CURVATURES * OPTIMA)[:ranks].sum(0) / CURVATURES[:ranks].sum(0)
+    return result

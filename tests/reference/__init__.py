@@ -1,0 +1,1 @@
+"""Plain numpy float64 references, written from the specification alone: no torch, no groups."""

@@ -1,0 +1,83 @@
+"""Push-sum averaging and Stochastic Gradient Push (Assran et al. 2019).
+
+P is column-stochastic: P[i, j] is the share of j's mass that goes to i.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from reference.participants import (
+    Array,
+    Gradient,
+    Nodes,
+    mean_gradients,
+    participants,
+    per_rank,
+    start_rows,
+)
+from reference.sgd import SGD
+
+Matrix = Callable[[int, int], Array]  # (size, index = number of earlier sends) -> P
+
+
+def uniform_shares(size: int, peers: Callable[[int], set[int]]) -> Array:
+    """P[i, j] = 1 / |{j} + peers(j)| for i = j and every peer i of j, else 0."""
+    matrix = np.zeros((size, size))
+    for j in range(size):
+        targets = sorted({j} | peers(j))
+        matrix[targets, j] = 1 / len(targets)
+    return matrix
+
+
+def one_peer_exponential(size: int, index: int) -> Array:
+    """Rank j keeps 1/2 and sends 1/2 to j + 2^(index mod ceil(log2 n)) mod n."""
+    period = (size - 1).bit_length()  # ceil(log2 n) in integers
+    hop = 2 ** (index % period) if period else 0  # one rank alone keeps all
+    return uniform_shares(size, lambda j: {(j + hop) % size})
+
+
+def ring(size: int, index: int) -> Array:
+    """Rank j keeps as much as it sends to each of j-1 and j+1 mod n, the same at every index."""
+    return uniform_shares(size, lambda j: {(j - 1) % size, (j + 1) % size})
+
+
+def irregular(size: int, index: int) -> Array:
+    """Ring j -> j+1 with the chord 0 -> 2: from n = 3 on rows do not sum to 1, so w != 1."""
+    return uniform_shares(size, lambda j: {(j + 1) % size} | ({2 % size} if j == 0 else set()))
+
+
+def mix(matrix: Array, x: Array, w: Array) -> tuple[Array, Array]:
+    """One round: x_i = sum_j P[i, j] x_j and w_i = sum_j P[i, j] w_j."""
+    return matrix @ x, matrix @ w
+
+
+def sgp(
+    start: Array,
+    gradient: Gradient,
+    *,
+    matrix: Matrix,
+    nodes: Nodes,
+    steps: int,
+    lr: float,
+    momentum: float = 0.0,
+    within_local: bool = False,
+) -> tuple[Array, Array]:
+    """x = w z + (SGD(z) - z);  x, w = P x, P w;  z = x / w, sending at every step k.
+
+    Returns z, (steps+1, ranks, d), and w, (steps+1, ranks); ranks of one node repeat its w.
+    """
+    groups = participants(nodes, within_local)
+    optimizer = SGD(lr, momentum)
+    anchor = start_rows(start, groups)
+    w, velocity = np.ones(len(groups)), np.zeros_like(anchor)
+    models, weights = [anchor], [w]
+    for k in range(steps):
+        gradients = mean_gradients(gradient, groups, anchor, k)
+        after, velocity = optimizer.step(anchor, gradients, velocity)
+        x = w[:, None] * anchor + (after - anchor)
+        x, w = mix(matrix(len(groups), k), x, w)
+        anchor = x / w[:, None]
+        models.append(anchor)
+        weights.append(w)
+    return per_rank(models, groups), per_rank(weights, groups)

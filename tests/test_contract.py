@@ -1,0 +1,304 @@
+"""What every recipe promises, in worlds of threads with real Gloo groups."""
+
+import copy
+import io
+import random
+import threading
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from problems import DIMENSION, START, Quadratic, flat, gradient, loss, optimum
+from recipe_cases import CASES, Case, every_recipe
+from torch import nn
+from torch.optim import SGD, Adam
+
+import offbeat
+from offbeat.groups import Groups
+from offbeat.testing import ThreadWorld, simulate, snapshot
+
+LR, STEPS = 0.1, 20
+
+
+def sgd(parameters: Any) -> SGD:
+    return SGD(parameters, lr=LR, momentum=0.9)
+
+
+@every_recipe
+def test_world_of_one_is_plain_training(case: Case) -> None:
+    plain = Quadratic(torch.float32)
+    optimizer = Adam(plain.parameters(), lr=LR)
+    for _ in range(5):
+        loss(plain, 0, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (run,) = simulate(
+        case.algorithm,
+        lambda: Quadratic(torch.float32),
+        loss,
+        steps=5,
+        size=1,
+        optimizer=lambda parameters: Adam(parameters, lr=LR),
+    )
+    assert all(torch.equal(run[-1][name], p) for name, p in plain.named_parameters())
+
+
+@every_recipe
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_follows_the_reference(case: Case, size: int) -> None:
+    nodes = case.nodes(size)
+    runs = simulate(case.algorithm, Quadratic, loss, steps=STEPS, nodes=nodes, optimizer=sgd)
+    ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
+    theirs = case.reference(START, gradient, nodes=nodes, steps=STEPS, lr=LR, momentum=0.9)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=case.tolerance)
+
+
+@every_recipe
+def test_converges_although_every_rank_has_its_own_optimum(case: Case) -> None:
+    """With steps of 1/k every method reaches the optimum of the mean loss."""
+    size = 4
+    nodes = ((0, 1), (2, 3)) if case.hierarchical else case.nodes(size)
+
+    def worker(groups: Groups) -> np.ndarray:
+        model = Quadratic()
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        optimizer = SGD(model.parameters(), lr=1.0)
+        for k in range(400):
+            optimizer.param_groups[0]["lr"] = 1.0 / (k + 2)
+            loss(model, groups.rank, k).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.finish()
+        replica.detach()
+        return flat(snapshot(model))
+
+    for found in ThreadWorld(nodes=nodes).run(worker):
+        # 400 steps of 1/k leave about 1/400 of the start's distance.
+        np.testing.assert_allclose(found, optimum(size), atol=2e-2)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.mixes], ids=lambda c: c.text)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixing_conserves_the_mean_and_brings_ranks_together(
+    case: Case, dtype: torch.dtype
+) -> None:
+    size = 4
+    nodes = case.nodes(size)
+    heads = [node[0] for node in nodes]  # a node's ranks hold one model
+
+    def worker(groups: Groups) -> list[np.ndarray]:
+        model = Quadratic(dtype)
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        with torch.no_grad():
+            model.matrix += groups.node
+        seen = [flat(snapshot(model))]
+        for _ in range(12):
+            replica.step()
+            seen.append(flat(snapshot(model)))
+        replica.detach()
+        return seen
+
+    # A step without a backward is what mixing alone needs; Mean warns that it is unusual.
+    with pytest.warns() if case.hierarchical else nullcontext():
+        runs = np.array(ThreadWorld(nodes=nodes).run(worker))[heads]
+    # Each exchange rounds once: half a unit in the last place of numbers up to 4.
+    rounding = 12 * 4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(runs.mean(0)[0], runs.mean(0)[-1], atol=rounding)
+    assert np.ptp(runs[:, -1], axis=0).max() < 0.02 * np.ptp(runs[:, 0], axis=0).max() + rounding
+
+
+@every_recipe
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype) -> None:
+    def worker(groups: Groups) -> None:
+        model = Quadratic(dtype)
+        before = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        train(model, replica, groups.rank, SGD(model.parameters(), lr=LR), steps=2)
+        replica.finish()
+        after = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
+        assert list(after.items()) == list(before.items())
+        assert all(p.isfinite().all() for p in model.parameters())
+        replica.detach()
+
+    ThreadWorld(nodes=case.nodes(3)).run(worker)
+
+
+@every_recipe
+def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
+    def worker(groups: Groups) -> None:
+        model = Quadratic(torch.float32)
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        optimizer = Adam(model.parameters(), lr=LR)
+        train(model, replica, groups.rank, optimizer, steps=4)
+        model.mean += groups.rank
+        file = io.BytesIO()
+        parts = {"replica": replica, "model": model, "optimizer": optimizer}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+        train(model, replica, groups.rank, optimizer, steps=5)
+        replica.detach()
+
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        again = Quadratic(torch.float32)
+        again.load_state_dict(saved["model"])
+        resumed = offbeat.replicate(again, case.algorithm, mesh=groups)  # takes rank 0's model
+        resumed.load_state_dict(saved["replica"])
+        optimizer = Adam(again.parameters(), lr=LR)
+        optimizer.load_state_dict(saved["optimizer"])
+        assert torch.equal(again.mean, model.mean)
+        train(again, resumed, groups.rank, optimizer, steps=5)
+        assert resumed.steps == 9
+        resumed.detach()
+        for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+    ThreadWorld(nodes=case.nodes(5)).run(worker)
+
+
+@every_recipe
+def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
+    def worker(groups: Groups) -> dict[str, torch.Tensor]:
+        model = Quadratic(torch.float32)
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), steps=4)
+        model.mean += groups.rank
+        model.count += groups.rank + 7
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        with replica.consensus():
+            shown = {name: t.clone() for name, t in model.state_dict().items()}
+        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+        replica.finish()
+        assert all(torch.equal(t, shown[name]) for name, t in model.state_dict().items())
+        assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
+        train(model, replica, groups.rank, sgd(model.parameters()), steps=1)
+        replica.detach()
+        return shown
+
+    first, *others = ThreadWorld(nodes=case.nodes(4)).run(worker)
+    assert first["mean"].tolist() == [1.5, 1.5]
+    assert first["count"].item() == 7
+    for other in others:
+        assert all(torch.equal(t, first[name]) for name, t in other.items())
+
+
+@every_recipe
+def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
+    """As GradScaler does after an overflow on one rank."""
+
+    def worker(groups: Groups) -> np.ndarray:
+        model = Quadratic()
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        optimizer = SGD(model.parameters(), lr=LR)
+        for step in range(6):
+            loss(model, groups.rank, step).backward()
+            if not (groups.rank == 1 and step in (2, 3)):
+                optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.finish()
+        replica.detach()
+        return flat(snapshot(model))
+
+    found = ThreadWorld(nodes=case.nodes(3)).run(worker)
+    assert np.isfinite(found).all()
+    assert all((row == found[0]).all() for row in found)
+
+
+@every_recipe
+def test_micro_batches_equal_one_batch(case: Case) -> None:
+    def worker(groups: Groups, parts: int) -> np.ndarray:
+        model = Quadratic()
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        optimizer = sgd(model.parameters())
+        for step in range(4):
+            for part in range(parts):
+                replica.set_requires_sync(part == parts - 1)
+                (loss(model, groups.rank, step) / parts).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.detach()
+        return flat(snapshot(model))
+
+    world = ThreadWorld(nodes=case.nodes(3))
+    whole = world.run(lambda groups: worker(groups, parts=1))
+    split = world.run(lambda groups: worker(groups, parts=4))
+    # Quarters add up exactly in binary; the bf16 wire casts one sum either way.
+    np.testing.assert_allclose(split, whole, atol=1e-14)
+
+
+@every_recipe
+def test_detach_leaves_nothing_behind(case: Case) -> None:
+    before = threading.active_count()
+
+    def worker(groups: Groups) -> None:
+        model = Quadratic(torch.float32)
+        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        optimizer = SGD(model.parameters(), lr=LR)
+        replica.install(optimizer)
+        loss(model, groups.rank, 0).backward()
+        optimizer.step()
+        assert replica.steps == 1
+        replica.detach()
+        replica.detach()
+        optimizer.step()
+        loss(model, groups.rank, 0).backward()
+        assert replica.steps == 1
+        for parameter in model.parameters():
+            assert not parameter._post_accumulate_grad_hooks
+        with pytest.raises(ValueError, match="after detach"):
+            replica.step()
+        torch.save(model, io.BytesIO())
+        copy.deepcopy(model)
+
+    ThreadWorld(nodes=case.nodes(3)).run(worker)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+@every_recipe
+def test_delays_change_nothing(case: Case) -> None:
+    pauses = random.Random(1)
+    table = [[pauses.choice([0, 0, 0.01]) for _ in range(6)] for _ in range(4)]
+
+    def run(shaken: bool) -> np.ndarray:
+        runs = simulate(
+            case.algorithm,
+            lambda: Quadratic(torch.float32),
+            loss,
+            steps=6,
+            nodes=case.nodes(4),
+            delay=lambda rank, step: table[rank][step] if shaken else 0.0,
+        )
+        return np.array([flat(run[-1]) for run in runs])
+
+    np.testing.assert_array_equal(run(shaken=True), run(shaken=False))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.agrees], ids=lambda c: c.text)
+def test_ranks_hold_one_model_after_every_step(case: Case) -> None:
+    runs = simulate(case.algorithm, Quadratic, loss, steps=5, size=3, optimizer=sgd)
+    for step in range(6):
+        assert all(np.array_equal(flat(run[step]), flat(runs[0][step])) for run in runs)
+
+
+def train(
+    model: nn.Module, replica: offbeat.Replica, rank: int, optimizer: Any, steps: int
+) -> None:
+    for step in range(steps):
+        loss(model, rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+
+
+def test_the_problem_is_not_trivial() -> None:
+    assert np.abs(START - optimum(4)).max() > 0.5
+    assert START.shape == (DIMENSION,)
