@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from reference.participants import Array
 from torch import Tensor, nn
+
+from reference.participants import Array
 
 RANKS, DIMENSION = 8, 9
 _random = np.random.default_rng(0)

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import pytest
+
+import offbeat
 from reference.ddp import ddp
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
 from reference.push_sum import one_peer_exponential, ring, sgp
-
-import offbeat
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Case:
         if not self.hierarchical:
             return tuple((rank,) for rank in range(size))
         cut = [0, 1, *range(3, size, 3), size] if size > 2 else [0, 1, 2]
-        return tuple(tuple(range(a, b)) for a, b in zip(cut, cut[1:], strict=False) if b > a)
+        return tuple(tuple(range(a, b)) for a, b in pairwise(cut) if b > a)
 
 
 def _gossip(matrix: Callable[[int, int], Array], **more: object) -> Callable[..., Array]:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import DIMENSION, START, Quadratic, flat, gradient, loss, optimum
-from recipe_cases import CASES, Case, every_recipe
 from torch import nn
 from torch.optim import SGD, Adam
 
 import offbeat
 from offbeat.groups import Groups
 from offbeat.testing import ThreadWorld, simulate, snapshot
+from problems import DIMENSION, START, Quadratic, flat, gradient, loss, optimum
+from recipe_cases import CASES, Case, every_recipe
 
 LR, STEPS = 0.1, 20
 

@@ -83,7 +83,9 @@ def agree(mine: Fingerprint, fault: str | None, group: Group | None) -> None:
 
 def raise_alike(fault: str | None, group: Group | None) -> None:
     """Raise a ValueError on all ranks if any has a ``fault``, naming the first that has."""
-    faults = [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
+    faults = (
+        [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
+    )
     ranks = (None,) if group is None else group.ranks
     for rank, text in zip(ranks, faults, strict=True):
         if text:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ def recipes(
     Console().print(table)
 
 
-@app.command(epilog="Example: offbeat check \"local_sgd(every=4)\"")
+@app.command(epilog='Example: offbeat check "local_sgd(every=4)"')
 def check(text: Annotated[str, typer.Argument(help="An algorithm as on a command line.")]) -> None:
     """Say what an algorithm's text stands for; exit code 2 if it is not valid."""
     try:
@@ -66,7 +67,6 @@ def check(text: Annotated[str, typer.Argument(help="An algorithm as on a command
         raise typer.Exit(2) from None
 
 
-def _signature(recipe: object) -> str:
-    assert callable(recipe), "recipes are functions"
+def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:
     parameters = inspect.signature(recipe).parameters.values()
     return f"{recipe.__name__}({', '.join(f'{p.name}={p.default!r}' for p in parameters)})"

@@ -12,11 +12,13 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
   (169 ms against 227 where 150 are ideal).
 """
 
+import functools
 import struct
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -24,8 +26,21 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, Work
 
 from offbeat.groups import Group
 
+_Arguments = ParamSpec("_Arguments")
 PIECE = 2**20  # bytes of one point-to-point message
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
+
+
+def _watched(launch: Callable[_Arguments, "Handle"]) -> Callable[_Arguments, "Handle"]:
+    """Turn the error of a launch into the ranks' verdict: a lost peer may show here already."""
+
+    @functools.wraps(launch)
+    def launch_watched(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> "Handle":
+        group = next(arg for arg in args if isinstance(arg, Group))
+        with group.heartbeat.watching():
+            return launch(*args, **kwargs)
+
+    return launch_watched
 
 
 @dataclass(eq=False)
@@ -35,7 +50,7 @@ class Handle:
     group: Group
     works: list[Work] = field(default_factory=list)
     buffers: list[Tensor] = field(default_factory=list)
-    after: Callable[[], None] | None = None
+    after: Callable[[], object] | None = None
     future: "Future[None] | None" = None
 
     def wait(self) -> None:
@@ -44,7 +59,7 @@ class Handle:
         On CUDA with NCCL this orders the current stream after the exchange instead.
         """
         started = time.perf_counter()
-        with self.group.heartbeat.waiting():
+        with self.group.heartbeat.watching():
             self.join()
         self.group.meter.seconds_stalled += time.perf_counter() - started
 
@@ -59,15 +74,17 @@ class Handle:
         self.works, self.buffers, self.after, self.future = [], [], None, None
 
 
+@_watched
 def all_reduce(tensor: Tensor, group: Group) -> Handle:
     """Sum ``tensor`` over the group, in place. Sends 2 (n-1)/n of its bytes."""
     options = AllreduceOptions()
-    options.reduceOp = ReduceOp.SUM
+    options.reduceOp = ReduceOp(ReduceOp.SUM)
     work = group.process_group.allreduce([tensor], options)
     _count(group, 2 * (group.size - 1) * tensor.nbytes // group.size)
     return Handle(group, [work], [tensor])
 
 
+@_watched
 def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
     """Fill ``out`` (n * numel) with every member's ``tensor``. Sends (n-1) times its bytes.
 
@@ -80,6 +97,7 @@ def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
     return Handle(group, [work], [out, tensor])
 
 
+@_watched
 def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
     """Copy ``tensor`` from the member ``root``, in place. Each byte arrives once per member."""
     options = BroadcastOptions()
@@ -89,6 +107,7 @@ def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
     return Handle(group, [work], [tensor])
 
 
+@_watched
 def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Group) -> Handle:
     """Point-to-point messages in both directions at once, in pieces of 1 MiB.
 

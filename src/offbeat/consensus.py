@@ -60,7 +60,7 @@ def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) ->
         return {"mean": 0.0, "max": 0.0}
     total = sum(sketch(p.reshape(-1), seed) for seed, p in enumerate(parameters.values()))
     assert isinstance(total, Tensor), "a replica has parameters"
-    mean, largest = spread(torch.tensor(gather_numbers(total.tolist(), group)))
+    mean, largest = spread(torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64))
     return {"mean": mean, "max": largest}
 
 

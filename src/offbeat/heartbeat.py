@@ -39,7 +39,10 @@ class Heartbeat:
         """Start beating as ``rank`` of the world's ``ranks``."""
         # A store's client serves one caller at a time: a clone keeps our beat out of the way of
         # somebody's blocking get.
-        self._store = PrefixStore("heartbeat", store.clone())
+        self._store = PrefixStore(
+            "heartbeat",
+            store.clone(),  # type: ignore[attr-defined]  # missing in torch's stubs
+        )
         self.rank, self.ranks = rank, ranks
         self.phase: tuple[int, str] = (0, "")
         self._groups: list[ProcessGroup] = []
@@ -74,8 +77,8 @@ class Heartbeat:
         self.phase = (self.phase[0] + 1, "")
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Watch the others during a wait; its error becomes the verdict all ranks agree on."""
+    def watching(self) -> Iterator[None]:
+        """Watch the others during a launch or a wait; an error becomes the verdict of all ranks."""
         if self._verdict is not None:
             raise self._verdict
         self._waiting_since = time.monotonic()
@@ -87,7 +90,7 @@ class Heartbeat:
             self._waiting_since = None
 
     def condemn(self, error: Exception) -> Exception:
-        """Publish ``error`` as everyone's verdict, unless another came first; return the verdict."""
+        """Publish ``error`` as the verdict of all ranks, unless another came first."""
         kind = "user" if isinstance(error, ValueError) else "lost"
         said = json.dumps({"kind": kind, "text": str(error)})
         with contextlib.suppress(RuntimeError):  # the store is gone: our own verdict must do
@@ -154,9 +157,9 @@ class Heartbeat:
                 )
         elif silence > patience:
             return PeerLost(
-                f"rank {rank} is lost: no sign of life for {silence:.0f} s; it was in "
-                f"{_call((calls, verb))}. Look at the end of its log, then start again from the "
-                "last checkpoint"
+                f"rank {rank} is lost: no sign of life for {silence:.0f} s, last "
+                f"heard of in {_call((calls, verb))}. Look at the end of its log, then start again "
+                "from the last checkpoint"
             )
         elif verb and mine[1] and calls == mine[0] and verb != mine[1]:
             return ValueError(

@@ -75,7 +75,7 @@ def algorithm(text: str) -> Algorithm:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(
-            f"{text!r}: {error}; expected {name}({', '.join(map(str, signature.parameters.values()))})"
+            f"{text!r}: {error}; the arguments of {name} are {', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
 
@@ -93,7 +93,7 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         pass
     raise ValueError(
         f"cannot read the algorithm {text!r}; expected a recipe with literal arguments, "
-        "for example \"local_sgd(every=8)\""
+        'for example "local_sgd(every=8)"'
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
@@ -193,11 +193,10 @@ class Replica:
         self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
 
     def state_dict(self) -> Saved:
-        """All that a resumed run needs of this rank, under the key ``rank<r>``; starts no
-        communication.
+        """All that a resumed run needs of this rank, under the key ``rank<r>``.
 
-        Between a ``step()`` and the next backward. Save it on every rank: with ``torch.save`` to
-        one file a rank, or with ``torch.distributed.checkpoint`` to one folder.
+        Starts no communication. Between a ``step()`` and the next backward. Save it on every
+        rank: with ``torch.save`` to one file a rank, or with ``torch.distributed.checkpoint`` to one folder.
         """
         self._refuse()
         if self._watch.begun:
@@ -305,12 +304,15 @@ class Replica:
         now = _traits(self.model)
         if now == self._traits:
             return
-        names = [name for name, trait in {**self._traits, **now}.items()
-                 if (self._traits.get(name), now.get(name)) != (trait, trait)]
+        names = [
+            name
+            for name, trait in {**self._traits, **now}.items()
+            if (self._traits.get(name), now.get(name)) != (trait, trait)
+        ]
         fault = ValueError(
-            f"rank {self.groups.rank}: parameters {names[:3]} were replaced, added, removed, frozen, "
-            "unfrozen, cast or moved since replicate(); call finish() and detach() before such a "
-            "change and replicate() again after it"
+            f"rank {self.groups.rank}: parameters {names[:3]} were replaced, added, removed, "
+            "frozen, unfrozen, cast or moved since replicate(); call finish() and detach() before "
+            "such a change and replicate() again after it"
         )
         raise self._links.heartbeat.condemn(fault) if self._links else fault
 

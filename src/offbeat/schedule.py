@@ -2,9 +2,9 @@
 
 
 def due(step: int, every: int) -> bool:
-    """Whether an exchange that acts every ``every`` steps acts after ``step`` earlier ones.
+    r"""Whether an exchange that acts every ``every`` steps acts after ``step`` earlier ones.
 
-    .. math:: (k + 1) \\bmod every = 0
+    .. math:: (k + 1) \bmod every = 0
 
     >>> [step for step in range(8) if due(step, every=4)]
     [3, 7]

@@ -38,20 +38,21 @@ class Telemetry:
 
 
 class JsonLines:
-    """Appends one JSON object a call to a file.
+    r"""Appends one JSON object a call to a file.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
     >>> with JsonLines(path) as write:
     ...     write({"step": 1, "total": {"bytes_sent": 8}}, loss=0.5)
     >>> path.read_text()
-    '{"step": 1, "total": {"bytes_sent": 8}, "loss": 0.5}\\n'
+    '{"step": 1, "total": {"bytes_sent": 8}, "loss": 0.5}\n'
     """
 
     def __init__(self, path: str | Path) -> None:
         """Open ``path`` for appending; its folder is made."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = Path(path).open("a", buffering=1, encoding="utf-8")
+        # Open as long as this object is; line by line, so that a crash loses nothing.
+        self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, stats: Stats, **more: Any) -> None:
         """Write ``replica.stats()`` and whatever else belongs to this step."""

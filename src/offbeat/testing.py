@@ -57,7 +57,9 @@ class ThreadWorld:
             except BaseException as error:
                 errors[rank] = error
 
-        threads = [threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(self.size)]
+        threads = [
+            threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + timeout
@@ -93,8 +95,13 @@ def simulate(
     >>> torch.nn.init.constant_((line := nn.Linear(1, 1, bias=False)).weight, 1.0) is line.weight
     True
     >>> import copy
-    >>> runs = simulate(ddp(), lambda: copy.deepcopy(line), steps=1, size=2,
-    ...                 loss=lambda model, rank, step: model(torch.ones(1)).sum() * rank)
+    >>> runs = simulate(
+    ...     ddp(),
+    ...     lambda: copy.deepcopy(line),
+    ...     steps=1,
+    ...     size=2,
+    ...     loss=lambda model, rank, step: model(torch.ones(1)).sum() * rank,
+    ... )
     >>> [run[-1]["weight"].item() for run in runs]  # 1 - 0.1 * (0 + 1) / 2
     [0.949999988079071, 0.949999988079071]
     """
@@ -125,7 +132,7 @@ def snapshot(model: nn.Module) -> Snapshot:
 def _gloo(store: Store, rank: int, members: tuple[int, ...]) -> ProcessGroup:
     # The raw Gloo class lacks the single-tensor collectives: wrap it as torch.distributed does.
     place = members.index(rank)
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stubs
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=60)
     gloo = ProcessGroupGloo(store, place, len(members), options)

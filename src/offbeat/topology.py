@@ -31,6 +31,7 @@ class Topology(ABC):
     ...         if rank == 0:
     ...             return Peers(tuple((i, 1 / size) for i in others), others, 1 / size)
     ...         return Peers(((0, 0.5),), (0,), 0.5)
+    ...
     ...     def period(self, size):
     ...         return 1
     >>> validate(Star(), 4)
@@ -77,8 +78,8 @@ class Ring(Topology):
     Sends two models per participant and exchange. Mixes slowly in large worlds: the error
     shrinks by about ``1 - 13 / n^2`` per exchange.
 
-    >>> Ring().peers(0, 5, index=0)
-    Peers(send=((4, 0.3333333333333333), (1, 0.3333333333333333)), receive=(4, 1), keep=0.3333333333333333)
+    >>> Ring().peers(0, 4, index=0)
+    Peers(send=((3, 0.333...), (1, 0.333...)), receive=(3, 1), keep=0.333...)
     """
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
@@ -148,7 +149,9 @@ def _check_shares(rank: int, peers: Peers, size: int, where: str) -> None:
                 f"{where}: participant {rank} lists itself as a peer; what stays is `keep`"
             )
         if not 0 <= peer < size:
-            raise ValueError(f"{where}: participant {rank} lists peer {peer}, expected 0..{size - 1}")
+            raise ValueError(
+                f"{where}: participant {rank} lists peer {peer}, expected 0..{size - 1}"
+            )
     if len(set(receivers)) < len(receivers) or len(set(peers.receive)) < len(peers.receive):
         raise ValueError(f"{where}: participant {rank} lists a peer twice; merge the two shares")
     shares = (peers.keep, *(share for _, share in peers.send))

@@ -36,5 +36,6 @@ def spread(sketches: Tensor) -> tuple[float, float]:
     >>> spread(torch.tensor([[0.0, 3.0], [0.0, 1.0]]))
     (1.0, 1.0)
     """
-    distances = (sketches - sketches.mean(0)).norm(dim=1)
+    apart = sketches - sketches[0]  # exactly zero where replicas are equal
+    distances = (apart - apart.mean(0)).norm(dim=1)
     return float(distances.mean()), float(distances.max())

@@ -74,7 +74,7 @@ class Mean(GradientExchange[MeanState]):
     def init(self, site: Site) -> MeanState:
         """Buckets in reverse order of registration, until backward shows the real order."""
         assert site.group is not None, "a slot alone in its group is replaced by nothing"
-        state = MeanState(site, site.group, list(reversed(site.parameters)))
+        state = MeanState(site, site.group, list(site.parameters)[::-1])
         self._build(state)
         return state
 

@@ -1,6 +1,6 @@
 """Push-sum gossip: each participant sends a share of itself to its peers of the moment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import torch
@@ -10,6 +10,7 @@ from offbeat.collectives import broadcast, exchange
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, de_bias, mix, numerator, pack
 from offbeat.topology import OnePeerExponential, Peers, Topology, keeps_weights, validate
+
 
 @dataclass(eq=False)
 class PushSumState:
@@ -54,7 +55,7 @@ class PushSum(ParameterExchange[PushSumState]):
     whatever the optimizer did to the parameters.
     """
 
-    topology: Topology = OnePeerExponential()
+    topology: Topology = field(default_factory=OnePeerExponential)
     over: Literal["world", "node"] = "world"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,77 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Many small processes share the cores in tests and benchmarks: one thread each.
+export OMP_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# mkdocs-material announces its successor at every build otherwise.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: help setup test lint types format demo bench docs serve-docs clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
+		| while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+setup: $(READY)  ## create .venv with offbeat and the tools (PYTHON=... chooses)
+	@:
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "setup: offbeat needs Python 3.11 or newer; $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>&1 | grep ^Python || echo not there)." \
+			"Try: make setup PYTHON=python3.11" >&2; exit 1; }
+	@echo "setup: environment in $(VENV)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "setup: packages pinned in constraints.txt (a minute or more the first time)"
+	@set -o pipefail; n=0; $(BIN)/python -m pip install --progress-bar off --no-input \
+		-c constraints.txt -e '.[dev]' </dev/null 2>&1 | tee $(VENV)/setup.log \
+		| while read -r first rest; do case $$first in \
+			Collecting|Processing) n=$$((n + 1)); [ $$((n % 20)) -ne 0 ] || echo "setup: $$n packages found";; \
+			Installing) [ "$${rest%% *}" != collected ] || echo "setup: installing them";; \
+			ERROR:) echo "$$first $$rest" >&2;; \
+		esac; done \
+		|| { echo "setup: pip failed, its full output is in $(VENV)/setup.log" >&2; exit 1; }
+	@touch $@
+	@echo "setup: done"
+
+test: lint types  ## lint, types, tests and doctests (ARGS='-k name' chooses)
+	$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+lint: setup  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup  ## mypy, strict
+	$(BIN)/mypy
+
+format: setup  ## rewrite the code as lint wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: setup  ## run examples/demo.py
+	$(BIN)/python examples/demo.py
+
+bench: setup  ## run every script in bench/ (minutes each)
+# One that fails does not stop the others.
+	@failed=; for f in bench/*.py; do \
+		case $${f##*/} in _*) continue;; esac; \
+		echo "== $$f"; $(BIN)/python "$$f" || failed="$$failed $$f"; \
+	done; [ -z "$$failed" ] || { echo "bench: failed:$$failed" >&2; exit 1; }
+
+docs: setup  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+serve-docs: setup  ## show the documentation on localhost, rebuilt on change
+	$(BIN)/mkdocs serve
+
+clean:  ## remove caches and build outputs (.venv stays)
+	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

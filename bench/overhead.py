@@ -1,0 +1,201 @@
+"""What `replicate(ddp())` costs beside torch's DistributedDataParallel, step by step.
+
+Both train the same model in the same processes, in turns, so that whatever else the machine does
+hits both alike. CPU and Gloo, one thread a worker.
+
+python bench/overhead.py [--full]
+"""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import offbeat
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from char_gpt import CHARACTERS, GPT
+
+RESULTS = Path(__file__).parent / "results" / "overhead.json"
+ROUND_SECONDS = 0.5  # long against a barrier, short against the moods of a shared machine
+WARM_UP = 10  # steps
+WORKERS = (2, 4)
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds per step of both, one value a round."""
+
+    model: str
+    parameters: int
+    workers: int
+    steps_per_round: int
+    torch_ddp: list[float]
+    offbeat: list[float]
+
+    def ratio(self) -> float:
+        """offbeat's median over torch's: below 1 offbeat is faster."""
+        return float(np.median(self.offbeat) / np.median(self.torch_ddp))
+
+    def spread(self) -> tuple[float, float]:
+        """The smallest and the largest ratio of two neighbouring rounds."""
+        ratios = [ours / theirs for ours, theirs in zip(self.offbeat, self.torch_ddp, strict=True)]
+        return min(ratios), max(ratios)
+
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the ratio: pairs of rounds drawn again, with replacement."""
+        rounds = np.array([self.offbeat, self.torch_ddp])
+        draws = np.random.default_rng(0).integers(rounds.shape[1], size=(4000, rounds.shape[1]))
+        ours, theirs = np.median(rounds[:, draws], axis=2)
+        low, high = np.quantile(ours / theirs, (0.025, 0.975))
+        return float(low), float(high)
+
+
+def convolutional() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small net for 28 x 28 images, and a batch of noise."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+    return model, torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
+
+
+def transformer() -> tuple[nn.Module, Tensor, Tensor]:
+    """The GPT of the examples, and a batch of noise."""
+    model = nn.Sequential(GPT(width=128, depth=2, heads=4, context=64), nn.Flatten(0, 1))
+    tokens = torch.randint(len(CHARACTERS), (2, 8, 64))
+    return model, tokens[0], tokens[1].flatten()
+
+
+MODELS = {"conv": convolutional, "gpt": transformer}
+
+
+def trainer(
+    model: nn.Module, replica: offbeat.Replica | None, x: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """One training step of a model that is already attached."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if replica is not None:
+            replica.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], steps: int) -> float:
+    """Seconds per step of the slowest rank; all ranks start together."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    seconds = torch.tensor((time.perf_counter() - start) / steps, dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def compare(name: str, rounds: int) -> Result:
+    """Train both in turns."""
+    torch.manual_seed(0)
+    model, *_ = MODELS[name]()
+    torch.manual_seed(1 + dist.get_rank())
+    _, x, y = MODELS[name]()
+    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
+    replica = offbeat.replicate(ours, offbeat.ddp())
+    steps = {
+        "theirs": trainer(DistributedDataParallel(theirs), None, x, y),
+        "ours": trainer(ours, replica, x, y),
+    }
+    slowest = max([timed(step, WARM_UP) for step in steps.values()])
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg="the two must train alike")
+    count = max(1, round(ROUND_SECONDS / slowest))  # the same on all ranks, as the times are
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    quiet = dist.get_rank() > 0 or not console.is_terminal
+    for i in track(range(rounds), f"{name}, {dist.get_world_size()} workers", disable=quiet):
+        # Who goes first changes, so that a slow drift of the machine favours nobody.
+        for side in sorted(steps, reverse=i % 2 == 0):
+            times[side].append(timed(steps[side], count))
+    replica.detach()
+    parameters = sum(p.numel() for p in model.parameters())
+    return Result(name, parameters, dist.get_world_size(), count, times["theirs"], times["ours"])
+
+
+def work(rank: int, world: int, rounds: int, folder: str) -> None:
+    """One process: compare on every model; rank 0 leaves the results in the folder."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
+    results = [asdict(compare(name, rounds)) for name in MODELS]
+    if rank == 0:
+        Path(folder, "results.json").write_text(json.dumps(results), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def table(results: list[Result]) -> Table:
+    """One line a case."""
+    shown = Table(title="replicate(ddp()) beside torch's DistributedDataParallel, CPU and Gloo")
+    for heading in ("model", "workers", "torch DDP", "offbeat", "ratio", "95 %", "min - max"):
+        shown.add_column(heading, justify="left" if heading == "model" else "right")
+    for r in results:
+        milliseconds = [f"{np.median(t) * 1e3:.2f} ms" for t in (r.torch_ddp, r.offbeat)]
+        ranges = [f"{low:.3f} - {high:.3f}" for low, high in (r.interval(), r.spread())]
+        shown.add_row(r.model, str(r.workers), *milliseconds, f"{r.ratio():.3f}", *ranges)
+    return shown
+
+
+def save(results: list[Result], rounds: int, date: datetime) -> None:
+    """Write every round's time and what follows from them."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    cases = [
+        asdict(r) | {"ratio": r.ratio(), "interval_95": r.interval(), "min_max": r.spread()}
+        for r in results
+    ]
+    about = {"torch": torch.__version__, "cpu_count": os.cpu_count(), "rounds": rounds}
+    report = {"date": date.isoformat(timespec="seconds"), **about, "seconds_per_step": cases}
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Five times as many rounds.")] = False,
+) -> None:
+    """Compare on both models, with 2 and with 4 workers."""
+    rounds = 200 if full else 40
+    results: list[Result] = []
+    for world in WORKERS:
+        console.print(f"{world} workers: {rounds} rounds of each model")
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(work, (world, rounds, folder), nprocs=world)
+            found = json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))
+        results += [Result(**case) for case in found]
+    console.print(table(results))
+    save(results, rounds, datetime.now(UTC))
+    console.print(f"every round's times: {os.path.relpath(RESULTS)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

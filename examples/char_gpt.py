@@ -1,0 +1,120 @@
+"""Train a character-level GPT on Python's own standard library, alone (plain python) or in a team.
+
+torchrun --nproc-per-node 4 examples/char_gpt.py --algorithm "sgp()" --sample 300
+"""
+
+import argparse
+import string
+import sysconfig
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from journal import Journal
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import offbeat
+
+CHARACTERS = string.printable + "\N{REPLACEMENT CHARACTER}"  # the last stands for all others
+
+
+class GPT(nn.Module):
+    """Characters in, logits of the next character out."""
+
+    def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(len(CHARACTERS), width)
+        self.position = nn.Embedding(context, width)
+        kind = {"dropout": 0.0, "activation": "gelu", "norm_first": True, "batch_first": True}
+        layers = (nn.TransformerEncoderLayer(width, heads, 4 * width, **kind) for _ in range(depth))
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(CHARACTERS)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
+        for layer in self.layers:
+            x = layer(x, mask, is_causal=True)
+        return self.head(x)
+
+
+def read_corpus() -> list[Tensor]:
+    """Training and held-out text: the library's top-level modules, every tenth file held out."""
+    index, parts = {c: i for i, c in enumerate(CHARACTERS)}, (bytearray(), bytearray())
+    for i, path in enumerate(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        parts[i % 10 == 9].extend(index.get(c, len(index) - 1) for c in text)
+    return [torch.frombuffer(part, dtype=torch.uint8).long() for part in parts]
+
+
+def loss_of(model: nn.Module, text: Tensor, starts: Tensor, context: int) -> Tensor:
+    """Mean loss, in nats per character, over the windows of `text` that begin at `starts`."""
+    window = text[starts[:, None] + torch.arange(context + 1)].to(next(model.parameters()).device)
+    return cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+
+
+@torch.no_grad()
+def write_text(model: nn.Module, length: int, context: int, device: torch.device) -> str:
+    """`def` and `length` more characters, drawn from the model one at a time."""
+    tokens = torch.tensor([[CHARACTERS.index(c) for c in "def "]], device=device)
+    for _ in range(length):
+        chances = (model(tokens[:, -context:])[:, -1] / 0.7).softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1)], dim=1)
+    return "".join(CHARACTERS[i] for i in tokens[0])
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train, report, finish."""
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(**({} if dist.is_torchelastic_launched() else alone))
+    rank, world, device = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_node_local_rank(0))
+        torch.cuda.set_device(device)
+    torch.manual_seed(args.seed + rank)  # own data; the model will be rank 0's
+    model, replica = GPT(args.width, args.depth, args.heads, args.context).to(device), None
+    if args.algorithm == "torch-ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif args.algorithm != "none":
+        replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
+    train, heldout = read_corpus()
+    fixed = torch.linspace(0, len(heldout) - args.context - 1, 128).long()[rank::world]
+    journal = Journal(args, replica, lambda: loss_of(model, heldout, fixed, args.context))
+    for step in range(1, args.steps + 1):
+        starts = torch.randint(len(train) - args.context, (args.batch_size,))
+        loss = loss_of(model, train, starts, args.context)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if replica:
+            replica.step()
+        journal.after(step, loss)
+    if replica:
+        replica.finish()
+    if args.sample and rank == 0:
+        journal.write({"sample": write_text(model, args.sample, args.context, device)})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, value, text in (
+        ("algorithm", "ddp()", "an offbeat recipe; or torch-ddp, or none"),
+        ("steps", 1000, "optimizer steps"),
+        ("batch-size", 8, "windows of text per rank and step"),
+        ("context", 64, "characters per window"),
+        ("width", 128, "features of a character"),
+        ("depth", 2, "transformer layers"),
+        ("heads", 4, "attention heads per layer"),
+        ("lr", 1e-2, "highest learning rate"),
+        ("seed", 0, "random seed, to which the rank is added"),
+        ("report-every", 50, "steps between reports"),
+        ("out", "", "file for the reports as JSON lines"),
+        ("sample", 0, "characters of text to write at the end"),
+    ):
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
+    main(parser.parse_args())
