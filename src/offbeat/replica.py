@@ -195,8 +195,9 @@ class Replica:
     def state_dict(self) -> Saved:
         """All that a resumed run needs of this rank, under the key ``rank<r>``.
 
-        Starts no communication. Between a ``step()`` and the next backward. Save it on every
-        rank: with ``torch.save`` to one file a rank, or with ``torch.distributed.checkpoint`` to one folder.
+        Starts no communication. Call it between a ``step()`` and the next backward, on every
+        rank, and save with ``torch.save`` to one file a rank or with
+        ``torch.distributed.checkpoint`` to one folder.
         """
         self._refuse()
         if self._watch.begun:

@@ -1,0 +1,191 @@
+"""Real processes over real sockets: what threads cannot show."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import SGD
+
+import offbeat
+from problems import Quadratic, loss
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist, offbeat
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]))
+losses = []
+for step in range(40):
+    x = torch.randn(32, 5)
+    loss = (model(x).squeeze() - x.sum(1)).square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(); optimizer.zero_grad(); scheduler.step()
+    replica.step()
+    losses.append(loss.item())
+replica.finish()
+distance = replica.consensus_distance()
+if dist.get_rank() == 0:
+    print(json.dumps({"losses": losses, "distance": distance, **replica.stats()}))
+replica.detach()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [(2, "ddp(wire='bf16')"), (3, "sgp(within='local')"), (4, "sgp('ring')"), (4, "local_sgd(4)")],
+)
+def test_a_script_trains_under_torchrun(workers: int, text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, f"--nproc-per-node={workers}", str(script), text],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["step"] == 40
+    assert result["distance"] == {"mean": 0.0, "max": 0.0}
+    assert result["total"]["bytes_sent"] > 0
+    assert sum(result["losses"][-5:]) < 0.5 * sum(result["losses"][:5])
+
+
+class Spawned:
+    """A plain spawner: torchrun would end the survivors of a killed worker itself."""
+
+    def __init__(self, work: Any, size: int, *args: object) -> None:
+        """Start ``work(rank, results, *args)`` in ``size`` processes around one store."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        spawn = multiprocessing.get_context("spawn")
+        self.results = spawn.Queue()
+        self.processes = [
+            spawn.Process(target=_main, args=(work, rank, size, port, self.results, *args))
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def join(self, timeout: float) -> list[Any]:
+        """What the ranks that came back said; the others are killed."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for process in self.processes:
+            process.kill()
+        assert not late, f"ranks {late} did not end within {timeout} s"
+        said = []
+        while not self.results.empty():
+            said.append(self.results.get(timeout=5))
+        return said
+
+
+def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: object) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    work(rank, results, *args)
+    dist.destroy_process_group()
+
+
+def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int) -> None:
+    model = Quadratic()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    replica = offbeat.replicate(model, offbeat.algorithm(text))
+    error = "trained to the end"
+    try:
+        for step in range(5000):
+            if (rank, step) == (victim, at):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+    except offbeat.PeerLost as lost:
+        error = str(lost)
+    results.put((rank, error, time.time()))
+    # A survivor that lives on must not be what ends the others' waits.
+    time.sleep(1)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("text", ["ddp", "sgp"])
+def test_a_killed_rank_is_named_by_every_survivor(text: str) -> None:
+    victim, at = random.randrange(5), random.randrange(20)
+    print(f"{text}: rank {victim} dies at step {at}")
+    world = Spawned(_train_until_killed, 5, text, victim, at)
+    world.processes[victim].join(60)
+    died = time.time()
+    said = world.join(timeout=60)
+    assert sorted(rank for rank, _, _ in said) == [rank for rank in range(5) if rank != victim]
+    for rank, error, when in said:
+        assert f"rank {victim} is lost" in error, f"rank {rank} said: {error}"
+        assert when - died < 30
+
+
+def _save_and_resume(rank: int, results: Any, folder: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("node", "local"))
+
+    def fresh() -> tuple[Quadratic, SGD, offbeat.Replica]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, optimizer, offbeat.replicate(model, offbeat.sgp(), mesh=mesh)
+
+    def train(model: Quadratic, optimizer: SGD, replica: offbeat.Replica) -> None:
+        for step in range(3):
+            loss(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+
+    model, optimizer, replica = fresh()
+    train(model, optimizer, replica)
+    # Momentum differs per rank: it goes under the rank's key, like the replica's state.
+    momentum = {f"rank{rank}": optimizer.state_dict()["state"]}
+    dcp.save({"replica": replica, "momentum": momentum}, checkpoint_id=folder)
+    train(model, optimizer, replica)
+    replica.detach()
+
+    again, optimizer, resumed = fresh()
+    train(again, optimizer, resumed)  # so that there is state to load into; then lost
+    template = {f"rank{rank}": optimizer.state_dict()["state"]}
+    dcp.load({"replica": resumed, "momentum": template}, checkpoint_id=folder)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": template[f"rank{rank}"]})
+    train(again, optimizer, resumed)
+    equal = all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
+    )
+    resumed.detach()
+    results.put((rank, equal, resumed.steps))
+
+
+def test_resumes_bit_equal_through_distributed_checkpoint(tmp_path: Path) -> None:
+    said = Spawned(_save_and_resume, 2, str(tmp_path / "checkpoint")).join(timeout=60)
+    assert sorted(said) == [(0, True, 6), (1, True, 6)]

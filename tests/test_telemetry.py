@@ -1,0 +1,126 @@
+"""Numbers that people compare methods by must be right."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim import SGD
+
+import offbeat
+from offbeat.groups import Groups
+from offbeat.testing import ThreadWorld
+from problems import Quadratic, loss
+
+MODEL_BYTES = 9 * 8  # the trainable parameters of Quadratic in float64
+
+
+def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dict[str, object]]:
+    def worker(groups: Groups) -> dict[str, object]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        before = replica.stats()["total"]["bytes_sent"]
+        for step in range(steps):
+            loss(model, groups.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        stats = replica.stats()
+        stats["sent"] = stats["total"]["bytes_sent"] - before
+        replica.detach()
+        return stats
+
+    return ThreadWorld(size, nodes).run(worker)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "steps", "expected"),
+    [
+        # One model and a header of 16 bytes to each peer, whatever the size.
+        ("sgp", 5, 3, 3 * (MODEL_BYTES + 16)),
+        ("sgp('ring')", 5, 3, 3 * 2 * (MODEL_BYTES + 16)),
+        # A ring all-reduce sends 2 (n-1)/n of the model; one in three steps.
+        ("local_sgd(every=3)", 4, 6, 2 * 2 * 3 * MODEL_BYTES // 4),
+        # The same for gradients with their two flags, and once the order of readiness.
+        ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 2 * 8) // 4) + 2 * 8),
+    ],
+)
+def test_bytes_are_what_the_docstrings_say(text: str, size: int, steps: int, expected: int) -> None:
+    assert [stats["sent"] for stats in stats_of(text, size, steps)] == [expected] * size
+
+
+def test_a_node_puts_one_model_on_the_wire() -> None:
+    nodes = ((0, 1, 2), (3, 4, 5))
+    # Two steps; each of a node's three ranks sends its third, and a header, to one peer.
+    by_axis = [
+        stats["bytes_by_axis"] for stats in stats_of("sgp('ring', within='local')", 0, 2, nodes)
+    ]
+    between = [axis["node"] for axis in by_axis]  # type: ignore[index]
+    assert sum(between[:3]) == 2 * (MODEL_BYTES + 3 * 16)
+
+
+def test_staleness_of_local_sgd_counts_steps_since_the_average() -> None:
+    seen = [stats_of("local_sgd(every=3)", 2, steps)[0]["last"]["staleness"] for steps in (1, 2, 3)]  # type: ignore[index]
+    assert seen == [1, 2, 0]
+
+
+def test_stalls_are_the_time_spent_waiting_for_others() -> None:
+    def worker(groups: Groups) -> float:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        if groups.rank == 1:
+            time.sleep(0.5)
+        loss(model, groups.rank, 0).backward()
+        replica.step()
+        stalled: float = replica.stats()["last"]["seconds_stalled"]
+        replica.detach()
+        return stalled
+
+    first, second = ThreadWorld(2).run(worker)
+    assert first > 0.3 > second
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_consensus_distance_is_the_distance_to_the_average(size: int) -> None:
+    def worker(groups: Groups) -> tuple[np.ndarray, dict[str, float], dict[str, float]]:
+        model = torch.nn.Linear(100, 200)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        equal = replica.consensus_distance()
+        torch.manual_seed(groups.rank)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += (1 + groups.rank) * torch.randn_like(parameter)
+        apart = replica.consensus_distance()
+        replica.detach()
+        parts = [
+            parameter.detach().double().numpy().reshape(-1) for parameter in model.parameters()
+        ]
+        return np.concatenate(parts), equal, apart
+
+    models, equal, apart = zip(*ThreadWorld(size).run(worker), strict=True)
+    distances = np.linalg.norm(np.array(models) - np.mean(models, axis=0), axis=1)
+    assert equal[0] == {"mean": 0.0, "max": 0.0}
+    # The sketch has a standard error of 1.1 %; four of them.
+    assert apart[0]["mean"] == pytest.approx(distances.mean(), rel=0.045)
+    assert apart[0]["max"] == pytest.approx(distances.max(), rel=0.045)
+
+
+def test_writers(tmp_path: Path) -> None:
+    stats = {"step": 3, "last": {"bytes_sent": 5}, "total": {"bytes_sent": 9}}
+    with offbeat.JsonLines(tmp_path / "deep" / "run.jsonl") as write:
+        write(stats, loss=0.5)
+        write(stats)
+    lines = (tmp_path / "deep" / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{**stats, "loss": 0.5}, stats]
+
+    board = offbeat.TensorBoard(tmp_path / "board")
+    board(stats, loss=0.5)
+    board.close()
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"last/bytes_sent", "total/bytes_sent", "run/loss"}
+    assert events.Scalars("total/bytes_sent")[0].value == 9
