@@ -2,8 +2,6 @@
 
 Both train the same model in the same processes, in turns, so that whatever else the machine does
 hits both alike. CPU and Gloo, one thread a worker.
-
-python bench/overhead.py [--full]
 """
 
 import copy
@@ -37,9 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from char_gpt import CHARACTERS, GPT
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
-ROUND_SECONDS = 0.5  # long against a barrier, short against the moods of a shared machine
+ROUND_SECONDS = 0.2  # long against a barrier, short against the moods of a shared machine
 WARM_UP = 10  # steps
-WORKERS = (2, 4)
 console = Console(highlight=False)
 
 
@@ -131,19 +128,21 @@ def compare(name: str, rounds: int) -> Result:
         "theirs": trainer(DistributedDataParallel(theirs), None, x, y),
         "ours": trainer(ours, replica, x, y),
     }
-    slowest = max([timed(step, WARM_UP) for step in steps.values()])
+    _, slowest = (max([timed(step, WARM_UP) for step in steps.values()]) for _ in range(2))
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, msg="the two must train alike")
     count = max(1, round(ROUND_SECONDS / slowest))  # the same on all ranks, as the times are
     times: dict[str, list[float]] = {side: [] for side in steps}
-    quiet = dist.get_rank() > 0 or not console.is_terminal
-    for i in track(range(rounds), f"{name}, {dist.get_world_size()} workers", disable=quiet):
+    title = f"{name}, {dist.get_world_size()} workers, {count} steps a round"
+    console.quiet = dist.get_rank() > 0
+    console.print(title)
+    for i in track(range(rounds), "", console=console, disable=not console.is_terminal):
         # Who goes first changes, so that a slow drift of the machine favours nobody.
         for side in sorted(steps, reverse=i % 2 == 0):
             times[side].append(timed(steps[side], count))
     replica.detach()
-    parameters = sum(p.numel() for p in model.parameters())
-    return Result(name, parameters, dist.get_world_size(), count, times["theirs"], times["ours"])
+    size = sum(p.numel() for p in model.parameters())
+    return Result(name, size, dist.get_world_size(), count, times["theirs"], times["ours"])
 
 
 def work(rank: int, world: int, rounds: int, folder: str) -> None:
@@ -163,7 +162,7 @@ def table(results: list[Result]) -> Table:
         shown.add_column(heading, justify="left" if heading == "model" else "right")
     for r in results:
         milliseconds = [f"{np.median(t) * 1e3:.2f} ms" for t in (r.torch_ddp, r.offbeat)]
-        ranges = [f"{low:.3f} - {high:.3f}" for low, high in (r.interval(), r.spread())]
+        ranges = [f"{low:.2f} - {high:.2f}" for low, high in (r.interval(), r.spread())]
         shown.add_row(r.model, str(r.workers), *milliseconds, f"{r.ratio():.3f}", *ranges)
     return shown
 
@@ -181,13 +180,13 @@ def save(results: list[Result], rounds: int, date: datetime) -> None:
 
 
 def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times as many rounds.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Five times the rounds.")] = False,
 ) -> None:
     """Compare on both models, with 2 and with 4 workers."""
-    rounds = 200 if full else 40
+    rounds = 600 if full else 120
     results: list[Result] = []
-    for world in WORKERS:
-        console.print(f"{world} workers: {rounds} rounds of each model")
+    console.print(f"{rounds} rounds for each model and number of workers")
+    for world in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(work, (world, rounds, folder), nprocs=world)
             found = json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))

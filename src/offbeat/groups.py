@@ -6,18 +6,19 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
+from offbeat.backends import backends_of, open_group
 from offbeat.heartbeat import Heartbeat
 from offbeat.meter import Meter
 
 Axis = Literal["world", "node", "local"]
-Opener = Callable[[tuple[int, ...], str], ProcessGroup]
+Opener = Callable[[Store, int, int], ProcessGroup]  # where to meet, rank, size
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,10 @@ class Groups:
                 f"nodes {layout} do not place rank {dist.get_rank()} exactly once; "
                 "list every rank in one node, for example ((0, 1), (2,))"
             )
-        store = dist.distributed_c10d._get_default_group().get_group_store()
-        prefix = f"offbeat/{ranks[0]}-{ranks[-1]}"
-        return cls(dist.get_rank(), layout, PrefixStore(prefix, store), _new_group)
+        world = dist.distributed_c10d._get_default_group()
+        opener = partial(open_group, backends=backends_of(world))
+        store = PrefixStore(f"offbeat/{ranks[0]}-{ranks[-1]}", world.get_group_store())
+        return cls(dist.get_rank(), layout, store, opener)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "Groups":
@@ -142,10 +144,7 @@ class Group:
 
     def backend(self, device: torch.device | str) -> str:
         """The name of the backend that carries tensors on ``device``; "" where there is none."""
-        device = torch.device(torch.device(device).type)
-        if device not in self.process_group._device_types:
-            return ""
-        return str(self.process_group._get_backend(device).name())
+        return backends_of(self.process_group).get(torch.device(torch.device(device).type), "")
 
     @cached_property
     def lane(self) -> ThreadPoolExecutor:
@@ -182,7 +181,9 @@ class Links:
         if len(members) < 2:
             return None
         assert self.groups.opener is not None, "a layout without an opener cannot connect"
-        process_group = self.groups.opener(members, f"offbeat/{self.name}/{axis}{number}")
+        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", self.groups.store)
+        place = members.index(self.groups.rank)
+        process_group = self.groups.opener(meet, place, len(members))
         self.heartbeat.guard(process_group)
         group = Group(process_group, members, axis, self.heartbeat, self.meter)
         self.opened.append(group)
@@ -194,16 +195,8 @@ class Links:
         for group in self.opened:
             if "lane" in vars(group):
                 group.lane.shutdown()
-            if self.groups.opener is _new_group and dist.is_initialized():
-                dist.destroy_process_group(group.process_group)
+            group.process_group.shutdown()
         self.opened.clear()
-
-
-def _new_group(ranks: tuple[int, ...], name: str) -> ProcessGroup:
-    # Only members take part, so that ranks with other local sizes open other groups.
-    group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
-    assert isinstance(group, ProcessGroup), "a member gets its group"
-    return group
 
 
 def _require_world() -> None:

@@ -18,6 +18,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, Store
 
+from offbeat.backends import backends_of
+
 BEAT = 1.0  # seconds between two signs of life
 SILENT_AFTER = 15.0  # seconds without a sign of life until a rank counts as lost
 BROKEN_AFTER = 5.0  # the same, once a connection has broken
@@ -220,9 +222,9 @@ def _end_waits(group: ProcessGroup) -> None:
     ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
     all pairs of the group, and with them all its waits: so we let one time out on purpose.
     """
-    for device in group._device_types:
+    for device, backend in backends_of(group).items():
         with contextlib.suppress(RuntimeError):
-            if group._get_backend(device).name() != "gloo":
+            if backend != "gloo":
                 group.abort()
             elif device.type == "cpu":
                 neighbour = (group.rank() + 1) % group.size()

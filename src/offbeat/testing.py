@@ -3,14 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+from torch.distributed import HashStore
 from torch.optim import SGD, Optimizer
 
+from offbeat.backends import open_group
 from offbeat.exchange import Algorithm
 from offbeat.groups import Groups
 from offbeat.replica import replicate
@@ -37,10 +38,7 @@ class ThreadWorld:
 
     def groups(self, rank: int) -> Groups:
         """What to pass as ``replicate(mesh=...)`` on ``rank``."""
-
-        def opener(members: tuple[int, ...], name: str) -> ProcessGroup:
-            return _gloo(PrefixStore(f"{name}/{members}", self._store), rank, members)
-
+        opener = partial(open_group, backends={torch.device("cpu"): "gloo"}, host="127.0.0.1")
         return Groups(rank, self.nodes, self._store, opener)
 
     def run(self, work: Callable[[Groups], Result], timeout: float = 60.0) -> list[Result]:
@@ -127,16 +125,3 @@ def simulate(
 def snapshot(model: nn.Module) -> Snapshot:
     """A copy of all parameters by name."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def _gloo(store: Store, rank: int, members: tuple[int, ...]) -> ProcessGroup:
-    # The raw Gloo class lacks the single-tensor collectives: wrap it as torch.distributed does.
-    place = members.index(rank)
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stubs
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timedelta(seconds=60)
-    gloo = ProcessGroupGloo(store, place, len(members), options)
-    group = ProcessGroup(store, place, len(members))
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    return group

@@ -1,0 +1,64 @@
+"""Process groups of our own, apart from the registry of ``torch.distributed``.
+
+``dist.new_group`` would do for groups that live as long as the process. But its groups must be
+made by all ranks of the world together, or else are named by a hash of their members, and a name
+that comes back after ``detach()`` meets the first group's addresses in the store and hangs.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Store
+
+TIMEOUT = timedelta(minutes=30)  # heartbeats end a wait long before
+
+
+def backends_of(group: ProcessGroup) -> dict[torch.device, str]:
+    """Which backend carries the tensors of which kind of device."""
+    return {d: str(group._get_backend(d).name()).lower() for d in group._device_types}
+
+
+def open_group(
+    store: Store,
+    rank: int,
+    size: int,
+    backends: Mapping[torch.device, str],
+    host: str | None = None,
+) -> ProcessGroup:
+    """A group of ``size`` members that meet in ``store``; all of them must call.
+
+    Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names. The
+    backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.
+    """
+    group = ProcessGroup(store, rank, size)
+    opened: dict[str, Any] = {}
+    for device, name in backends.items():
+        if name not in opened:
+            opened[name] = _open(name, dist.PrefixStore(name, store), rank, size, host)
+        kind = getattr(ProcessGroup.BackendType, name.upper())
+        group._register_backend(device, kind, opened[name])
+        group._set_default_backend(kind)
+    return group
+
+
+def _open(name: str, store: Store, rank: int, size: int, host: str | None) -> Any:
+    if name == "gloo":
+        if host is None:
+            return ProcessGroupGloo(store, rank, size, timeout=TIMEOUT)
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = TIMEOUT
+        return ProcessGroupGloo(store, rank, size, options)
+    if name == "nccl":
+        from torch.distributed import ProcessGroupNCCL
+
+        nccl = ProcessGroupNCCL.Options()
+        nccl._timeout = TIMEOUT
+        return ProcessGroupNCCL(store, rank, size, nccl)
+    raise ValueError(
+        f"the process group runs on the backend {name!r}, expected gloo or nccl; call "
+        "torch.distributed.init_process_group('gloo') or ('cpu:gloo,cuda:nccl')"
+    )
