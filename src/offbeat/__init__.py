@@ -6,7 +6,7 @@ Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`local_sgd` or :fu
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, ddp, local_sgd, sgp
+from offbeat.recipes import algorithm, alone, ddp, local_sgd, sgp, torch_ddp
 from offbeat.replica import Replica, replicate
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import OnePeerExponential, Peers, Ring, Topology
@@ -29,8 +29,10 @@ __all__ = [
     "Topology",
     "__version__",
     "algorithm",
+    "alone",
     "ddp",
     "local_sgd",
     "replicate",
     "sgp",
+    "torch_ddp",
 ]

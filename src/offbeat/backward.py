@@ -1,5 +1,6 @@
 """Hooks that tell when gradients are accumulated and when backward is over."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -37,6 +38,7 @@ class BackwardWatch:
         self.enabled = True
         self.begun = False  # a gradient was accumulated since the last step
         self.exchanged = False  # and the slot has combined gradients since then
+        self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
         self.is_open = False  # an exchange waits for the end of this backward
         self._is_queued = False
         self._handles = [
@@ -46,7 +48,9 @@ class BackwardWatch:
 
     def _accumulated(self, name: str, _: Tensor) -> None:
         self.refuse()
-        self.begun = True
+        self.last_gradient = time.perf_counter()
+        if not self.begun:
+            self.begun, self.first_gradient = True, self.last_gradient
         if self.exchange is None or not self.enabled:
             return
         self.is_open = True

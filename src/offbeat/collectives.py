@@ -38,7 +38,11 @@ def _watched(launch: Callable[_Arguments, "Handle"]) -> Callable[_Arguments, "Ha
     def launch_watched(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> "Handle":
         group = next(arg for arg in args if isinstance(arg, Group))
         with group.heartbeat.watching():
-            return launch(*args, **kwargs)
+            handle = launch(*args, **kwargs)
+        if group.meter.spans is not None and launch.__name__ != "exchange":
+            # Gloo's point-to-point works have no futures: those end when they are waited for.
+            handle.works[-1].get_future().then(handle.note_arrival)
+        return handle
 
     return launch_watched
 
@@ -52,16 +56,20 @@ class Handle:
     buffers: list[Tensor] = field(default_factory=list)
     after: Callable[[], object] | None = None
     future: "Future[None] | None" = None
+    launched: float = field(default_factory=time.perf_counter)
+    arrived: float | None = None
 
     def wait(self) -> None:
         """Block until the results are there; raise the ranks' verdict if a peer is lost.
 
         On CUDA with NCCL this orders the current stream after the exchange instead.
         """
-        started = time.perf_counter()
+        started, meter = time.perf_counter(), self.group.meter
         with self.group.heartbeat.watching():
             self.join()
-        self.group.meter.seconds_stalled += time.perf_counter() - started
+        ended = time.perf_counter()
+        meter.seconds_stalled += ended - started
+        meter.span("stall", started, ended)
 
     def join(self) -> None:
         """Wait without watching: for the group's own lane, whose submitter watches."""
@@ -71,7 +79,13 @@ class Handle:
             self.future.result()
         if self.after is not None:
             self.after()
+        arrived = self.arrived or time.perf_counter()
+        self.group.meter.span(f"wire:{self.group.axis}", self.launched, arrived)
         self.works, self.buffers, self.after, self.future = [], [], None, None
+
+    def note_arrival(self, _: object) -> None:
+        """The exchange is over, though nobody has waited for it yet."""
+        self.arrived = time.perf_counter()
 
 
 @_watched

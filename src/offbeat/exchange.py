@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.collectives import all_gather, wire_device
 from offbeat.groups import Axis, Group, Groups, Links
@@ -25,6 +25,7 @@ class Site:
     a node puts one model on the wire.
     """
 
+    model: nn.Module
     parameters: Mapping[str, Tensor]
     groups: Groups
     axis: Axis
@@ -38,14 +39,15 @@ class Site:
         cls,
         axis: Axis,
         links: Links,
-        parameters: Mapping[str, Tensor],
+        model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
     ) -> "Site":
         """Open the groups of a slot that works over ``axis``; all ranks must call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
-        return cls(parameters, links.groups, axis, group, inside, optimizers, scaler)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return cls(model, parameters, links.groups, axis, group, inside, optimizers, scaler)
 
     @property
     def size(self) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+Span = tuple[str, float, float]  # kind, start, end
+
 
 @dataclass
 class Meter:
@@ -15,11 +17,17 @@ class Meter:
     bytes_sent: dict[str, int] = field(default_factory=dict)
     messages: int = 0
     seconds_stalled: float = 0.0
+    spans: list[Span] | None = None  # what happened when, while somebody records
 
     def sent(self, axis: str, count: int, messages: int = 1) -> None:
         """Count one launched exchange."""
         self.bytes_sent[axis] = self.bytes_sent.get(axis, 0) + count
         self.messages += messages
+
+    def span(self, kind: str, start: float, end: float) -> None:
+        """Note what went on between two readings of ``time.perf_counter()``, if recording."""
+        if self.spans is not None:
+            self.spans.append((kind, start, end))
 
     def totals(self) -> dict[str, float]:
         """The counters as plain numbers."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.gradients import Mean
+from offbeat.gradients import Mean, TorchDDP
 from offbeat.parameters import Average, PushSum
 from offbeat.topology import OnePeerExponential, Ring, Topology
 
@@ -51,7 +51,27 @@ def sgp(
     return Algorithm(_inside(within), PushSum(_graph(topology), over=_between(within)))
 
 
-RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp)
+def alone() -> Algorithm:
+    """No exchange at all: every rank trains by itself. The floor of time, not a method.
+
+    >>> alone().gradients is None
+    True
+    """
+    return Algorithm()
+
+
+def torch_ddp(bucket_mb: float = 25.0) -> Algorithm:
+    """Torch's own DistributedDataParallel, to compare with.
+
+    See :class:`offbeat.gradients.TorchDDP`.
+
+    >>> torch_ddp().gradients
+    TorchDDP(bucket_mb=25.0, over='world')
+    """
+    return Algorithm(gradients=TorchDDP(bucket_mb))
+
+
+RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp, torch_ddp, alone)
 
 
 def algorithm(text: str) -> Algorithm:
@@ -65,7 +85,9 @@ def algorithm(text: str) -> Algorithm:
     True
     """
     recipes = {recipe.__name__: recipe for recipe in RECIPES}
-    name, args, kwargs = _parse(text)
+    # On a command line names may have hyphens: torch-ddp.
+    head, *rest = str(text).strip().partition("(")
+    name, args, kwargs = _parse("".join((head.replace("-", "_"), *rest)))
     if name not in recipes:
         raise ValueError(
             f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"

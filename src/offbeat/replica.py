@@ -3,10 +3,10 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
@@ -95,7 +95,8 @@ class Replica:
         self.gradients_state = self._fill("gradients", optimizers, scaler)
         self.parameters_state = self._fill("parameters", optimizers, scaler)
         self._site = self._average_site()
-        self._telemetry = Telemetry(links.meter if links else Meter())
+        about = {"algorithm": repr(algorithm), "rank": groups.rank, "nodes": groups.nodes}
+        self._telemetry = Telemetry(links.meter if links else Meter(), about)
         self._closed: str | None = None
         self._installed: Any = None
         self._watch = BackwardWatch(
@@ -121,6 +122,7 @@ class Replica:
                 with torch.no_grad():
                     exchange.step(state, self.steps)
                 staleness = exchange.staleness(state, self.steps + 1)
+            self._telemetry.backward(self._watch.first_gradient, self._watch.last_gradient)
             self._watch.stepped()
         self.steps += 1
         self.settled = False
@@ -143,6 +145,7 @@ class Replica:
         self._refuse()
         with self._calling("finish"):
             self._agree_on_steps("finish")
+            self._telemetry.finished(consensus_distance(self._parameters, self._control))
             self._average()
             exchange, state = self.slot("parameters")
             if exchange is not None:
@@ -176,6 +179,17 @@ class Replica:
         self._refuse()
         with self._calling("consensus_distance"):
             return consensus_distance(self._parameters, self._control)
+
+    def report_loss(
+        self, loss: float | Tensor, kind: Literal["train", "heldout"] = "train"
+    ) -> None:
+        """Tell the telemetry this rank's loss of the step, or of an evaluation; optional.
+
+        No communication. ``offbeat compare`` draws its curves from it.
+        """
+        if kind not in ("train", "heldout"):
+            raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
+        self._telemetry.report(loss, kind)
 
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
@@ -234,6 +248,7 @@ class Replica:
         self._watch.remove()
         if self._installed is not None:
             self._installed.remove()
+        self._telemetry.close()
         if self._links is not None:
             self._links.close()
 
@@ -247,7 +262,7 @@ class Replica:
         if exchange is None:
             return None
         if self._links is not None:
-            site = Site.on(exchange.over, self._links, self._parameters, optimizers, scaler)
+            site = Site.on(exchange.over, self._links, self.model, optimizers, scaler)
             if site.size > 1:
                 return exchange.init(site)
         self.notes.append(f"the {slot} slot has nobody to exchange with: {exchange} does nothing")
@@ -258,7 +273,7 @@ class Replica:
         if self.parameters_state is not None:
             site: Site = self.parameters_state.site
             return site
-        return Site.on("world", self._links, self._parameters) if self._links else None
+        return Site.on("world", self._links, self.model) if self._links else None
 
     def _average(self) -> None:
         if self._site is None:

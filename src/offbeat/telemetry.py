@@ -1,32 +1,79 @@
 """What an exchange costs: bytes, messages, waiting and staleness, per step and in total."""
 
 import json
+import os
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from torch import Tensor
 
 from offbeat.meter import Meter
 
 Stats = dict[str, Any]
 
 
-class Telemetry:
-    """Reads a replica's :class:`~offbeat.meter.Meter` once a step."""
+FOLDER = "OFFBEAT_TELEMETRY"  # environment: where every rank records, one file each
 
-    def __init__(self, meter: Meter) -> None:
-        """Start counting from here."""
+
+class Telemetry:
+    """Reads a replica's :class:`~offbeat.meter.Meter` once a step, and records it if asked to.
+
+    With a folder in the environment variable OFFBEAT_TELEMETRY every rank appends JSON lines to
+    ``rank<r>.jsonl`` there: one for each step (times, bytes, reported loss, spans of waiting and
+    of messages on the wire), reported held-out loss and ``finish``. Costs nothing otherwise.
+    """
+
+    def __init__(self, meter: Meter, about: Stats) -> None:
+        """Start counting from here; ``about`` is what a recording begins with."""
         self.meter = meter
+        self.loss: float | Tensor | None = None
+        self._write: JsonLines | None = None
+        if os.environ.get(FOLDER):
+            self._write = JsonLines(Path(os.environ[FOLDER]) / f"rank{about['rank']}.jsonl")
+            self._record("attached", **about)
+            meter.spans = []
         self.last: dict[str, float] = {}
         self._before = meter.totals()
         self._time = time.perf_counter()
+
+    def backward(self, first: float, last: float) -> None:
+        """Note when gradients became ready: before that is forward, after it the optimizer."""
+        if first > self._time:
+            self.meter.span("forward", self._time, first)
+            self.meter.span("backward", first, last)
 
     def stepped(self, staleness: int) -> None:
         """Note what this step added."""
         now, totals = time.perf_counter(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
         self.last |= {"seconds": now - self._time, "staleness": staleness}
+        if self._write is not None:
+            spans = [
+                (kind, a - self._time, b - self._time) for kind, a, b in self.meter.spans or ()
+            ]
+            loss = None if self.loss is None else float(self.loss)
+            self._record("step", **self.last, loss=loss, spans=spans)
+            self.meter.spans, self.loss = [], None
         self._before, self._time = totals, now
+
+    def report(self, loss: float | Tensor, kind: str) -> None:
+        """Take down a loss: this step's, or one on held-out data."""
+        if kind == "train":
+            self.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        elif self._write is not None:
+            self._record(kind, loss=float(loss))
+
+    def finished(self, distance: dict[str, float]) -> None:
+        """Note how far apart the replicas were just before they were made equal."""
+        self._record("finish", consensus_distance=distance)
+
+    def close(self) -> None:
+        """End the recording."""
+        if self._write is not None:
+            self._write.close()
+            self._write = None
 
     def stats(self) -> Stats:
         """Numbers for people and files; no communication."""
@@ -35,6 +82,10 @@ class Telemetry:
             "total": self.meter.totals(),
             "bytes_by_axis": dict(self.meter.bytes_sent),
         }
+
+    def _record(self, event: str, **more: Any) -> None:
+        if self._write is not None:
+            self._write({"event": event, "time": time.time()}, **more)
 
 
 class JsonLines:
