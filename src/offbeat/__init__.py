@@ -3,11 +3,12 @@
 Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`local_sgd` or :func:`sgp`.
 """
 
+from offbeat.attach import replicate
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
 from offbeat.recipes import algorithm, alone, ddp, local_sgd, sgp, torch_ddp
-from offbeat.replica import Replica, replicate
+from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import OnePeerExponential, Peers, Ring, Topology
 

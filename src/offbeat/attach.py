@@ -1,23 +1,80 @@
-"""What must hold before replicas can train together: checked on all ranks, alike."""
+"""How a model becomes a replica: what must hold is checked on all ranks, alike."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from offbeat.backward import is_watched
-from offbeat.collectives import broadcast, gather_bytes, wire_device
-from offbeat.groups import Group
+from offbeat.collectives import broadcast, gather_bytes, raise_alike, wire_device
+from offbeat.exchange import Algorithm
+from offbeat.groups import Group, Groups, Links
+from offbeat.replica import Replica
 
 Fingerprint = dict[str, Any]
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are exchanged, by name; a tied parameter once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+def replicate(
+    model: nn.Module,
+    algorithm: Algorithm,
+    *,
+    mesh: DeviceMesh | Groups | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Replica:
+    """Attach ``model`` to its copies on all other ranks, in place: nothing is wrapped.
+
+    Checks that all ranks hold the same model (names, shapes, dtypes, what is frozen) and the
+    same algorithm, and copies rank 0's parameters and buffers to everyone. All ranks must call.
+
+    Args:
+        model: any module with trainable, dense parameters on one device.
+        algorithm: what :func:`offbeat.sgp` and the other recipes return.
+        mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
+            :class:`offbeat.Groups`; without one the ranks tell each other.
+        optimizer: read by methods that depend on the learning rate; no present recipe does.
+        scaler: read by methods that depend on the loss scale; no present recipe does.
+
+    Raises:
+        ValueError: the same on all ranks, if anything differs between them or cannot be
+            exchanged, or if there is no process group.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
+            "offbeat.sgp() or offbeat.algorithm('sgp')"
+        )
+    groups = _layout(mesh)
+    links = Links.connect(groups) if groups.size > 1 else None
+    control = links.open("world") if links else None
+    try:
+        raise_alike(fault(model), control)
+        agree(fingerprint(model, algorithm, groups.nodes), control)
+        equalize(model, control)
+        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
+        return Replica(model, algorithm, groups, links, control, given, scaler)
+    except BaseException:
+        if links:
+            links.close()
+        raise
+
+
+def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
+    if mesh is None:
+        return Groups.discover()
+    if isinstance(mesh, Groups):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return Groups.from_mesh(mesh)
+    raise ValueError(
+        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.Groups"
+    )
 
 
 def fault(model: nn.Module) -> str | None:
@@ -66,9 +123,8 @@ def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerpri
     return {"tensors": tensors, "algorithm": repr(algorithm), "nodes": repr(nodes)}
 
 
-def agree(mine: Fingerprint, fault: str | None, group: Group | None) -> None:
-    """Raise the same ValueError on all ranks if any has a fault or differs from the first."""
-    raise_alike(fault, group)
+def agree(mine: Fingerprint, group: Group | None) -> None:
+    """Raise the same ValueError on all ranks if one of them differs from the first."""
     if group is None:
         return
     everyone = [json.loads(said) for said in gather_bytes(json.dumps(mine).encode(), group)]
@@ -79,18 +135,6 @@ def agree(mine: Fingerprint, fault: str | None, group: Group | None) -> None:
                 f"ranks {group.ranks[0]} and {rank} differ: {difference}; build the same model "
                 "with the same algorithm on every rank"
             )
-
-
-def raise_alike(fault: str | None, group: Group | None) -> None:
-    """Raise a ValueError on all ranks if any has a ``fault``, naming the first that has."""
-    faults = (
-        [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
-    )
-    ranks = (None,) if group is None else group.ranks
-    for rank, text in zip(ranks, faults, strict=True):
-        if text:
-            where = "" if rank is None else f"rank {rank}: "
-            raise ValueError(where + text.decode())
 
 
 def _difference(first: Fingerprint, other: Fingerprint) -> str | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from offbeat.attach import raise_alike
+from offbeat.collectives import raise_alike
 from offbeat.exchange import Saved
 from offbeat.functional import pack
 from offbeat.groups import Group

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.lab import command as lab_command
 from offbeat.recipes import RECIPES
 
 app = typer.Typer(
@@ -65,6 +66,11 @@ def check(text: Annotated[str, typer.Argument(help="An algorithm as on a command
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+
+
+app.command("lab", context_settings=lab_command.SETTINGS, epilog=lab_command.EPILOG)(
+    lab_command.lab
+)
 
 
 def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:

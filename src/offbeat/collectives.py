@@ -189,6 +189,18 @@ def gather_bytes(payload: bytes, group: Group) -> list[bytes]:
     return [bytes(row[:n].tolist()) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
 
+def raise_alike(fault: str | None, group: Group | None) -> None:
+    """Raise a ValueError on all ranks if any has a ``fault``, naming the first that has."""
+    faults = (
+        [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
+    )
+    ranks = (None,) if group is None else group.ranks
+    for rank, text in zip(ranks, faults, strict=True):
+        if text:
+            where = "" if rank is None else f"rank {rank}: "
+            raise ValueError(where + text.decode())
+
+
 def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, ...]]:
     """Every member's few float64 ``numbers``; one small all-gather."""
     packed = struct.pack(f"{len(numbers)}d", *numbers)

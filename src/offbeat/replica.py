@@ -1,16 +1,15 @@
 """A model that trains together with its copies on other ranks."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
-from offbeat import attach, checkpoint
+from offbeat import checkpoint
 from offbeat.backward import BackwardWatch
 from offbeat.collectives import gather_numbers
 from offbeat.consensus import average_buffers, average_parameters, consensus_distance
@@ -19,51 +18,6 @@ from offbeat.functional import pack
 from offbeat.groups import Group, Groups, Links
 from offbeat.meter import Meter
 from offbeat.telemetry import Telemetry
-
-
-def replicate(
-    model: nn.Module,
-    algorithm: Algorithm,
-    *,
-    mesh: DeviceMesh | Groups | None = None,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-) -> "Replica":
-    """Attach ``model`` to its copies on all other ranks, in place: nothing is wrapped.
-
-    Checks that all ranks hold the same model (names, shapes, dtypes, what is frozen) and the
-    same algorithm, and copies rank 0's parameters and buffers to everyone. All ranks must call.
-
-    Args:
-        model: any module with trainable, dense parameters on one device.
-        algorithm: what :func:`offbeat.sgp` and the other recipes return.
-        mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
-            :class:`offbeat.Groups`; without one the ranks tell each other.
-        optimizer: read by methods that depend on the learning rate; no present recipe does.
-        scaler: read by methods that depend on the loss scale; no present recipe does.
-
-    Raises:
-        ValueError: the same on all ranks, if anything differs between them or cannot be
-            exchanged, or if there is no process group.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
-            "offbeat.sgp() or offbeat.algorithm('sgp')"
-        )
-    groups = _layout(mesh)
-    links = Links.connect(groups) if groups.size > 1 else None
-    control = links.open("world") if links else None
-    try:
-        mine = attach.fingerprint(model, algorithm, groups.nodes)
-        attach.agree(mine, attach.fault(model), control)
-        attach.equalize(model, control)
-        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
-        return Replica(model, algorithm, groups, links, control, given, scaler)
-    except BaseException:
-        if links:
-            links.close()
-        raise
 
 
 class Replica:
@@ -90,7 +44,7 @@ class Replica:
         self.settled = True  # no step since all replicas were equal
         self.notes: list[str] = []
         self._links, self._control = links, control
-        self._parameters = attach.trainable(model)
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._traits = _traits(model)
         self.gradients_state = self._fill("gradients", optimizers, scaler)
         self.parameters_state = self._fill("parameters", optimizers, scaler)
@@ -338,18 +292,6 @@ class Replica:
 
 
 _DETACHED = "after detach(): call replicate() again"
-
-
-def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
-    if mesh is None:
-        return Groups.discover()
-    if isinstance(mesh, Groups):
-        return mesh
-    if isinstance(mesh, DeviceMesh):
-        return Groups.from_mesh(mesh)
-    raise ValueError(
-        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.Groups"
-    )
 
 
 def _traits(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype, torch.device]]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed import HashStore
 from torch.optim import SGD, Optimizer
 
+from offbeat.attach import replicate
 from offbeat.backends import open_group
 from offbeat.exchange import Algorithm
 from offbeat.groups import Groups
-from offbeat.replica import replicate
 
 Result = TypeVar("Result")
 Snapshot = dict[str, Tensor]
