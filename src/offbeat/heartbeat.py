@@ -6,12 +6,12 @@ whose wait lasts looks at the others' and writes the first fault it finds into t
 ranks then end their waits with that same verdict.
 """
 
+import atexit
 import contextlib
 import json
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -54,12 +54,10 @@ class Heartbeat:
         self._stop = threading.Event()
         self._count = 0
         self._beat()
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(self), self._stop), name="offbeat-heartbeat", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
         self._thread.start()
         # A daemon thread that wakes up inside a finalizing interpreter aborts the process.
-        self._finalizer = weakref.finalize(self, _join, self._stop, self._thread)
+        atexit.register(self._end_thread)
 
     def guard(self, group: ProcessGroup) -> None:
         """End the waits on ``group`` too when there is a verdict."""
@@ -106,10 +104,19 @@ class Heartbeat:
         """Say goodbye and end the thread."""
         if self._stop.is_set():
             return
-        self._finalizer()
+        self._end_thread()
+        atexit.unregister(self._end_thread)
         self.phase = (self.phase[0], "left")
         with contextlib.suppress(RuntimeError):
             self._beat()
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT):
+            self._tick()
 
     def _beat(self) -> None:
         self._count += 1
@@ -188,22 +195,6 @@ class Heartbeat:
         return self._verdict or self.condemn(
             PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
         )
-
-
-def _run(beat: "weakref.ref[Heartbeat]", stop: threading.Event) -> None:
-    # Holds the heartbeat weakly, so that a replica nobody refers to any more can go.
-    while not stop.wait(BEAT):
-        heartbeat = beat()
-        if heartbeat is None:
-            return
-        heartbeat._tick()
-        del heartbeat
-
-
-def _join(stop: threading.Event, thread: threading.Thread) -> None:
-    stop.set()
-    if thread is not threading.current_thread():
-        thread.join(timeout=5.0)
 
 
 def _call(phase: tuple[int, str]) -> str:

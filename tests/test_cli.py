@@ -1,0 +1,50 @@
+"""The command line as people type it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import offbeat
+from offbeat.cli import app
+
+
+def offbeat_command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_help_lists_the_commands_and_module_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "offbeat", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("recipes", "check"))
+
+
+def test_version() -> None:
+    assert offbeat_command("--version").output.strip() == offbeat.__version__
+
+
+def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
+    listed = json.loads(offbeat_command("recipes", "--json").output)
+    names = [recipe["name"] for recipe in listed]
+    assert names == ["ddp", "local_sgd", "sgp", "torch_ddp", "alone"]
+    for name in names:
+        assert isinstance(offbeat.algorithm(name), offbeat.Algorithm)
+        assert name in offbeat_command("recipes").output
+
+
+def test_check_says_what_a_text_stands_for() -> None:
+    done = offbeat_command("check", "local_sgd(every=4)")
+    assert done.exit_code == 0
+    assert "Average(every=4, over='world')" in done.output
+
+
+@pytest.mark.parametrize("text", ["nothing", "sgp(hops=3)", "sgp(1 + 1)", "sgp(", "", "ddp()()"])
+def test_check_refuses_with_exit_code_2_and_one_sentence(text: str) -> None:
+    done = offbeat_command("check", text)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+    assert done.output.strip()

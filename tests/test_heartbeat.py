@@ -1,0 +1,76 @@
+"""Waits end with a verdict that is the same on all ranks."""
+
+import time
+
+import pytest
+from torch.optim import SGD
+
+import offbeat
+from offbeat.groups import Groups
+from offbeat.testing import ThreadWorld
+from problems import Quadratic, loss
+
+
+def errors_of(work: object, size: int) -> list[BaseException | None]:
+    """What each rank of a world raises; the heartbeats need a few seconds."""
+
+    def guarded(groups: Groups) -> BaseException | None:
+        try:
+            work(groups)  # type: ignore[operator]
+        except Exception as error:
+            return error
+        return None
+
+    return ThreadWorld(size).run(guarded, timeout=60)
+
+
+@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=1)", "sgp('ring')"])
+def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
+    def work(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for step in range(3 if groups.rank == 2 else 4):
+            loss(model, groups.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.finish()
+
+    started = time.monotonic()
+    errors = errors_of(work, 3)
+    assert time.monotonic() - started < 15
+    assert all(isinstance(error, ValueError) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    assert "finish (call 3)" in str(errors[0])
+    assert "step (call 3)" in str(errors[0])
+
+
+def test_a_rank_that_leaves_early_is_named() -> None:
+    def work(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        for _ in range(3):
+            if groups.rank == 1:
+                replica.detach()
+                return
+            replica.step()
+
+    errors = errors_of(work, 2)
+    assert errors[1] is None
+    assert isinstance(errors[0], offbeat.PeerLost)
+    assert "rank 1 has left (detach) after 0 calls" in str(errors[0])
+
+
+def test_a_slow_rank_is_waited_for() -> None:
+    """A rank that computes for long still beats: nobody may lose patience with it."""
+
+    def work(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.local_sgd(every=1), mesh=groups)
+        if groups.rank == 0:
+            time.sleep(4)  # longer than a beat, and than the first looks at the others
+        replica.step()
+        replica.detach()
+
+    assert errors_of(work, 3) == [None, None, None]
