@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,6 +10,9 @@ from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TorchDDP
 from offbeat.parameters import Average, PushSum
 from offbeat.topology import OnePeerExponential, Ring, Topology
+
+# Python 3.11's parser raises SystemError now and then when threads parse at the same time.
+_parser = threading.Lock()
 
 Within = Literal["local"] | None
 
@@ -104,7 +108,8 @@ def algorithm(text: str) -> Algorithm:
 
 def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        with _parser:
+            call = ast.parse(text.strip(), mode="eval").body
         if isinstance(call, ast.Name):
             return call.id, [], {}
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
