@@ -124,6 +124,13 @@ def state(run: Run) -> str:
     return f"step {last['step']:5d}  held-out loss {last['heldout_loss']:.3f}"
 
 
+def last_words(log: Path) -> str:
+    """The last lines that the workers printed, without torchrun's longer report of their end."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    said, *_ = re.split(r"(?m)^[EW]\d{4} .*torch/distributed/elastic/multiprocessing/api", text)
+    return "\n".join((said.strip() or text).splitlines()[-20:])
+
+
 def execute(run: Run, workers: int, steps: int, progress: Progress) -> None:
     """Run one training from start to end; a failure ends the demo with its last lines."""
     progress.add_task(run.algorithm, total=steps, loss="starting")
@@ -135,8 +142,7 @@ def execute(run: Run, workers: int, steps: int, progress: Progress) -> None:
         process.wait()
     if process.returncode != 0:
         progress.stop()
-        lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        console.print("\n".join(lines[-25:]), markup=False, soft_wrap=True)
+        console.print(last_words(run.log), markup=False, soft_wrap=True)
         console.print(f"{run.algorithm} failed with status {process.returncode}; see {run.log}")
         raise typer.Exit(1)
 
@@ -144,14 +150,14 @@ def execute(run: Run, workers: int, steps: int, progress: Progress) -> None:
 @app.command()
 def main(
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 4,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 700,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 600,
     algorithms: Annotated[str, typer.Option(help="What to compare, by commas.")] = "ddp(),sgp()",
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo"),
 ) -> None:
     """Train one GPT under each algorithm and compare."""
     out.mkdir(parents=True, exist_ok=True)
     runs = [Run(name, out / slug(name)) for name in split(algorithms)]
-    console.print(f"{len(runs)} runs of {steps} steps on {workers} workers")
+    console.print(f"{', '.join(run.algorithm for run in runs)}: {steps} steps, {workers} workers")
     columns = ("{task.description}", "loss {task.fields[loss]}")
     with Progress(
         SpinnerColumn(),

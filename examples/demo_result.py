@@ -21,8 +21,9 @@ ROWS = (
     ("MB sent per step and rank", "megabytes_per_step_and_rank", "{:.2f}"),
     ("seconds waiting", "seconds_waiting", "{:.1f}"),
     ("share of time waiting", "share_waiting", "{:.0%}"),
-    ("consensus distance before finish", "consensus_distance_mean", "{:.3g}"),
-    ("the same, largest of a rank", "consensus_distance_max", "{:.3g}"),
+    ("consensus distance, peak in the run", "consensus_distance_peak", "{:.2g}"),
+    ("  before finish, mean over ranks", "consensus_distance_mean", "{:.2g}"),
+    ("  before finish, largest", "consensus_distance_max", "{:.2g}"),
     ("seconds of training", "seconds_training", "{:.1f}"),
     ("seconds with start and reports", "seconds_total", "{:.1f}"),
 )
@@ -31,6 +32,7 @@ ROWS = (
 def summary(records: Sequence[Record], seconds_total: float) -> Figures:
     """The figures of a run; None where it did not measure one."""
     first, last = records[0], records[-1]
+    distances = [record["distance_max"] for record in records if "distance_max" in record]
     sent, waiting = last.get("bytes_sent"), last.get("seconds_stalled")
     return {
         "heldout_loss_start": first["heldout_loss"],
@@ -40,6 +42,7 @@ def summary(records: Sequence[Record], seconds_total: float) -> Figures:
         "megabytes_per_step_and_rank": None if sent is None else sent / last["step"] / 1e6,
         "seconds_waiting": waiting,
         "share_waiting": None if waiting is None else waiting / last["seconds"],
+        "consensus_distance_peak": max(distances, default=None),
         "consensus_distance_mean": last.get("distance_mean"),
         "consensus_distance_max": last.get("distance_max"),
         "seconds_training": last["seconds"],

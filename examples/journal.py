@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+import offbeat
+
 COUNTERS = ("bytes_sent", "messages", "seconds_stalled")
 
 
@@ -26,7 +28,10 @@ class Journal:
     """
 
     def __init__(
-        self, args: argparse.Namespace, replica: Any, evaluate: Callable[[], Tensor]
+        self,
+        args: argparse.Namespace,
+        replica: offbeat.Replica | None,
+        evaluate: Callable[[], Tensor],
     ) -> None:
         self.args, self.replica, self.evaluate = args, replica, evaluate
         self.losses: list[Tensor] = []
