@@ -7,6 +7,7 @@ from functools import partial
 from inspect import currentframe
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
@@ -41,6 +42,7 @@ class BackwardWatch:
         self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
         self.is_open = False  # an exchange waits for the end of this backward
         self._is_queued = False
+        self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
             for name, parameter in parameters.items()
@@ -48,6 +50,9 @@ class BackwardWatch:
 
     def _accumulated(self, name: str, _: Tensor) -> None:
         self.refuse()
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._enter(task)
         self.last_gradient = time.perf_counter()
         if not self.begun:
             self.begun, self.first_gradient = True, self.last_gradient
@@ -58,6 +63,22 @@ class BackwardWatch:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._over)
         self.exchange.ready(self.state, name)
+
+    def _enter(self, task: int) -> None:
+        """The first gradient of a backward, or of one nested in it, or after one nested in it."""
+        self._task = task
+        if _inside_another_backward():
+            return
+        if self.is_open and self._outer_task not in (-1, task):
+            raise self._condemn(
+                "the last backward ended before its exchange did (it raised?), and other ranks may "
+                "have gone on; start again from the last checkpoint"
+            )
+        self._outer_task = task
+
+    def _condemn(self, text: str) -> Exception:
+        assert self.heartbeat is not None, "an exchange has somebody to exchange with"
+        return self.heartbeat.condemn(ValueError(text))
 
     def _over(self) -> None:
         self._is_queued = False
@@ -72,18 +93,21 @@ class BackwardWatch:
     def join(self) -> None:
         """Finish the exchange of this backward, with zeros for what this rank does not have."""
         assert self.exchange is not None, "only a slot is joined"
-        self.is_open = False
+        self.is_open, self._outer_task = False, -1
         self.exchanged = True
         with self.heartbeat.verb("step") if self.heartbeat else nullcontext():
             self.exchange.finish(self.state)
 
+    def require_closed(self) -> None:
+        """Raise if a backward has ended without us noticing."""
+        if self.is_open:
+            raise self._condemn(
+                "the last backward did not finish its exchange: reentrant checkpointing together "
+                "with parameters that a rank did not use; checkpoint with use_reentrant=False"
+            )
+
     def stepped(self) -> None:
         """The step is over: the next backward is a new one."""
-        if self.is_open:
-            raise ValueError(
-                "the last backward did not finish its exchange: reentrant checkpointing together "
-                "with parameters that this rank did not use; checkpoint with use_reentrant=False"
-            )
         self.begun = self.exchanged = False
 
     def remove(self) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.compare import command as compare_command
 from offbeat.lab import command as lab_command
 from offbeat.recipes import RECIPES
 
@@ -71,6 +72,7 @@ def check(text: Annotated[str, typer.Argument(help="An algorithm as on a command
 app.command("lab", context_settings=lab_command.SETTINGS, epilog=lab_command.EPILOG)(
     lab_command.lab
 )
+app.command("compare", epilog=compare_command.EPILOG)(compare_command.compare)
 
 
 def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:

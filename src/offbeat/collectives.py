@@ -167,11 +167,15 @@ def _mean_16bit(tensor: Tensor, group: Group) -> None:
     parts = padded.view(size, chunk)
     arrived = torch.empty_like(parts)
     arrived[rank] = parts[rank]
-    for hop in range(1, size):
-        to, source = (rank + hop) % size, (rank - hop) % size
+    # Point-to-point messages alone, no collective: these run on the group's lane while the main
+    # thread launches collectives on the same group, and where ours fell among them would depend
+    # on the clock. A rank that launched ours first would pair it with another's all-reduce.
+    hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
+    for to, source in hops:
         exchange([(to, parts[to])], [(source, arrived[source])], group).join()
     parts[rank] = arrived.float().mean(0)
-    all_gather(padded, parts[rank], group).join()
+    for to, source in hops:
+        exchange([(to, parts[rank])], [(source, parts[source])], group).join()
     tensor.copy_(padded[: tensor.numel()])
 
 

@@ -69,6 +69,7 @@ class Replica:
         self._refuse()
         with self._calling("step"):
             self._check_parameters()
+            self._watch.require_closed()
             self._join_backward()
             staleness = 0
             exchange, state = self.slot("parameters")
@@ -259,12 +260,17 @@ class Replica:
     def _join_backward(self) -> None:
         """Take part, with zeros, in the exchange of a backward that this rank did not run."""
         watch = self._watch
-        if self.gradients_state is None or not watch.enabled or watch.exchanged or watch.is_open:
+        if self.gradients_state is None or not watch.enabled or watch.exchanged:
             return
-        had = {name: p.grad for name, p in self._parameters.items()}
+        # Gradients that lie there still are of an earlier step; copies, since they may be views
+        # of what is exchanged. What arrives is too late for this step and wrong for the next.
+        had = {name: _copy(p.grad) for name, p in self._parameters.items()}
+        if not watch.begun:
+            for parameter in self._parameters.values():
+                parameter.grad = None
         watch.join()
         for name, parameter in self._parameters.items():
-            parameter.grad = had[name]  # too late for this step, and wrong for the next one
+            parameter.grad = had[name]
         note = "a step() without a backward: this rank gave zeros and missed the others' update"
         if note not in self.notes:
             self.notes.append(note)
@@ -292,6 +298,10 @@ class Replica:
 
 
 _DETACHED = "after detach(): call replicate() again"
+
+
+def _copy(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.clone()
 
 
 def _traits(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype, torch.device]]:

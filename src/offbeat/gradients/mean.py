@@ -81,11 +81,12 @@ class Mean(GradientExchange[MeanState]):
     def ready(self, state: MeanState, name: str) -> None:
         """Copy and scale one gradient; launch the buckets that are full, in order."""
         bucket = state.home[name]
-        if bucket.handle is not None:
-            raise ValueError(
-                f"parameter {name!r} got a gradient twice in one backward: it is shared between "
-                "blocks checkpointed with use_reentrant=True; use use_reentrant=False"
+        if name not in bucket.missing:  # scaled, and perhaps sent, already
+            fault = ValueError(
+                f"parameter {name!r} got a gradient twice in one backward: it is used inside and "
+                "outside of a block checkpointed with use_reentrant=True; use use_reentrant=False"
             )
+            raise state.group.heartbeat.condemn(fault)
         state.seen.append(name)
         _fill(state, bucket, name)
         bucket.missing.discard(name)
@@ -125,7 +126,8 @@ class Mean(GradientExchange[MeanState]):
         for dtype in dict.fromkeys(parameters[name].dtype for name in state.order):
             names = [name for name in state.order if parameters[name].dtype == dtype]
             sizes = [parameters[name].nbytes for name in names]
-            for run in partition(sizes, int(self.bucket_mb * 2**20), FIRST_BUCKET):
+            capacity = int(self.bucket_mb * 2**20)
+            for run in partition(sizes, capacity, min(FIRST_BUCKET, capacity)):
                 state.buckets.append(self._bucket(state, [names[i] for i in run]))
         state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
 
@@ -156,10 +158,11 @@ class Mean(GradientExchange[MeanState]):
 def _fill(state: MeanState, bucket: Bucket, name: str) -> None:
     grad, view = state.site.parameters[name].grad, bucket.views[name]
     assert grad is not None, "a gradient that is ready is there"
-    if grad.layout is not torch.strided:
+    if grad.layout is not torch.strided or grad.requires_grad:
         fault = ValueError(
-            f"parameter {name!r} has a gradient of layout {grad.layout}; only dense gradients "
-            "can be exchanged: set sparse=False on its embedding"
+            f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
+            f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
+            "sparse=False on its embedding, call backward() without create_graph"
         )
         raise state.group.heartbeat.condemn(fault)
     if bucket.wire.dtype.itemsize <= 2:  # `mean` sums those in float32 and divides itself
