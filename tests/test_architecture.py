@@ -12,7 +12,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 # From the ground up. A module may import from its own floor and from those below.
 FLOORS = (
     ("functional", "topology", "schedule"),  # pure: tensors and integers
-    ("meter", "backends", "heartbeat", "groups", "collectives"),  # the only code that communicates
+    (
+        "meter",
+        "backends",
+        "heartbeat",
+        "lane",
+        "groups",
+        "collectives",
+    ),  # the only code that communicates
     ("exchange", "gradients", "parameters", "recipes"),  # what fills the two slots
     ("attach", "backward", "consensus", "checkpoint", "replica", "telemetry"),  # a training run
     ("testing", "lab", "compare", "cli", "__main__"),  # what people start

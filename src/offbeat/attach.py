@@ -45,6 +45,8 @@ def replicate(
         ValueError: the same on all ranks, if anything differs between them or cannot be
             exchanged, or if there is no process group.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
             f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
@@ -95,6 +97,11 @@ def fault(model: nn.Module) -> str | None:
             return f"parameter {name!r} is complex; store it as torch.view_as_real"
         if is_watched(p):
             return f"parameter {name!r} already belongs to a replica; call its detach() first"
+    for name, tensor in (*parameters.items(), *model.named_buffers()):
+        if any(
+            n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            return f"{name!r} is an expanded view that cannot be written to; store its .clone()"
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"

@@ -1,9 +1,9 @@
 """What a replica saves, per rank, and how it goes on from there."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.collectives import raise_alike
 from offbeat.exchange import Saved
@@ -12,6 +12,17 @@ from offbeat.groups import Group
 
 if TYPE_CHECKING:
     from offbeat.replica import Replica
+
+_KEYS = {
+    "size",
+    "step",
+    "settled",
+    "ranks_differ",
+    "algorithm",
+    "gradients",
+    "parameters",
+    "model",
+}
 
 
 def save(replica: "Replica") -> Saved:
@@ -24,16 +35,15 @@ def save(replica: "Replica") -> Saved:
     for slot in ("gradients", "parameters"):
         exchange, state = replica.slot(slot)
         slots[slot] = exchange.save(state) if exchange is not None else {}
-    model = dict(_buffers(replica.model))
-    if replica.slot("parameters")[0] is not None:
-        model |= dict(replica.model.named_parameters())
+    model = {name: tensor.detach().clone() for name, tensor in _tensors(replica).items()}
     entry = {
         "size": replica.groups.size,
         "step": replica.steps,
         "settled": replica.settled,
+        "ranks_differ": _ranks_differ(replica),
         "algorithm": repr(replica.algorithm),
         **slots,
-        "model": {name: tensor.detach().clone() for name, tensor in model.items()},
+        "model": model,
     }
     return {f"rank{replica.groups.rank}": entry}
 
@@ -43,7 +53,7 @@ def load(replica: "Replica", saved: Saved, control: Group | None) -> None:
     entry = _entry(replica, saved)
     raise_alike(entry if isinstance(entry, str) else _fault(replica, entry), control)
     assert not isinstance(entry, str), "a missing entry was raised"
-    own = {**dict(_buffers(replica.model)), **dict(replica.model.named_parameters())}
+    own = {**dict(replica.model.named_buffers()), **dict(replica.model.named_parameters())}
     with torch.no_grad():
         pack([own[name] for name in entry["model"]], entry["model"].values())
     if entry["algorithm"] == repr(replica.algorithm):
@@ -54,15 +64,17 @@ def load(replica: "Replica", saved: Saved, control: Group | None) -> None:
     replica.steps, replica.settled = int(entry["step"]), bool(entry["settled"])
 
 
-def _entry(replica: "Replica", saved: Saved) -> Saved | str:
+def _entry(replica: "Replica", saved: object) -> Saved | str:
     """This rank's entry, or any other where the ranks were equal, or what is wrong."""
-    entry: Saved | None = saved.get(f"rank{replica.groups.rank}")
-    if entry is not None and entry["size"] == replica.groups.size:
-        return entry
-    entry = entry or next((e for key, e in saved.items() if key.startswith("rank")), None)
+    entries = saved if isinstance(saved, dict) else {}
+    entry = entries.get(f"rank{replica.groups.rank}")
     if entry is None:
-        return f"found no 'rank<r>' key among {list(saved)[:3]}; pass what state_dict() returned"
-    if entry["settled"] or not entry["parameters"]:
+        entry = next((e for key, e in entries.items() if str(key).startswith("rank")), None)
+    if not isinstance(entry, dict) or not set(entry) >= _KEYS:
+        return f"cannot load {str(saved)[:60]}; pass what state_dict() returned after a step()"
+    if entry["size"] == replica.groups.size and f"rank{replica.groups.rank}" in entries:
+        return entry
+    if entry["settled"] or not entry["ranks_differ"]:
         return entry
     return (
         f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
@@ -71,18 +83,44 @@ def _entry(replica: "Replica", saved: Saved) -> Saved | str:
 
 
 def _fault(replica: "Replica", entry: Saved) -> str | None:
-    own = {**dict(_buffers(replica.model)), **dict(replica.model.named_parameters())}
-    for name, tensor in entry["model"].items():
-        if name not in own or own[name].shape != tensor.shape:
-            return f"found {name!r} of shape {tuple(tensor.shape)}, which this model lacks"
-    if entry["algorithm"] != repr(replica.algorithm) and not entry["settled"]:
+    same = entry["algorithm"] == repr(replica.algorithm)
+    if not same and not entry["settled"]:
         return (
             f"found the state of {entry['algorithm']}, but this replica runs {replica.algorithm}; "
             "call finish() before saving to change the algorithm"
         )
+    (own,) = save(replica).values()
+    if not same:
+        own = {"model": {name: own["model"].get(name) for name in entry["model"]}}
+    fault = _difference(own, entry, "state")
+    unknown = set(entry["model"]) - set(own["model"])
+    return fault or (f"this model has no {sorted(unknown)[0]!r}" if unknown else None)
+
+
+def _difference(own: Any, found: Any, path: str) -> str | None:
+    """Where a saved state is not made as ours is: a name, a shape or a kind of value."""
+    if isinstance(own, Tensor):
+        if not isinstance(found, Tensor) or found.shape != own.shape:
+            return f"{path} is {str(found)[:40]}, expected a tensor of shape {tuple(own.shape)}"
+    elif isinstance(own, dict) and isinstance(found, dict):
+        for key, value in own.items():
+            if key not in found:
+                return f"{path} lacks {key!r}"
+            fault = _difference(value, found[key], f"{path}[{key!r}]")
+            if fault is not None:
+                return fault
+    elif type(own) is not type(found):
+        return f"{path} is {str(found)[:40]!r}, expected a {type(own).__name__}"
     return None
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    kept = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+def _tensors(replica: "Replica") -> dict[str, Tensor]:
+    kept = replica.model.state_dict(keep_vars=True)
+    tensors = {name: b for name, b in replica.model.named_buffers() if name in kept}
+    if _ranks_differ(replica):
+        tensors |= dict(replica.model.named_parameters())
+    return tensors
+
+
+def _ranks_differ(replica: "Replica") -> bool:
+    return replica.algorithm.parameters is not None

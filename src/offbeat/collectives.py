@@ -37,7 +37,7 @@ def _watched(launch: Callable[_Arguments, "Handle"]) -> Callable[_Arguments, "Ha
     @functools.wraps(launch)
     def launch_watched(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> "Handle":
         group = next(arg for arg in args if isinstance(arg, Group))
-        with group.heartbeat.watching():
+        with group.heartbeat.explaining():
             handle = launch(*args, **kwargs)
         if group.meter.spans is not None and launch.__name__ != "exchange":
             # Gloo's point-to-point works have no futures: those end when they are waited for.
@@ -113,10 +113,13 @@ def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
 
 @_watched
 def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
-    """Copy ``tensor`` from the member ``root``, in place. Each byte arrives once per member."""
+    """Copy ``tensor`` from the member ``root``, in place. Each byte arrives once per member.
+
+    Any dtype, contiguous: it travels as bytes.
+    """
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
-    work = group.process_group.broadcast([tensor], options)
+    work = group.process_group.broadcast([tensor.view(-1).view(torch.uint8)], options)
     _count(group, tensor.nbytes)
     return Handle(group, [work], [tensor])
 

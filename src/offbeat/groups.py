@@ -4,7 +4,6 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
@@ -15,6 +14,7 @@ from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
 from offbeat.backends import backends_of, open_group
 from offbeat.heartbeat import Heartbeat
+from offbeat.lane import Lane
 from offbeat.meter import Meter
 
 Axis = Literal["world", "node", "local"]
@@ -43,15 +43,14 @@ class Groups:
         """These nodes, in the running world of ``torch.distributed``."""
         _require_world()
         layout = tuple(tuple(node) for node in nodes)
-        ranks = sorted(itertools.chain(*layout))
-        if len(set(ranks)) < len(ranks) or dist.get_rank() not in ranks or () in layout:
+        if sorted(itertools.chain(*layout)) != list(range(dist.get_world_size())) or () in layout:
             raise ValueError(
-                f"nodes {layout} do not place rank {dist.get_rank()} exactly once; "
+                f"nodes {layout} do not place each of {dist.get_world_size()} ranks exactly once; "
                 "list every rank in one node, for example ((0, 1), (2,))"
             )
         world = dist.distributed_c10d._get_default_group()
         opener = partial(open_group, backends=backends_of(world))
-        store = PrefixStore(f"offbeat/{ranks[0]}-{ranks[-1]}", world.get_group_store())
+        store = PrefixStore("offbeat", world.get_group_store())
         return cls(dist.get_rank(), layout, store, opener)
 
     @classmethod
@@ -147,12 +146,9 @@ class Group:
         return backends_of(self.process_group).get(torch.device(torch.device(device).type), "")
 
     @cached_property
-    def lane(self) -> ThreadPoolExecutor:
-        """The one thread that runs this group's longer exchanges, in the order submitted.
-
-        One thread, never two: all ranks must launch a group's operations in the same order.
-        """
-        return ThreadPoolExecutor(1, thread_name_prefix=f"offbeat-{self.axis}")
+    def lane(self) -> Lane:
+        """The one thread that runs this group's longer exchanges; never two."""
+        return Lane(f"offbeat-{self.axis}")
 
 
 @dataclass(eq=False)
@@ -194,7 +190,7 @@ class Links:
         self.heartbeat.stop()
         for group in self.opened:
             if "lane" in vars(group):
-                group.lane.shutdown()
+                group.lane.close()
             group.process_group.shutdown()
         self.opened.clear()
 

@@ -78,16 +78,23 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the others during a launch or a wait; an error becomes the verdict of all ranks."""
+        """Watch the others during a wait of the training thread."""
         if self._verdict is not None:
             raise self._verdict
         self._waiting_since = time.monotonic()
         try:
+            with self.explaining():
+                yield
+        finally:
+            self._waiting_since = None
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn an error of the wire into the verdict of all ranks; from any thread."""
+        try:
             yield
         except RuntimeError as error:
             raise self._explain(error) from error
-        finally:
-            self._waiting_since = None
 
     def condemn(self, error: Exception) -> Exception:
         """Publish ``error`` as the verdict of all ranks, unless another came first."""

@@ -116,7 +116,7 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
             if len(keywords) == len(call.keywords):
                 return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError):
         pass
     raise ValueError(
         f"cannot read the algorithm {text!r}; expected a recipe with literal arguments, "
@@ -138,7 +138,7 @@ def _graph(topology: Topology | str) -> Topology:
     if isinstance(topology, Topology):
         return topology
     named: dict[str, Topology] = {"exponential": OnePeerExponential(), "ring": Ring()}
-    if topology not in named:
+    if not isinstance(topology, str) or topology not in named:
         raise ValueError(
             f"topology={topology!r}, expected one of {', '.join(map(repr, named))} or a Topology"
         )

@@ -121,11 +121,12 @@ class Replica:
         with self._calling("consensus"):
             self._agree_on_steps("consensus")
             self._average()
-        self._closed = "inside consensus(): leave the block first"
+        self._closed = _SHOWN
         try:
             yield self.model
         finally:
-            self._closed = None
+            if self._closed == _SHOWN:
+                self._closed = None
             with torch.no_grad():
                 pack(shown, own)
 
@@ -297,6 +298,7 @@ class Replica:
             raise ValueError(f"this replica cannot be used {self._closed}")
 
 
+_SHOWN = "inside consensus(): leave the block first"
 _DETACHED = "after detach(): call replicate() again"
 
 

@@ -39,6 +39,11 @@ class Topology(ABC):
     False
     """
 
+    def __repr__(self) -> str:
+        # Without an address: ranks compare what they run by how it reads.
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
     @abstractmethod
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Whom ``rank`` of ``size`` meets in the exchange with number ``index``."""

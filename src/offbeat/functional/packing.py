@@ -72,7 +72,9 @@ def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
 
     Packs when ``into`` are the views of a :class:`Layout`, unpacks when ``tensors`` are.
     """
-    torch._foreach_copy_(list(into), list(tensors))
+    pairs = list(zip(into, tensors, strict=True))
+    if pairs:  # torch refuses an empty list
+        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 def partition(sizes: Sequence[int], capacity: int, first: int) -> list[range]:

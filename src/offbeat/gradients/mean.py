@@ -1,5 +1,6 @@
 """The mean gradient, exchanged in buckets while backward goes on."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -68,7 +69,9 @@ class Mean(GradientExchange[MeanState]):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'local'")
         if self.wire not in (None, "bf16"):
             raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
-        if not self.bucket_mb > 0:
+        if isinstance(self.bucket_mb, bool) or not isinstance(self.bucket_mb, int | float):
+            raise ValueError(f"bucket_mb={self.bucket_mb!r}, expected a number of MiB")
+        if not 0 < self.bucket_mb < math.inf:
             raise ValueError(f"bucket_mb={self.bucket_mb!r}, expected a positive number of MiB")
 
     def init(self, site: Site) -> MeanState:

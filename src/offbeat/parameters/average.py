@@ -39,7 +39,7 @@ class Average(ParameterExchange[AverageState]):
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        if not isinstance(self.every, int) or self.every < 1:
+        if type(self.every) is not int or self.every < 1:
             raise ValueError(f"every={self.every!r}, expected a whole number of steps, 1 or more")
         if self.over not in ("world", "node"):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")

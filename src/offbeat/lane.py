@@ -1,0 +1,48 @@
+"""A thread that runs jobs one after the other, and that no process waits for at its end."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import ParamSpec
+
+Arguments = ParamSpec("Arguments")
+Job = tuple["Future[None]", Callable[[], None]]
+
+
+class Lane:
+    """Runs a group's longer exchanges in the order submitted.
+
+    Like an executor with one worker, except that its thread is a daemon: an executor's is joined
+    when the interpreter exits, and a rank that fails while its lane waits for a message would
+    never exit, and go on beating.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, job: Callable[Arguments, None], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> "Future[None]":
+        """Run ``job`` after all that was submitted before; the future tells when, or its error."""
+        future: Future[None] = Future()
+        self._jobs.put((future, lambda: job(*args, **kwargs)))
+        return future
+
+    def close(self) -> None:
+        """End the thread when its last job is done."""
+        self._jobs.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            try:
+                work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)

@@ -1,0 +1,883 @@
+"""Bad input is one clear ``ValueError`` on all ranks alike, and never a hang."""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import HashStore, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+import offbeat
+from offbeat.gradients import Mean
+from offbeat.groups import Groups
+from offbeat.parameters import Average, PushSum
+from offbeat.testing import ThreadWorld
+from offbeat.topology import Peers, Topology
+
+SIZE = 3
+SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
+RECIPES = ["ddp", "ddp(wire='bf16')", "local_sgd(every=1)", "sgp"]
+every_recipe = pytest.mark.parametrize("text", RECIPES)
+
+
+@pytest.fixture(autouse=True)
+def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
+
+
+def alike(work: Callable[[Groups], object], size: int = SIZE, seconds: float = SECONDS) -> str:
+    """The text of the ``ValueError`` that ``work`` raises on every rank, in time."""
+
+    def safe(groups: Groups) -> Exception | None:
+        try:
+            work(groups)
+        except Exception as error:
+            return error
+        return None
+
+    errors = ThreadWorld(size).run(safe, timeout=seconds)
+    assert [type(error) for error in errors] == [ValueError] * size, errors
+    texts = {str(error) for error in errors}
+    assert len(texts) == 1, texts
+    return texts.pop()
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+
+def run(model: nn.Module, steps: int, replica: offbeat.Replica) -> None:
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+
+
+# ---- models that differ between ranks -----------------------------------------------------------
+
+
+class Named(nn.Module):
+    def __init__(self, **parameters: Tensor) -> None:
+        super().__init__()
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+
+
+def named(**parameters: Tensor) -> Callable[[], nn.Module]:
+    return lambda: Named(**parameters)
+
+
+def frozen() -> nn.Module:
+    model = Named(a=torch.ones(2, 3), b=torch.ones(2))
+    model.a.requires_grad_(False)
+    return model
+
+
+def buffered(shape: int) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = Named(a=torch.ones(2, 3), b=torch.ones(2))
+        model.register_buffer("statistics", torch.zeros(shape))
+        return model
+
+    return build
+
+
+USUAL = named(a=torch.ones(2, 3), b=torch.ones(2))
+DIFFERENT = {
+    "name": (named(a=torch.ones(2, 3), c=torch.ones(2)), "'b'|'c'"),
+    "one more": (named(a=torch.ones(2, 3), b=torch.ones(2), c=torch.ones(2)), "'c'"),
+    "one fewer": (named(a=torch.ones(2, 3)), "'b'"),
+    "shape": (named(a=torch.ones(3, 2), b=torch.ones(2)), r"shape of 'a'.*\[2, 3\].*\[3, 2\]"),
+    "dtype": (named(a=torch.ones(2, 3).bfloat16(), b=torch.ones(2)), "dtype of 'a'.*bfloat16"),
+    "frozen": (frozen, "'a' is trainable here and frozen there"),
+    "order": (named(b=torch.ones(2), a=torch.ones(2, 3)), "order"),
+    "strides": (named(a=torch.ones(3, 2).t(), b=torch.ones(2)), "strides of 'a'"),
+    "a buffer": (buffered(2), "'statistics'"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_models_that_differ_between_ranks(what: str) -> None:
+    other, match = DIFFERENT[what]
+
+    def work(groups: Groups) -> None:
+        model = other() if groups.rank == 2 else USUAL()
+        offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+
+    text = alike(work)
+    assert "ranks 0 and 2 differ" in text
+    with pytest.raises(ValueError, match=match):
+        raise ValueError(text)
+
+
+def test_buffers_that_differ_in_shape() -> None:
+    def work(groups: Groups) -> None:
+        offbeat.replicate(buffered(2 + (groups.rank == 1))(), offbeat.ddp(), mesh=groups)
+
+    assert "shape of 'statistics'" in alike(work)
+
+
+def test_a_world_goes_on_after_a_refusal() -> None:
+    """The next ``replicate`` of the same ranks works: nothing was left half open."""
+
+    def work(groups: Groups) -> None:
+        odd = frozen() if groups.rank == 0 else USUAL()
+        with pytest.raises(ValueError, match="differ"):
+            offbeat.replicate(odd, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(USUAL(), offbeat.sgp(), mesh=groups)
+        replica.step()
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work, timeout=SECONDS)
+
+
+# ---- models that cannot be exchanged ------------------------------------------------------------
+
+
+def without_parameters() -> nn.Module:
+    return nn.Tanh()
+
+
+def all_frozen() -> nn.Module:
+    return small().requires_grad_(False)
+
+
+def on_meta() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+
+def complex_numbers() -> nn.Module:
+    return nn.Linear(2, 2, dtype=torch.complex64)
+
+
+def uninitialized() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+
+
+def sparse_embedding() -> nn.Module:
+    return nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
+
+
+def sparse_bag() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True, mode="sum"), nn.Linear(2, 2))
+
+
+IMPOSSIBLE = {
+    without_parameters: "no trainable parameters",
+    all_frozen: "no trainable parameters",
+    on_meta: "'1.weight' is on the meta device",
+    complex_numbers: "'weight' is complex",
+    uninitialized: "'1.weight' is not initialized",
+    sparse_embedding: "'0' makes sparse gradients",
+    sparse_bag: "'0' makes sparse gradients",
+}
+
+
+@pytest.mark.parametrize("build", IMPOSSIBLE, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("where", ["on all ranks", "on rank 1"])
+def test_models_that_cannot_be_exchanged(build: Callable[[], nn.Module], where: str) -> None:
+    def work(groups: Groups) -> None:
+        bad = where == "on all ranks" or groups.rank == 1
+        offbeat.replicate(build() if bad else small(), offbeat.ddp(), mesh=groups)
+
+    text = alike(work)
+    assert IMPOSSIBLE[build] in text
+    assert ("rank 0" if where == "on all ranks" else "rank 1") in text
+
+
+def test_one_rank_alone_is_refused_too() -> None:
+    for build, said in IMPOSSIBLE.items():
+        with pytest.raises(ValueError, match=said):
+            offbeat.replicate(build(), offbeat.ddp(), mesh=ThreadWorld(1).groups(0))
+
+
+BUFFERS = [torch.int16, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", BUFFERS, ids=str)
+def test_buffers_of_unusual_dtypes_are_equalized_or_refused(dtype: torch.dtype) -> None:
+    """Gloo moves few of them; quantized models and rotary embeddings bring all of them."""
+
+    def work(groups: Groups) -> str:
+        model = small()
+        model.register_buffer("table", torch.full((3,), groups.rank + 1).to(dtype))
+        try:
+            replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        except ValueError as error:
+            return str(error)
+        assert torch.equal(model.table, torch.ones(3).to(dtype))
+        replica.finish()
+        replica.detach()
+        return "equalized"
+
+    (said,) = set(ThreadWorld(SIZE).run(work, timeout=SECONDS))
+    assert said == "equalized" or "'table'" in said
+
+
+def test_an_expanded_buffer_is_equalized_or_refused() -> None:
+    """A buffer that shares memory with itself, as masks made by ``expand`` do."""
+
+    def work(groups: Groups) -> str:
+        model = small()
+        model.register_buffer("mask", torch.full((1, 3), float(groups.rank)).expand(2, 3))
+        try:
+            replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        except ValueError as error:
+            return str(error)
+        assert torch.equal(model.mask, torch.zeros(2, 3))
+        replica.finish()
+        replica.detach()
+        return "equalized"
+
+    (said,) = set(ThreadWorld(SIZE).run(work, timeout=SECONDS))
+    assert said == "equalized" or "'mask'" in said
+
+
+class Lookup(nn.Module):
+    """Sparse gradients that no module announces, on one rank and from the second step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, sparse: bool) -> Tensor:
+        return F.embedding(torch.tensor([1, 2]), self.table, sparse=sparse).sum()
+
+
+@pytest.mark.parametrize("text", ["ddp", "ddp(wire='bf16')"])
+def test_a_sparse_gradient_that_appears_on_one_rank(text: str) -> None:
+    def work(groups: Groups) -> None:
+        model = Lookup()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        for step in range(3):
+            model(sparse=groups.rank == 1 and step == 1).backward()
+            model.zero_grad()
+            replica.step()
+
+    text = alike(work)
+    assert "'table' has a gradient of layout torch.sparse_coo" in text
+    assert "sparse=False" in text
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """``torch.distributed`` with this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_model_wrapped_in_ddp() -> None:
+    with pytest.raises(ValueError, match=r"DistributedDataParallel.*model\.module"):
+        offbeat.replicate(DistributedDataParallel(small()), offbeat.ddp())
+
+
+@every_recipe
+def test_replicate_twice(text: str) -> None:
+    """The second is refused, and the first goes on."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        run(model, 1, replica)
+        try:
+            offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        finally:
+            run(model, 2, replica)
+            replica.detach()
+            offbeat.replicate(model, offbeat.algorithm(text), mesh=groups).detach()
+
+    said = alike(work)
+    assert "already belongs to a replica" in said
+    assert "detach()" in said
+
+
+def test_no_process_group() -> None:
+    with pytest.raises(ValueError, match=r"init_process_group\(\)"):
+        offbeat.replicate(small(), offbeat.ddp())
+
+
+def test_not_a_model() -> None:
+    with pytest.raises(ValueError, match="model"):
+        offbeat.replicate([nn.Linear(1, 1)], offbeat.ddp(), mesh=ThreadWorld(1).groups(0))
+
+
+# ---- recipes and their arguments ----------------------------------------------------------------
+
+TEXTS = {
+    "adam": "ddp, local_sgd, sgp",
+    "ddp(bucket=3)": "wire, bucket_mb",
+    "ddp(None, 25, 1)": "wire, bucket_mb",
+    "sgp(overlaps=1)": "topology",
+    "local_sgd(every=H)": "literal",
+    "ddp(bucket_mb=float('inf'))": "literal",
+    "ddp(__import__('os'))": "literal",
+    "sgp(*['ring'])": "literal",
+    "sgp(**{'topology': 'ring'})": "literal",
+    "offbeat.ddp()": "literal",
+    "ddp()()": "literal",
+    "ddp(wire=None, wire=None)": "literal",
+    "ddp(bucket_mb={[]: 1})": "literal",
+    "ddp(": "literal",
+    "ddp; sgp": "literal",
+    "": "literal",
+    "\0": "literal",
+    "(" * 300: "literal",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:30]))
+def test_texts_that_name_no_algorithm(text: str) -> None:
+    with pytest.raises(ValueError, match=TEXTS[text]):
+        offbeat.algorithm(text)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"ddp", offbeat.ddp()], ids=repr)
+def test_an_algorithm_must_be_named_by_a_text(text: Any) -> None:
+    with pytest.raises(ValueError, match="algorithm"):
+        offbeat.algorithm(text)
+
+
+ARGUMENTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: offbeat.local_sgd(every=0), "every=0, expected"),
+    (lambda: offbeat.local_sgd(every=-1), "every=-1, expected"),
+    (lambda: offbeat.local_sgd(every=2.5), "every=2.5, expected"),
+    (lambda: offbeat.local_sgd(every="3"), "every='3', expected"),
+    (lambda: offbeat.local_sgd(every=True), "every=True, expected"),
+    (lambda: offbeat.local_sgd(every=None), "every=None, expected"),
+    (lambda: offbeat.local_sgd(within="node"), "within='node', expected"),
+    (lambda: offbeat.local_sgd(within=["local"]), "within=.*expected"),
+    (lambda: offbeat.sgp(within="world"), "within='world', expected"),
+    (lambda: offbeat.sgp(topology=5), "topology=5, expected"),
+    (lambda: offbeat.sgp(topology="star"), "topology='star', expected.*'exponential', 'ring'"),
+    (lambda: offbeat.sgp(topology=None), "topology=None, expected"),
+    (lambda: offbeat.sgp(topology=["ring"]), "topology=.*expected"),
+    (lambda: offbeat.sgp(topology=offbeat.Ring), "topology=.*expected"),
+    (lambda: offbeat.ddp(wire="fp8"), "wire='fp8', expected"),
+    (lambda: offbeat.ddp(wire=torch.bfloat16), "wire=torch.bfloat16, expected"),
+    (lambda: offbeat.ddp(bucket_mb=0), "bucket_mb=0, expected"),
+    (lambda: offbeat.ddp(bucket_mb=-1), "bucket_mb=-1, expected"),
+    (lambda: offbeat.ddp(bucket_mb="x"), "bucket_mb='x', expected"),
+    (lambda: offbeat.ddp(bucket_mb=None), "bucket_mb=None, expected"),
+    (lambda: offbeat.ddp(bucket_mb=True), "bucket_mb=True, expected"),
+    (lambda: offbeat.ddp(bucket_mb=1j), "bucket_mb=1j, expected"),
+    (lambda: offbeat.ddp(bucket_mb=float("nan")), "bucket_mb=nan, expected"),
+    (lambda: offbeat.ddp(bucket_mb=float("inf")), "bucket_mb=inf, expected"),
+    (lambda: Mean(over="node"), "over='node', expected"),
+    (lambda: Average(over="local"), "over='local', expected"),
+    (lambda: PushSum(over="local"), "over='local', expected"),
+    (lambda: PushSum(topology="ring"), "topology='ring', expected"),
+    (lambda: offbeat.Algorithm(gradients=Average()), "the gradients slot holds"),
+    (lambda: offbeat.Algorithm(parameters=Mean()), "the parameters slot holds"),
+    (lambda: offbeat.Algorithm(gradients=Mean), "the gradients slot holds"),
+    (lambda: offbeat.Algorithm(parameters="sgp"), "the parameters slot holds"),
+]
+
+
+@pytest.mark.parametrize(("make", "match"), ARGUMENTS, ids=[match for _, match in ARGUMENTS])
+def test_arguments_that_mean_nothing(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize("algorithm", ["ddp", offbeat.ddp, None], ids=repr)
+def test_replicate_wants_an_algorithm(algorithm: Any) -> None:
+    def work(groups: Groups) -> None:
+        offbeat.replicate(small(), algorithm, mesh=groups)
+
+    assert "expected what a recipe returns" in alike(work)
+
+
+DIFFERENT_ALGORITHMS = [
+    ("ddp", "sgp"),
+    ("ddp", "ddp(wire='bf16')"),
+    ("ddp", "ddp(bucket_mb=1)"),
+    ("local_sgd(every=2)", "local_sgd(every=3)"),
+    ("sgp", "sgp('ring')"),
+    ("sgp", "sgp(within='local')"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT_ALGORITHMS)
+def test_different_algorithms_on_ranks(one: str, other: str) -> None:
+    def work(groups: Groups) -> None:
+        text = other if groups.rank == 1 else one
+        offbeat.replicate(small(), offbeat.algorithm(text), mesh=groups)
+
+    said = alike(work)
+    assert "algorithm" in said
+    assert str(offbeat.algorithm(one)) in said
+    assert str(offbeat.algorithm(other)) in said
+
+
+class Circle(Topology):
+    """As the docstring of ``Topology`` shows: a plain class, made anew in every process."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        return Peers((((rank + 1) % size, 0.5),), ((rank - 1) % size,), 0.5)
+
+    def period(self, size: int) -> int:
+        return 1
+
+
+class Deaf(Circle):
+    """Everybody keeps everything."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        return Peers((), (), 1.0)
+
+
+def test_a_topology_of_ones_own_is_equal_on_all_ranks() -> None:
+    """Every process makes its own object of it, with an address of its own."""
+
+    def work(groups: Groups) -> Any:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.sgp(Circle()), mesh=groups)
+        run(model, 2, replica)
+        saved = replica.state_dict()
+        replica.detach()
+        again = offbeat.replicate(small(), offbeat.sgp(Circle()), mesh=groups)
+        again.load_state_dict(saved)
+        assert again.steps == 2
+        again.detach()
+
+    ThreadWorld(SIZE).run(work, timeout=SECONDS)
+
+
+def test_a_topology_that_cannot_work() -> None:
+    def work(groups: Groups) -> None:
+        offbeat.replicate(small(), offbeat.sgp(TOPOLOGY), mesh=groups)
+
+    assert "never hears of participant" in alike(work)
+
+
+TOPOLOGY = Deaf()
+
+
+# ---- who sits where -----------------------------------------------------------------------------
+
+
+def test_nodes_that_differ_between_ranks() -> None:
+    world = ThreadWorld(nodes=((0, 1), (2,)))
+
+    def work(groups: Groups) -> None:
+        nodes = ((0,), (1, 2)) if groups.rank == 1 else groups.nodes
+        odd = Groups(groups.rank, nodes, groups.store, groups.opener)
+        with pytest.raises(ValueError, match="nodes"):
+            offbeat.replicate(small(), offbeat.ddp(), mesh=odd)
+
+    world.run(work, timeout=SECONDS)
+
+
+@pytest.fixture
+def world_of_three() -> Iterator[None]:
+    """``torch.distributed`` as rank 0 of 3, with torch's backend that only pretends to send."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers it
+
+    dist.init_process_group("fake", store=HashStore(), rank=0, world_size=3)
+    yield
+    dist.destroy_process_group()
+
+
+BAD_NODES = {
+    "omits the others": ((1, 2),),
+    "omits rank 2": ((0, 1),),
+    "repeats a rank": ((0, 1), (1, 2)),
+    "repeats it in one node": ((0, 0), (1, 2)),
+    "names a stranger": ((0, 1), (2, 3)),
+    "has an empty node": ((0, 1, 2), ()),
+    "is empty": (),
+}
+
+
+@pytest.mark.parametrize("what", BAD_NODES)
+@pytest.mark.usefixtures("world_of_three")
+def test_nodes_that_do_not_place_every_rank_once(what: str) -> None:
+    """A fault that every rank sees for itself, so that all of them raise."""
+    with pytest.raises(ValueError, match="list every rank in one node"):
+        Groups.of(BAD_NODES[what])
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_mesh_with_other_axes() -> None:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
+    with pytest.raises(ValueError, match=r"\('data', 'model'\), expected \('node', 'local'\)"):
+        offbeat.replicate(small(), offbeat.ddp(), mesh=mesh)
+    flat = init_device_mesh("cpu", (1,))
+    with pytest.raises(ValueError, match=r"expected \('node', 'local'\)"):
+        offbeat.replicate(small(), offbeat.ddp(), mesh=flat)
+
+
+@pytest.mark.parametrize("mesh", ["node", 3, ((0, 1), (2,)), ThreadWorld(1)], ids=str)
+def test_something_that_is_no_mesh(mesh: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected a DeviceMesh .* or offbeat\.Groups"):
+        offbeat.replicate(small(), offbeat.ddp(), mesh=mesh)
+
+
+# ---- calls at the wrong moment ------------------------------------------------------------------
+
+
+def test_nothing_works_after_detach() -> None:
+    (replica,) = ThreadWorld(1).run(lambda g: offbeat.replicate(small(), offbeat.ddp(), mesh=g))
+    replica.detach()
+    saved: dict[str, Any] = {}
+    calls: list[Callable[[], object]] = [
+        replica.step,
+        replica.finish,
+        replica.state_dict,
+        replica.consensus_distance,
+        lambda: replica.load_state_dict(saved),
+        lambda: replica.consensus().__enter__(),
+        lambda: replica.install(SGD(replica.model.parameters(), lr=0.1)),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"after detach\(\).*replicate\(\)"):
+            call()
+    run_alone = replica.model(torch.ones(2)).sum()
+    run_alone.backward()  # plain again
+
+
+def freeze(model: nn.Sequential) -> None:
+    model[0].weight.requires_grad_(False)
+
+
+def unfreeze(model: nn.Sequential) -> None:
+    model[2].requires_grad_(True)
+
+
+def add(model: nn.Sequential) -> None:
+    model.append(nn.Linear(1, 1))
+
+
+def remove(model: nn.Sequential) -> None:
+    model[0].bias = None
+
+
+def replace(model: nn.Sequential) -> None:
+    model[0] = copy.deepcopy(model[0])
+
+
+def cast(model: nn.Sequential) -> None:
+    model.double()
+
+
+def partly_frozen() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1))
+    model[2].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("change", [freeze, unfreeze, add, remove, replace, cast])
+@pytest.mark.parametrize("text", ["ddp", "sgp"])
+@pytest.mark.parametrize("where", ["on all ranks", "on rank 1"])
+def test_parameters_that_change_after_replicate(
+    change: Callable[[nn.Sequential], None], text: str, where: str
+) -> None:
+    """Found at the next ``step()``; every rank is told, for the others go on or wait."""
+
+    def work(groups: Groups) -> None:
+        model = partly_frozen()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        run(model, 1, replica)
+        if where == "on all ranks" or groups.rank == 1:
+            change(model)
+        for _ in range(3):
+            x = torch.ones(2, dtype=model[0].weight.dtype)
+            model(x).sum().backward()
+            replica.step()
+
+    said = alike_or_each(work, where)
+    assert all("since replicate()" in text and "replicate() again" in text for text in said)
+
+
+def alike_or_each(work: Callable[[Groups], object], where: str) -> set[str]:
+    """Where every rank has the fault, each may name itself; otherwise all name rank 1."""
+    if where == "on rank 1":
+        text = alike(work)
+        assert "rank 1:" in text
+        return {text}
+
+    def each(groups: Groups) -> str:
+        with pytest.raises(ValueError, match="since replicate") as raised:
+            work(groups)
+        return str(raised.value)
+
+    return set(ThreadWorld(SIZE).run(each, timeout=SECONDS))
+
+
+@every_recipe
+def test_state_dict_between_backward_and_step(text: str) -> None:
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica.state_dict()
+        model(torch.ones(2)).sum().backward()
+        try:
+            replica.state_dict()
+        finally:
+            replica.step()
+            replica.state_dict()
+            replica.detach()
+
+    assert "save right after replica.step()" in alike(work)
+
+
+@every_recipe
+def test_state_dict_between_an_unsynced_backward_and_step(text: str) -> None:
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica.set_requires_sync(False)
+        model(torch.ones(2)).sum().backward()
+        replica.state_dict()
+
+    assert "save right after replica.step()" in alike(work)
+
+
+@every_recipe
+def test_backward_inside_consensus(text: str) -> None:
+    """Refused, and the block gives the parameters back all the same."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        run(model, 1, replica)
+        before = copy.deepcopy(model.state_dict())
+        try:
+            with replica.consensus():
+                model(torch.ones(2)).sum().backward()
+        finally:
+            assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+            model.zero_grad()
+            run(model, 1, replica)
+            replica.detach()
+
+    assert "inside consensus(): leave the block first" in alike(work)
+
+
+def test_calls_inside_consensus() -> None:
+    def work(groups: Groups) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=groups)
+        with replica.consensus():
+            for call in (replica.step, replica.finish, replica.state_dict):
+                with pytest.raises(ValueError, match=r"inside consensus\(\)"):
+                    call()
+            with pytest.raises(ValueError, match=r"inside consensus\(\)"), replica.consensus():
+                pass
+        replica.step()
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work, timeout=SECONDS)
+
+
+def test_detach_inside_consensus_stays_detached() -> None:
+    def work(groups: Groups) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=groups)
+        with replica.consensus():
+            replica.detach()
+        with pytest.raises(ValueError, match="after detach"):
+            replica.step()
+
+    ThreadWorld(SIZE).run(work, timeout=SECONDS)
+
+
+@every_recipe
+@pytest.mark.parametrize("verb", ["finish", "consensus", "consensus_distance"])
+def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: str) -> None:
+    """Rank 1 takes one step more and only then makes the call that the others wait in."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        run(model, 2 + (groups.rank == 1), replica)
+        if verb == "consensus":
+            with replica.consensus():
+                pass
+        else:
+            getattr(replica, verb)()
+        run(model, 1, replica)
+
+    said = alike(work)
+    assert verb in said
+    assert "step" in said
+
+
+@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=100)"])
+def test_different_numbers_of_steps_before_finish(text: str) -> None:
+    """Where steps do not wait for each other, ``finish`` is the first to notice."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica.set_requires_sync(False)
+        run(model, 2 + groups.rank, replica)
+        replica.finish()
+
+    assert "finish() was called after different numbers of steps: [2, 3, 4]" in alike(work)
+
+
+def test_install_wants_one_optimizer_once() -> None:
+    (replica,) = ThreadWorld(1).run(lambda g: offbeat.replicate(small(), offbeat.ddp(), mesh=g))
+    optimizer = SGD(replica.model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="list"):
+        replica.install([optimizer])
+    replica.install(optimizer)
+    with pytest.raises(ValueError, match="once"):
+        replica.install(optimizer)
+    replica.detach()
+
+
+# ---- saved states -------------------------------------------------------------------------------
+
+
+def saved_by(text: str, size: int, *, finished: bool, path: Path) -> None:
+    """Two steps of every rank, saved to one file a rank."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        with torch.no_grad():
+            model[0].weight.add_(groups.rank)
+        run(model, 2, replica)
+        if finished:
+            replica.finish()
+        torch.save(replica.state_dict(), path / f"{groups.rank}.pt")
+        replica.detach()
+
+    ThreadWorld(size).run(work)
+
+
+def loading(text: str, find: Callable[[int], Any]) -> Callable[[Groups], None]:
+    """Work that loads ``find(rank)`` into a new replica."""
+
+    def work(groups: Groups) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica.load_state_dict(find(groups.rank))
+        run(model, 1, replica)
+        replica.detach()
+
+    return work
+
+
+GARBAGE = {
+    "nothing": {},
+    "none": None,
+    "a model's": small().state_dict(),
+    "no entry": {"rank0": {}, "rank1": {}, "rank2": {}},
+    "a number": {"rank0": 3, "rank1": 3, "rank2": 3},
+    "number keys": {0: {}, 1: {}},
+    "a list": [1, 2],
+    "a path": "checkpoint.pt",
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+@pytest.mark.parametrize("where", ["on all ranks", "on rank 1"])
+def test_load_garbage(what: str, where: str, tmp_path: Path) -> None:
+    saved_by("sgp", SIZE, finished=False, path=tmp_path)
+
+    def find(rank: int) -> Any:
+        bad = where == "on all ranks" or rank == 1
+        return GARBAGE[what] if bad else torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+
+    said = alike(loading("sgp", find))
+    assert "rank 1: " in said or where == "on all ranks"
+    assert "state_dict()" in said
+
+
+@pytest.mark.parametrize("text", ["sgp", "local_sgd(every=5)"])
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+def test_load_another_world_size_without_finish(
+    text: str, old: int, new: int, tmp_path: Path
+) -> None:
+    """Replicas differ: to keep some of them would lose what the others learned."""
+    saved_by(text, old, finished=False, path=tmp_path)
+
+    def find(rank: int) -> Any:
+        return torch.load(tmp_path / f"{min(rank, old - 1)}.pt", weights_only=True)
+
+    assert "call finish() before saving" in alike(loading(text, find), size=new)
+
+
+@pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd(every=5)"])
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2), (3, 1)])
+def test_load_another_world_size_after_finish(
+    text: str, old: int, new: int, tmp_path: Path
+) -> None:
+    """Allowed; new ranks load the file of any old one."""
+    saved_by(text, old, finished=True, path=tmp_path)
+
+    def work(groups: Groups) -> Tensor:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        name = f"{min(groups.rank, old - 1)}.pt"
+        replica.load_state_dict(torch.load(tmp_path / name, weights_only=True))
+        assert replica.steps == 2
+        loaded = model[0].weight.detach().clone()
+        run(model, 1, replica)
+        replica.detach()
+        return loaded
+
+    first, *others = ThreadWorld(new).run(work)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(["ddp", "sgp"], 2)))
+def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
+    saved_by(old, SIZE, finished=False, path=tmp_path)
+
+    def find(rank: int) -> Any:
+        return torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+
+    said = alike(loading(new, find))
+    assert str(offbeat.algorithm(old)) in said
+    assert str(offbeat.algorithm(new)) in said
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a missing parameter": lambda entry: entry["model"].pop("0.weight"),
+    "an unknown parameter": lambda entry: entry["model"].update(extra=torch.ones(2)),
+    "a wrong shape": lambda entry: entry["model"].update({"0.weight": torch.ones(2)}),
+    "no tensor": lambda entry: entry["model"].update({"0.weight": "a file"}),
+    "no steps": lambda entry: entry.pop("step"),
+    "no model": lambda entry: entry.pop("model"),
+    "no slot": lambda entry: entry.pop("parameters"),
+    "no weight": lambda entry: entry["parameters"].pop("weight"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_load_a_damaged_state(what: str, tmp_path: Path) -> None:
+    """On one rank only, as after a disk has filled up; the others must not go on."""
+    saved_by("sgp", SIZE, finished=False, path=tmp_path)
+
+    def find(rank: int) -> Any:
+        saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        if rank == 1:
+            DAMAGES[what](saved["rank1"])
+        return saved
+
+    assert alike(loading("sgp", find)).startswith("rank 1: ")
+
+
+def test_load_states_of_different_steps(tmp_path: Path) -> None:
+    saved_by("ddp", SIZE, finished=False, path=tmp_path)
+
+    def find(rank: int) -> Any:
+        saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        saved[f"rank{rank}"]["step"] += rank
+        return saved
+
+    assert "different numbers of steps: [2, 3, 4]" in alike(loading("ddp", find))
