@@ -73,11 +73,8 @@ def main(args: argparse.Namespace) -> None:
         device = torch.device("cuda", dist.get_node_local_rank(0))
         torch.cuda.set_device(device)
     torch.manual_seed(args.seed + rank)  # own data; the model will be rank 0's
-    model, replica = GPT(args.width, args.depth, args.heads, args.context).to(device), None
-    if args.algorithm == "torch-ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    elif args.algorithm != "none":
-        replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
+    model = GPT(args.width, args.depth, args.heads, args.context).to(device)
+    replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
     train, heldout = read_corpus()
@@ -87,14 +84,13 @@ def main(args: argparse.Namespace) -> None:
         starts = torch.randint(len(train) - args.context, (args.batch_size,))
         loss = loss_of(model, train, starts, args.context)
         loss.backward()
+        journal.take(loss)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if replica:
-            replica.step()
-        journal.after(step, loss)
-    if replica:
-        replica.finish()
+        replica.step()
+        journal.after(step)
+    replica.finish()
     if args.sample and rank == 0:
         journal.write({"sample": write_text(model, args.sample, args.context, device)})
     dist.destroy_process_group()
@@ -103,7 +99,7 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("algorithm", "ddp()", "an offbeat recipe; or torch-ddp, or none"),
+        ("algorithm", "ddp()", "a recipe; see `offbeat recipes`"),
         ("steps", 1000, "optimizer steps"),
         ("batch-size", 8, "windows of text per rank and step"),
         ("context", 64, "characters per window"),

@@ -5,7 +5,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class Journal:
     def __init__(
         self,
         args: argparse.Namespace,
-        replica: offbeat.Replica | None,
+        replica: offbeat.Replica,
         evaluate: Callable[[], Tensor],
     ) -> None:
         self.args, self.replica, self.evaluate = args, replica, evaluate
@@ -46,9 +45,13 @@ class Journal:
         self.started = time.perf_counter()
         self.report(0)
 
-    def after(self, step: int, loss: Tensor) -> None:
-        """Take note of a step's loss; report when it is time."""
+    def take(self, loss: Tensor) -> None:
+        """Take note of a step's loss."""
         self.losses.append(loss.detach())
+        self.replica.report_loss(loss)
+
+    def after(self, step: int) -> None:
+        """Report when it is time."""
         self.progress.update(self.task, completed=step)
         if step % self.args.report_every == 0 or step == self.args.steps:
             self.report(step)
@@ -62,8 +65,9 @@ class Journal:
         paused, before = time.perf_counter(), self.counters()
         row |= {"seconds": paused - self.started}
         row |= {name: before[name] - self.aside[name] for name in before}
-        with self.replica.consensus() if self.replica else nullcontext(), torch.no_grad():
+        with self.replica.consensus(), torch.no_grad():
             row["heldout_loss"] = self.evaluate().item()
+        self.replica.report_loss(row["heldout_loss"], "heldout")
         self.write({"step": step} | mean_over_ranks(row) | self.distance())
         after = self.counters()
         self.aside.update({name: after[name] - before[name] for name in before})
@@ -71,12 +75,12 @@ class Journal:
 
     def counters(self) -> dict[str, float]:
         """What the replica sent and how long it waited, ever."""
-        total = self.replica.stats()["total"] if self.replica else {}
-        return {name: total[name] for name in COUNTERS if name in total}
+        total = self.replica.stats()["total"]
+        return {name: total[name] for name in COUNTERS}
 
     def distance(self) -> dict[str, float]:
         """How far the replicas are from their average."""
-        distance = self.replica.consensus_distance() if self.replica else {}
+        distance = self.replica.consensus_distance()
         return {f"distance_{name}": value for name, value in distance.items()}
 
     def write(self, record: dict[str, Any]) -> None:
@@ -109,7 +113,5 @@ def described(record: dict[str, Any]) -> str:
     if "train_loss" in record:
         line += f"  train {record['train_loss']:.3f}"
     line += f"  held-out {record['heldout_loss']:.3f}"
-    if "bytes_sent" in record:
-        line += f"  sent {record['bytes_sent'] / 1e6:.1f} MB"
-        line += f"  waited {record['seconds_stalled']:.1f} s"
-    return line
+    line += f"  sent {record['bytes_sent'] / 1e6:.1f} MB"
+    return line + f"  waited {record['seconds_stalled']:.1f} s"
