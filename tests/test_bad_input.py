@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -599,6 +600,32 @@ def test_parameters_that_change_after_replicate(
 
     said = alike_or_each(work, where)
     assert all("since replicate()" in text and "replicate() again" in text for text in said)
+
+
+def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
+    """It waits for the rank with the fault, when the third has closed its connections already."""
+
+    def work(groups: Groups) -> None:
+        model = partly_frozen()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        run(model, 1, replica)
+        if groups.rank == 1:
+            freeze(model)
+        if groups.rank == 2:
+            slow_down(replica._links.heartbeat)
+        run(model, 3, replica)
+
+    assert "rank 1:" in alike(work)
+
+
+def slow_down(heartbeat: Any) -> None:
+    tick = heartbeat._tick
+
+    def late() -> None:
+        time.sleep(0.5)
+        tick()
+
+    heartbeat._tick = late
 
 
 def alike_or_each(work: Callable[[Groups], object], where: str) -> set[str]:

@@ -15,6 +15,7 @@ from offbeat.backward import is_watched
 from offbeat.collectives import broadcast, gather_bytes, raise_alike, wire_device
 from offbeat.exchange import Algorithm
 from offbeat.groups import Group, Groups, Links
+from offbeat.heartbeat import PeerLost
 from offbeat.replica import Replica
 
 Fingerprint = dict[str, Any]
@@ -52,18 +53,21 @@ def replicate(
             f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
             "offbeat.sgp() or offbeat.algorithm('sgp')"
         )
-    groups = _layout(mesh)
-    links = Links.connect(groups) if groups.size > 1 else None
-    control = links.open("world") if links else None
+    links = None
     try:
+        groups = _layout(mesh)
+        links = Links.connect(groups) if groups.size > 1 else None
+        control = links.open("world") if links else None
         raise_alike(fault(model), control)
         agree(fingerprint(model, algorithm, groups.nodes), control)
         equalize(model, control)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
         return Replica(model, algorithm, groups, links, control, given, scaler)
-    except BaseException:
+    except BaseException as error:
         if links:
             links.close()
+        if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
+            raise PeerLost(f"some rank never came to replicate(), or died: {error}") from error
         raise
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store
 
-TIMEOUT = timedelta(minutes=30)  # heartbeats end a wait long before
+TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 
 
 def backends_of(group: ProcessGroup) -> dict[torch.device, str]:
@@ -27,6 +27,7 @@ def open_group(
     size: int,
     backends: Mapping[torch.device, str],
     host: str | None = None,
+    timeout: timedelta = TIMEOUT,
 ) -> ProcessGroup:
     """A group of ``size`` members that meet in ``store``; all of them must call.
 
@@ -37,26 +38,36 @@ def open_group(
     opened: dict[str, Any] = {}
     for device, name in backends.items():
         if name not in opened:
-            opened[name] = _open(name, dist.PrefixStore(name, store), rank, size, host)
+            meet = dist.PrefixStore(name, store)
+            opened[name] = _open(name, meet, rank, size, host, timeout)
         kind = getattr(ProcessGroup.BackendType, name.upper())
         group._register_backend(device, kind, opened[name])
         group._set_default_backend(kind)
     return group
 
 
-def _open(name: str, store: Store, rank: int, size: int, host: str | None) -> Any:
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long members wait for one that does not come, as ``init_process_group`` was told."""
+    backend = group._get_backend(group._device_types[0])
+    found = getattr(getattr(backend, "options", None), "_timeout", TIMEOUT)
+    return found if isinstance(found, timedelta) else TIMEOUT
+
+
+def _open(
+    name: str, store: Store, rank: int, size: int, host: str | None, timeout: timedelta
+) -> Any:
     if name == "gloo":
         if host is None:
-            return ProcessGroupGloo(store, rank, size, timeout=TIMEOUT)
+            return ProcessGroupGloo(store, rank, size, timeout=timeout)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = TIMEOUT
+        options._timeout = timeout
         return ProcessGroupGloo(store, rank, size, options)
     if name == "nccl":
         from torch.distributed import ProcessGroupNCCL
 
         nccl = ProcessGroupNCCL.Options()
-        nccl._timeout = TIMEOUT
+        nccl._timeout = timeout
         return ProcessGroupNCCL(store, rank, size, nccl)
     raise ValueError(
         f"the process group runs on the backend {name!r}, expected gloo or nccl; call "

@@ -123,4 +123,5 @@ def _tensors(replica: "Replica") -> dict[str, Tensor]:
 
 
 def _ranks_differ(replica: "Replica") -> bool:
-    return replica.algorithm.parameters is not None
+    gradients, parameters = replica.algorithm.gradients, replica.algorithm.parameters
+    return parameters is not None or gradients is None or gradients.over != "world"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
-from offbeat.backends import backends_of, open_group
+from offbeat.backends import backends_of, open_group, timeout_of
 from offbeat.heartbeat import Heartbeat
 from offbeat.lane import Lane
 from offbeat.meter import Meter
@@ -49,7 +49,7 @@ class Groups:
                 "list every rank in one node, for example ((0, 1), (2,))"
             )
         world = dist.distributed_c10d._get_default_group()
-        opener = partial(open_group, backends=backends_of(world))
+        opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
         store = PrefixStore("offbeat", world.get_group_store())
         return cls(dist.get_rank(), layout, store, opener)
 

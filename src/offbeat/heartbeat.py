@@ -218,13 +218,15 @@ def _end_waits(group: ProcessGroup) -> None:
     """Make every pending wait on ``group`` raise.
 
     ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
-    all pairs of the group, and with them all its waits: so we let one time out on purpose.
+    all pairs of the group, and with them all its waits: so we let one time out on purpose. From
+    each peer in turn: where the peer has closed its side, ours fails at once and wakes nobody.
     """
     for device, backend in backends_of(group).items():
-        with contextlib.suppress(RuntimeError):
-            if backend != "gloo":
+        if backend != "gloo":
+            with contextlib.suppress(RuntimeError):
                 group.abort()
-            elif device.type == "cpu":
-                neighbour = (group.rank() + 1) % group.size()
-                work = group.recv([torch.empty(1)], neighbour, 2**30)
-                work.wait(timedelta(milliseconds=1))
+        elif device.type == "cpu":
+            for peer in set(range(group.size())) - {group.rank()}:
+                with contextlib.suppress(RuntimeError):
+                    work = group.recv([torch.empty(1)], peer, 2**30)
+                    work.wait(timedelta(milliseconds=1))

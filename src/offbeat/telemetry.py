@@ -3,9 +3,9 @@
 import json
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -60,8 +60,9 @@ class Telemetry:
 
     def report(self, loss: float | Tensor, kind: str) -> None:
         """Take down a loss: this step's, or one on held-out data."""
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
         if kind == "train":
-            self.loss = loss.detach() if isinstance(loss, Tensor) else loss
+            self.loss = loss
         elif self._write is not None:
             self._record(kind, loss=float(loss))
 
@@ -88,7 +89,7 @@ class Telemetry:
             self._write({"event": event, "time": time.time()}, **more)
 
 
-class JsonLines:
+class JsonLines(AbstractContextManager["JsonLines"]):
     r"""Appends one JSON object a call to a file.
 
     >>> import tempfile, pathlib
@@ -113,21 +114,12 @@ class JsonLines:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        """Use as a context manager."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
+        """Close the file at the end of a ``with`` block."""
         self.close()
 
 
-class TensorBoard:
+class TensorBoard(AbstractContextManager["TensorBoard"]):
     """Writes the numbers of ``replica.stats()`` as scalars; needs the tensorboard package.
 
     Call it like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``.
@@ -153,3 +145,7 @@ class TensorBoard:
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file at the end of a ``with`` block."""
+        self.close()
