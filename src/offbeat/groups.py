@@ -38,15 +38,24 @@ class Groups:
     store: Store
     opener: Opener | None
 
+    def __post_init__(self) -> None:
+        """Refuse a layout in which somebody is missing or sits twice."""
+        placed = sorted(itertools.chain(*self.nodes))
+        if placed != list(range(len(placed))) or self.rank not in placed or () in self.nodes:
+            raise ValueError(
+                f"nodes {self.nodes} do not place each rank, {self.rank} among them, exactly once; "
+                "list every rank in one node, for example ((0, 1), (2,))"
+            )
+
     @classmethod
     def of(cls, nodes: Sequence[Sequence[int]]) -> "Groups":
         """These nodes, in the running world of ``torch.distributed``."""
         _require_world()
         layout = tuple(tuple(node) for node in nodes)
-        if sorted(itertools.chain(*layout)) != list(range(dist.get_world_size())) or () in layout:
+        if sum(map(len, layout)) != dist.get_world_size():
             raise ValueError(
-                f"nodes {layout} do not place each of {dist.get_world_size()} ranks exactly once; "
-                "list every rank in one node, for example ((0, 1), (2,))"
+                f"nodes {layout} do not place {dist.get_world_size()} ranks; list every rank in "
+                "one node, for example ((0, 1), (2,))"
             )
         world = dist.distributed_c10d._get_default_group()
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))

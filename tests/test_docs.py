@@ -1,0 +1,266 @@
+"""What the documentation says holds: names, code, commands, messages."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.optim import SGD
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli import app
+from offbeat.testing import simulate
+from problems import START, Quadratic, flat, gradient, loss
+from test_architecture import FLOORS, SOURCE
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code in ``language`` on a page, fence by fence."""
+    fence = rf"^```{language}\n(.*?)^```$"
+    return re.findall(fence, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def script(page: str, name: str) -> str:
+    """The block on a page that begins with ``# name``."""
+    return next(b for b in blocks(ROOT / page, "python") if b.startswith(f"# {name}\n"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. Strict: a broken link, reference or name is an error."""
+    pytest.importorskip("mkdocs", reason="building the site needs the docs extra")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def documented(site: Path) -> set[str]:
+    """All names in the site's inventory, as other sites read it to link here."""
+    *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
+    return {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
+
+
+def public_names() -> set[str]:
+    """What people may import: the packages' lists, and what single modules define themselves."""
+    names = set()
+    for package in ("offbeat", "offbeat.gradients", "offbeat.parameters", "offbeat.functional"):
+        names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
+    for module in ("topology", "collectives", "schedule", "consensus", "testing"):
+        path = f"offbeat.{module}"
+        for name, value in vars(importlib.import_module(path)).items():
+            if not name.startswith("_") and getattr(value, "__module__", None) == path:
+                names.add(f"{path}.{name}")
+    return names | {
+        f"offbeat.Replica.{name}"
+        for name, value in vars(offbeat.Replica).items()
+        if not name.startswith("_") and inspect.isfunction(value)
+    }
+
+
+def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+    aliases = {"offbeat.functional.sketch": "offbeat.functional.sketch.sketch"}  # a module, too
+    unimportable = {"offbeat.__version__", "offbeat.testing.Result"}  # a string, a type variable
+    names = {aliases.get(name, name) for name in public_names() - unimportable}
+    assert names >= {"offbeat.sgp", "offbeat.Replica.step", "offbeat.testing.simulate"}
+    assert not names - documented(site)
+
+
+def test_the_site_asks_nothing_of_a_network(site: Path) -> None:
+    wants = re.compile(r"<(?:script|img|link)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    for page in site.rglob("*.html"):
+        assert not wants.findall(page.read_text("utf-8")), page
+
+
+@every_page
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@every_page
+def test_shell_is_shell(page: Path) -> None:
+    for block in blocks(page, "bash"):
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@every_page
+def test_make_has_every_target_that_is_named(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    code = re.findall(r"`([^`\n]+)`", page.read_text("utf-8")) + blocks(page, "bash")
+    named = {name for text in code for name in re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)}
+    assert named <= targets
+
+
+@every_page
+def test_every_command_is_one(page: Path) -> None:
+    code = re.findall(r"`(offbeat [^`\n]+)`", page.read_text("utf-8"))
+    code += [line for block in blocks(page, "bash") for line in block.splitlines()]
+    for line in code:
+        if line.startswith("offbeat "):
+            # With --help all names and options are read, and nothing runs.
+            _, command, *words = shlex.split(line, comments=True)
+            done = CliRunner().invoke(app, [command, "--help", *words])
+            assert done.exit_code == 0, f"{line}: {done.output}"
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.stem)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    """On the other pages the strict build sees to it."""
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        assert "://" in link or (ROOT / link).exists(), link
+
+
+def test_the_readme_names_its_two_commands() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for command in ("make demo", "make test"):
+        assert f"`{command}`" in text or command in "".join(blocks(ROOT / "README.md", "bash"))
+
+
+def test_contributing_shows_the_floors_that_the_tests_assert() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d) \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
+    shown = {int(number): set(re.findall(r"`(\w+)`", modules)) for number, modules in rows}
+    assert shown == {number: set(names) for number, names in enumerate(FLOORS, start=1)}
+
+
+def test_the_messages_that_the_page_explains_exist() -> None:
+    """A title such as **`rank ... is lost`** must be in the source, apart from the dots."""
+    said = [
+        node.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    titles = re.findall(
+        r"\*\*`([^`]+)`\*\*(?! \(from Gloo\))", (ROOT / "docs" / "faq.md").read_text("utf-8")
+    )
+    assert len(titles) > 20
+    for title in titles:
+        for part in filter(None, map(str.strip, title.split("..."))):
+            assert any(part in text for text in said), f"{title}: {part!r} is nowhere in the source"
+
+
+def test_the_page_on_testing_runs() -> None:
+    namespace: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "testing.md", "python"):
+        exec(compile(block, "testing.md", "exec"), namespace)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_the_miniature_method_follows_its_reference(size: int) -> None:
+    namespace: dict[str, Any] = {"__name__": "contributing"}
+    for block in blocks(ROOT / "CONTRIBUTING.md", "python"):
+        exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
+    runs = simulate(
+        offbeat.Algorithm(parameters=namespace["Neighbours"]()),
+        Quadratic,
+        loss,
+        steps=12,
+        size=size,
+        optimizer=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
+    )
+    ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
+    nodes = tuple((rank,) for rank in range(size))
+    theirs = namespace["neighbours"](START, gradient, nodes=nodes, steps=12, lr=0.1, momentum=0.9)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def torchrun(path: Path) -> str:
+    """What a script prints, run by two workers in its own folder."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=2", path.name],
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_the_readme_example_learns(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script("README.md", "train.py"))
+    losses = [float(number) for number in re.findall(r"loss ([\d.]+)", torchrun(path))]
+    assert len(losses) == 3
+    assert losses[-1] < 0.01  # the loss of the untrained model is about 0.1
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)  # starts the workers twice
+def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) -> None:
+    path = tmp_path / "resume.py"
+    path.write_text(script("docs/saving.md", "resume.py"))
+    torchrun(path)
+    kept = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step{step:06d}-rank{rank}.pt" for step in (250, 300) for rank in (0, 1)]
+    (tmp_path / "checkpoints" / "step000300-rank1.pt").unlink()  # as if it had died while saving
+    assert "250 steps were done before" in torchrun(path)
+
+
+DCP = """
+replica.detach()  # nothing has been trained yet; `fresh` makes everything anew
+
+
+def fresh():
+    global model, optimizer, replica
+    model = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    replica = offbeat.replicate(model, offbeat.sgp("ring"))
+
+
+def train(seed):
+    torch.manual_seed(100 * seed + rank)
+    for _ in range(5):
+        model(torch.rand(8, 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+fresh()
+train(1)
+save("folder")
+expected = train(2)
+replica.detach()
+fresh()
+load("folder")
+assert all(map(torch.equal, train(2), expected))
+replica.detach()
+"""
+
+
+@pytest.mark.processes
+def test_the_functions_for_distributed_checkpoint_go_on_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "dcp.py"
+    setup, _ = script("docs/saving.md", "resume.py").split("\nparts =")
+    functions = next(b for b in blocks(ROOT / "docs" / "saving.md", "python") if "dcp.save" in b)
+    path.write_text(setup + "\n" + functions + DCP)
+    torchrun(path)

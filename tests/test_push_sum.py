@@ -1,0 +1,486 @@
+"""Push-sum on graphs where the weight matters, against the float64 reference."""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import offbeat
+from offbeat.gradients import Mean
+from offbeat.groups import Groups
+from offbeat.parameters import PushSum
+from offbeat.testing import ThreadWorld, simulate, snapshot
+from offbeat.topology import Peers, Topology, mixing_matrix, validate
+from problems import DIMENSION, START, Quadratic, flat, gradient, loss
+from reference.participants import Array, Nodes
+from reference.push_sum import Matrix, irregular, mix, sgp
+
+LR, MOMENTUM, STEPS = 0.1, 0.9, 20
+UNEQUAL: Nodes = ((0, 1, 2), (3,), (4, 5))
+TWO_SLICES: Nodes = ((0, 1, 2), (3, 4), (5, 6, 7))
+
+
+@dataclass(frozen=True)
+class Irregular(Topology):
+    """Ring j -> j+1 with the chord 0 -> 2: participant 0 gives thirds, the others halves."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        column = irregular(size, index)[:, rank]
+        row = irregular(size, index)[rank]
+        others = [i for i in range(size) if i != rank]
+        send = tuple((i, float(column[i])) for i in others if column[i] > 0)
+        return Peers(send, tuple(j for j in others if row[j] > 0), float(column[rank]))
+
+    def period(self, size: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Varying(Topology):
+    """Another graph at every exchange, every share another one: one peer, then all, then few."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        matrix = varying(size, index)
+        others = [i for i in range(size) if i != rank]
+        send = tuple((i, float(matrix[i, rank])) for i in others if matrix[i, rank] > 0)
+        receive = tuple(j for j in others if matrix[rank, j] > 0)
+        return Peers(send, receive, float(matrix[rank, rank]))
+
+    def period(self, size: int) -> int:
+        return 3
+
+
+def varying(size: int, index: int) -> Array:
+    """A ring of unequal shares, a full matrix of random shares, the ring backwards."""
+    random = np.random.default_rng(index % 3)
+    full: Array = random.uniform(0.1, 1.0, size=(size, size))
+    hop = {0: 1, 2: -1}.get(index % 3)
+    if hop is not None:
+        full *= np.eye(size) + np.roll(np.eye(size), hop, axis=0)
+    columns: Array = full / full.sum(0)
+    return columns
+
+
+TOPOLOGIES: dict[Topology, Matrix] = {Irregular(): irregular, Varying(): varying}
+every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: type(t).__name__)
+
+
+def algorithm(topology: Topology, nodes: Nodes | None = None) -> offbeat.Algorithm:
+    """Push-sum between ranks or, where there are nodes, between them."""
+    if nodes is None:
+        return offbeat.sgp(topology)
+    return offbeat.Algorithm(Mean(over="local"), PushSum(topology, over="node"))
+
+
+def sgd(parameters: Any) -> SGD:
+    return SGD(parameters, lr=LR, momentum=MOMENTUM)
+
+
+def train(model: nn.Module, replica: offbeat.Replica, rank: int, optimizer: Any, n: int) -> None:
+    for step in range(n):
+        loss(model, rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+
+
+@every_topology
+def test_the_topologies_here_are_what_they_say(topology: Topology) -> None:
+    for size in (3, 5):
+        validate(topology, size)
+        for index in range(4):
+            expected = TOPOLOGIES[topology](size, index)
+            assert np.array_equal(mixing_matrix(topology, size, index), expected)
+
+
+@every_topology
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_follows_the_reference_with_momentum(topology: Topology, size: int) -> None:
+    nodes = tuple((rank,) for rank in range(size))
+    runs = simulate(algorithm(topology), Quadratic, loss, steps=STEPS, size=size, optimizer=sgd)
+    ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
+    theirs, weights = reference(topology, nodes)
+    # float64 throughout; weights differ from one by tenths, so that scale is that of the model.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert size == 2 or np.abs(weights[-1] - 1).max() > 0.05, "the weight matters"
+
+
+def reference(
+    topology: Topology, nodes: Nodes, steps: int = STEPS, within_local: bool = False
+) -> tuple[Array, Array]:
+    return sgp(
+        START,
+        gradient,
+        matrix=TOPOLOGIES[topology],
+        nodes=nodes,
+        steps=steps,
+        lr=LR,
+        momentum=MOMENTUM,
+        within_local=within_local,
+    )
+
+
+@every_topology
+@pytest.mark.parametrize("nodes", [UNEQUAL, TWO_SLICES], ids=["one slice", "two slices"])
+def test_unequal_nodes_follow_the_reference(topology: Topology, nodes: Nodes) -> None:
+    """Every rank of a node de-biases with the node's weight, also those that only receive."""
+    runs = simulate(
+        algorithm(topology, nodes), Quadratic, loss, steps=STEPS, nodes=nodes, optimizer=sgd
+    )
+    ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
+    theirs, _ = reference(topology, nodes, within_local=True)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    for node in nodes:
+        for rank in node:
+            assert np.array_equal(ours[:, rank], ours[:, node[0]]), "a node holds one model"
+
+
+@every_topology
+@pytest.mark.parametrize("nodes", [None, UNEQUAL], ids=["ranks", "nodes"])
+def test_mass_is_conserved_and_the_true_mean_is_reached(
+    topology: Topology, nodes: Nodes | None
+) -> None:
+    """An optimizer that does nothing: gossip alone goes to the mean, from unequal starts."""
+    layout = nodes or tuple((rank,) for rank in range(5))
+
+    def worker(groups: Groups) -> tuple[Array, Array, Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(
+            model, offbeat.Algorithm(parameters=algorithm(topology, nodes).parameters), mesh=groups
+        )
+        with torch.no_grad():
+            model.matrix += groups.node**2
+        state, z, w, x = replica.parameters_state, [], [], []
+        for _ in range(60):
+            z.append(flat(snapshot(model)))
+            w.append(state.weight)
+            # The numerator of this moment, computed apart from the package: x = w z, because z
+            # has not moved since the last exchange; before the first, w is one.
+            x.append(w[-1] * z[-1])
+            replica.step()
+        replica.detach()
+        return np.array(z), np.array(w), np.array(x)
+
+    heads = [node[0] for node in layout]
+    runs = ThreadWorld(nodes=layout).run(worker)
+    z = np.array([runs[rank][0] for rank in heads])
+    w = np.array([runs[rank][1] for rank in heads])
+    x = np.array([runs[rank][2] for rank in heads])
+    assert np.abs(w - 1).max() > 0.1
+    size = len(layout)
+    # 60 exchanges, each with a few roundings of numbers below 20.
+    np.testing.assert_allclose(w.sum(0), size, rtol=0, atol=60 * size * 4e-16)
+    np.testing.assert_allclose(x.sum(0), np.tile(x[:, 0].sum(0), (60, 1)), rtol=0, atol=1e-12)
+    mean = z[:, 0].mean(0)
+    np.testing.assert_allclose(z[:, -1], np.tile(mean, (size, 1)), rtol=0, atol=1e-6)
+    assert np.abs(x[:, -1] - mean).max() > 0.1, "the numerator alone goes elsewhere"
+    for node in layout:
+        assert all(np.array_equal(runs[rank][1], runs[node[0]][1]) for rank in node)
+
+
+def test_weights_follow_the_matrices() -> None:
+    size = 4
+
+    def worker(groups: Groups) -> list[float]:
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(Irregular()), mesh=groups)
+        weights = []
+        for _ in range(6):
+            replica.step()
+            weights.append(replica.parameters_state.weight)
+        replica.detach()
+        return weights
+
+    ours = np.array(ThreadWorld(size).run(worker)).T
+    w = np.ones(size)
+    for row in ours:
+        _, w = mix(irregular(size, 0), np.zeros((size, 1)), w)
+        np.testing.assert_allclose(row, w, rtol=1e-15)
+
+
+def test_the_anchor_is_the_model_before_the_step() -> None:
+    """Stored where weights vary, right after every step and after ``finish``."""
+
+    def worker(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        state = replica.parameters_state
+        optimizer = sgd(model.parameters())
+        for _ in range(3):
+            check_anchor(model, state)
+            train(model, replica, groups.rank, optimizer, 1)
+        check_anchor(model, state)
+        assert state.weight != 1.0
+        replica.finish()
+        assert state.weight == 1.0
+        check_anchor(model, state)
+        replica.detach()
+
+    ThreadWorld(4).run(worker)
+
+
+def check_anchor(model: nn.Module, state: Any) -> None:
+    anchors = state.layout.views(state.anchor)
+    assert sorted(anchors) == ["matrix", "vector"], "a frozen parameter needs none"
+    assert all(torch.equal(anchors[name], model.get_parameter(name)) for name in anchors)
+
+
+@pytest.mark.parametrize("topology", [offbeat.OnePeerExponential(), offbeat.Ring()], ids=repr)
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, size: int) -> None:
+    def worker(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 10)
+        assert replica.parameters_state.anchor is None
+        assert "anchor" not in replica.state_dict()[f"rank{groups.rank}"]["parameters"]
+        # Thirds do not add up exactly: one rounding an exchange.
+        assert abs(replica.parameters_state.weight - 1) < 1e-14
+        replica.detach()
+
+    ThreadWorld(size).run(worker)
+
+
+@every_topology
+@pytest.mark.parametrize("nodes", [None, UNEQUAL], ids=["ranks", "nodes"])
+def test_save_and_load_midway_is_bit_equal_with_other_weights(
+    topology: Topology, nodes: Nodes | None
+) -> None:
+    dtype = torch.float32 if nodes else torch.bfloat16
+
+    def worker(groups: Groups) -> None:
+        model = Quadratic(dtype)
+        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=groups)
+        optimizer = Adam(model.parameters(), lr=LR)
+        train(model, replica, groups.rank, optimizer, 4)
+        weight = replica.parameters_state.weight
+        file = io.BytesIO()
+        torch.save([replica.state_dict(), optimizer.state_dict()], file)
+        train(model, replica, groups.rank, optimizer, 5)
+        replica.detach()
+
+        file.seek(0)
+        saved, momenta = torch.load(file, weights_only=True)
+        again = Quadratic(dtype)
+        with torch.no_grad():
+            again.vector += 3  # whatever was there before is gone
+        resumed = offbeat.replicate(again, algorithm(topology, nodes), mesh=groups)
+        train(again, resumed, groups.rank, sgd(again.parameters()), 2)
+        resumed.load_state_dict(saved)
+        assert resumed.parameters_state.weight == weight
+        assert resumed.parameters_state.sends == 4
+        optimizer = Adam(again.parameters(), lr=LR)
+        optimizer.load_state_dict(momenta)
+        train(again, resumed, groups.rank, optimizer, 5)
+        assert resumed.parameters_state.weight == replica.parameters_state.weight
+        resumed.detach()
+        for name, ours in again.named_parameters():
+            assert torch.equal(ours, model.get_parameter(name)), name
+
+    layout = nodes or tuple((rank,) for rank in range(4))
+    ThreadWorld(nodes=layout).run(worker)
+
+
+@every_topology
+@pytest.mark.parametrize("nodes", [None, UNEQUAL], ids=["ranks", "nodes"])
+def test_consensus_weighs_every_replica_and_changes_no_trajectory(
+    topology: Topology, nodes: Nodes | None
+) -> None:
+    """It shows sum x / sum w in the middle of a step's work: an update is not yet de-biased."""
+    layout = nodes or tuple((rank,) for rank in range(4))
+
+    def worker(groups: Groups, look: bool) -> tuple[Array, Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=groups)
+        optimizer = sgd(model.parameters())
+        shown = np.zeros(DIMENSION)
+        for _ in range(4):
+            train(model, replica, groups.rank, optimizer, 1)
+            loss(model, groups.rank, 0).backward()
+            optimizer.step()  # stepped, not yet exchanged
+            optimizer.zero_grad()
+            if look:
+                with replica.consensus():
+                    shown = flat(snapshot(model))
+            replica.step()
+        after = flat(snapshot(model))
+        replica.detach()
+        return after, shown
+
+    world = ThreadWorld(nodes=layout)
+    looked = world.run(lambda groups: worker(groups, look=True))
+    unseen = world.run(lambda groups: worker(groups, look=False))
+    for (a, _), (b, _) in zip(looked, unseen, strict=True):
+        assert np.array_equal(a, b)
+    # Mass does not change in the exchange that follows, so the reference's average after it is
+    # the one that was shown before it.
+    z, w = reference(topology, layout, steps=8, within_local=nodes is not None)
+    heads = [node[0] for node in layout]
+    average = (z[-1] * w[-1][:, None])[heads].sum(0) / w[-1][heads].sum()
+    for _, shown in looked:
+        np.testing.assert_allclose(shown, average, rtol=0, atol=1e-12)
+
+
+@every_topology
+def test_finish_starts_anew_from_the_weighted_average(topology: Topology) -> None:
+    size = 4
+    nodes = tuple((rank,) for rank in range(size))
+
+    def worker(groups: Groups) -> tuple[Array, Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 7)
+        replica.finish()
+        finished = flat(snapshot(model))
+        assert replica.parameters_state.sends == 7, "counters go on"
+        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        replica.detach()
+        return finished, flat(snapshot(model))
+
+    runs = ThreadWorld(size).run(worker)
+    z, w = reference(topology, nodes, steps=7)
+    average = (z[-1] * w[-1][:, None]).sum(0) / size
+    for finished, _ in runs:
+        np.testing.assert_allclose(finished, average, rtol=0, atol=1e-12)
+    again, _ = sgp(
+        average,
+        gradient,
+        matrix=lambda n, index: TOPOLOGIES[topology](n, index + 7),
+        nodes=nodes,
+        steps=3,
+        lr=LR,
+        momentum=MOMENTUM,
+    )
+    np.testing.assert_allclose([after for _, after in runs], again[-1], rtol=0, atol=1e-12)
+
+
+def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
+    """The paper's x - lr g: with w != 1 a step of one moves z by 1/w after the exchange."""
+    size = 3
+
+    def worker(groups: Groups) -> tuple[float, Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        for _ in range(3):
+            replica.step()
+        weight = replica.parameters_state.weight
+        if groups.rank == 1:
+            with torch.no_grad():
+                model.vector += 1.0
+        replica.finish()
+        replica.detach()
+        return weight, model.vector.detach().numpy() - START[6:]
+
+    runs = ThreadWorld(size).run(worker)
+    assert abs(runs[1][0] - 1) > 0.05
+    for _, moved in runs:
+        np.testing.assert_allclose(moved, 1.0 / size, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_one_peer_costs_one_model_and_a_header(dtype: torch.dtype) -> None:
+    def worker(groups: Groups) -> dict[str, Any]:
+        model = Quadratic(dtype)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 2)
+        replica.detach()
+        return replica.stats()["last"]
+
+    for last in ThreadWorld(4).run(worker):
+        assert last["bytes_sent"] == DIMENSION * dtype.itemsize + 16
+        assert last["staleness"] == 0
+
+
+def test_every_peer_costs_one_more() -> None:
+    def worker(groups: Groups) -> int:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica.step()
+        replica.detach()
+        return int(replica.stats()["last"]["bytes_sent"])
+
+    one = DIMENSION * 8 + 16
+    assert ThreadWorld(4).run(worker) == [2 * one, one, one, one]
+
+
+def test_between_nodes_every_rank_sends_its_slice() -> None:
+    """A node puts one model on the wire, rounded up to whole slices."""
+
+    def worker(groups: Groups) -> int:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(within="local"), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 1)
+        before = dict(replica.stats()["bytes_by_axis"])
+        train(model, replica, groups.rank, sgd(model.parameters()), 1)
+        after = replica.stats()["bytes_by_axis"]
+        replica.detach()
+        return int(after.get("node", 0) - before.get("node", 0))
+
+    half = -(-DIMENSION // 2) * 8 + 16
+    assert ThreadWorld(nodes=TWO_SLICES).run(worker) == [half, half, 0, half, half, half, half, 0]
+
+
+def test_large_models_travel_in_pieces() -> None:
+    """Several pieces of 1 MiB and a rest, in two dtypes; one exchange of two is their mean."""
+    numel = 2 * 2**18 + 12345
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = nn.Parameter(torch.arange(numel, dtype=torch.float32) % 1024)
+            self.rounded = nn.Parameter((torch.arange(numel) % 128).bfloat16())
+
+    def worker(groups: Groups) -> tuple[Tensor, Tensor]:
+        model = Large()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        with torch.no_grad():
+            model.whole.mul_(groups.rank * 2.0)
+            model.rounded.mul_(groups.rank * 2.0)
+        replica.step()
+        replica.detach()
+        return model.whole.detach(), model.rounded.detach()
+
+    expected = Large()
+    for whole, half in ThreadWorld(2).run(worker):
+        assert torch.equal(whole, expected.whole)  # 0 and twice the start: exact halves
+        assert torch.equal(half, expected.rounded)
+
+
+@pytest.mark.parametrize("nodes", [None, UNEQUAL], ids=["ranks", "nodes"])
+def test_parameters_of_odd_sizes(nodes: Nodes | None) -> None:
+    """Without elements, with one, with no dimension, fewer than there are slices."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scalar = nn.Parameter(torch.tensor(1.0))
+            self.empty = nn.Parameter(torch.zeros(0, 4))
+            self.none = nn.Parameter(torch.zeros(3, 0, dtype=torch.bfloat16))
+            self.one = nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
+
+    def worker(groups: Groups) -> list[float]:
+        model = Odd()
+        replica = offbeat.replicate(
+            model,
+            offbeat.Algorithm(parameters=algorithm(Irregular(), nodes).parameters),
+            mesh=groups,
+        )
+        with torch.no_grad():
+            model.scalar += groups.node
+            model.one += groups.node
+        for _ in range(3):
+            replica.step()
+        distance = replica.consensus_distance()["max"]
+        replica.finish()
+        replica.detach()
+        return [model.scalar.item(), model.one.item(), distance]
+
+    layout = nodes or ((0,), (1,), (2,))
+    for scalar, one, distance in ThreadWorld(nodes=layout).run(worker):
+        assert scalar == pytest.approx(2.0, abs=1e-6)
+        assert one == pytest.approx(2.0, abs=1e-12)
+        assert 0 < distance < 2
