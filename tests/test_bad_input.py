@@ -34,7 +34,7 @@ def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
 
 
-def alike(work: Callable[[Groups], object], size: int = SIZE, seconds: float = SECONDS) -> str:
+def alike(work: Callable[[Groups], object], size: int = SIZE, nodes: Any = None) -> str:
     """The text of the ``ValueError`` that ``work`` raises on every rank, in time."""
 
     def safe(groups: Groups) -> Exception | None:
@@ -44,8 +44,8 @@ def alike(work: Callable[[Groups], object], size: int = SIZE, seconds: float = S
             return error
         return None
 
-    errors = ThreadWorld(size).run(safe, timeout=seconds)
-    assert [type(error) for error in errors] == [ValueError] * size, errors
+    errors = ThreadWorld(size, nodes).run(safe, timeout=SECONDS)
+    assert {type(error) for error in errors} == {ValueError}, errors
     texts = {str(error) for error in errors}
     assert len(texts) == 1, texts
     return texts.pop()
@@ -740,6 +740,22 @@ def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: st
     assert "step" in said
 
 
+def test_a_step_without_a_backward_against_finish() -> None:
+    """Inside that step a whole node joins a backward it has not run, and then gossips."""
+
+    def work(groups: Groups) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp("ring", within="local"), mesh=groups)
+        if groups.node == 0:
+            replica.step()
+        else:
+            replica.finish()
+
+    with pytest.warns(RuntimeWarning, match="without a backward"):
+        said = alike(work, nodes=((0, 1), (2, 3)))
+    assert "finish" in said
+    assert "step" in said
+
+
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=100)"])
 def test_different_numbers_of_steps_before_finish(text: str) -> None:
     """Where steps do not wait for each other, ``finish`` is the first to notice."""
@@ -871,6 +887,27 @@ def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path)
     said = alike(loading(new, find))
     assert str(offbeat.algorithm(old)) in said
     assert str(offbeat.algorithm(new)) in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), list(itertools.permutations(["ddp", "sgp", "local_sgd(every=5)"], 2))
+)
+def test_load_the_finished_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
+    """As the error of an unfinished one advises: counters and model are taken over."""
+    saved_by(old, SIZE, finished=True, path=tmp_path)
+
+    def work(groups: Groups) -> None:
+        saved = torch.load(tmp_path / f"{groups.rank}.pt", weights_only=True)
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(new), mesh=groups)
+        replica.load_state_dict(saved)
+        assert replica.steps == 2
+        for name, tensor in saved[f"rank{groups.rank}"]["model"].items():
+            assert torch.equal(model.state_dict()[name], tensor)
+        run(model, 1, replica)
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work, timeout=SECONDS)
 
 
 DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -358,6 +358,97 @@ def test_finish_starts_anew_from_the_weighted_average(topology: Topology) -> Non
     np.testing.assert_allclose([after for _, after in runs], again[-1], rtol=0, atol=1e-12)
 
 
+def test_another_algorithms_finished_state_starts_anew() -> None:
+    """Also in a replica that has trained already: its weight and anchor are no longer true."""
+
+    def worker(groups: Groups) -> tuple[Array, Array]:
+        other = Quadratic()
+        source = offbeat.replicate(other, offbeat.local_sgd(every=2), mesh=groups)
+        train(other, source, groups.rank, sgd(other.parameters()), 3)
+        source.finish()
+        saved = source.state_dict()
+        source.detach()
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        replica.load_state_dict(saved)
+        for _ in range(3):
+            replica.step()
+        replica.detach()
+        return flat(snapshot(model)), flat(snapshot(other))
+
+    for mixed, saved in ThreadWorld(3).run(worker):
+        # Equal replicas stay equal, up to the roundings of three exchanges.
+        np.testing.assert_allclose(mixed, saved, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+def test_a_finished_state_moves_between_a_regular_and_an_irregular_world(
+    old: int, new: int
+) -> None:
+    """Of two, this graph is regular and stores no anchor; of three it is not, and must."""
+    saved: list[Any] = []
+
+    def save(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        replica.finish()
+        if groups.rank == 0:
+            saved.append(replica.state_dict())
+        replica.detach()
+
+    def resume(groups: Groups) -> Array:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica.load_state_dict(saved[0])
+        for _ in range(3):
+            replica.step()
+        replica.detach()
+        return flat(snapshot(model))
+
+    ThreadWorld(old).run(save)
+    expected = flat({**saved[0]["rank0"]["model"]})
+    for found in ThreadWorld(new).run(resume):
+        # Equal replicas stay equal, up to the roundings of three exchanges.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+@dataclass(frozen=True)
+class TakingTurns(Topology):
+    """Two of three talk, the third has nobody to send to and nobody to wait for."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        pair = ((0, 1), (1, 2))[index % 2]
+        if rank not in pair:
+            return Peers((), (), 1.0)
+        (other,) = set(pair) - {rank}
+        return Peers(((other, 0.5),), (other,), 0.5)
+
+    def period(self, size: int) -> int:
+        return 2
+
+
+def test_a_participant_may_have_no_peers_in_an_exchange() -> None:
+    def worker(groups: Groups) -> list[float]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(TakingTurns()), mesh=groups)
+        with torch.no_grad():
+            model.vector.fill_(8.0 * groups.rank)
+        seen = []
+        for _ in range(3):
+            replica.step()
+            seen.append(model.vector[0].item())
+        replica.detach()
+        return seen
+
+    assert ThreadWorld(3).run(worker, timeout=10) == [
+        [4.0, 4.0, 7.0],
+        [4.0, 10.0, 7.0],
+        [16.0, 10.0, 10.0],
+    ]
+
+
 def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
     """The paper's x - lr g: with w != 1 a step of one moves z by 1/w after the exchange."""
     size = 3

@@ -35,7 +35,7 @@ class Telemetry:
             self._record("attached", **about)
             meter.spans = []
         self.last: dict[str, float] = {}
-        self._before = meter.totals()
+        self._before, self._sent = meter.totals(), dict(meter.bytes_sent)
         self._time = time.perf_counter()
 
     def backward(self, first: float, last: float) -> None:
@@ -54,8 +54,12 @@ class Telemetry:
                 (kind, a - self._time, b - self._time) for kind, a, b in self.meter.spans or ()
             ]
             loss = None if self.loss is None else float(self.loss)
-            self._record("step", **self.last, loss=loss, spans=spans)
-            self.meter.spans, self.loss = [], None
+            sent = {
+                axis: count - self._sent.get(axis, 0)
+                for axis, count in self.meter.bytes_sent.items()
+            }
+            self._record("step", **self.last, bytes_by_axis=sent, loss=loss, spans=spans)
+            self.meter.spans, self.loss, self._sent = [], None, dict(self.meter.bytes_sent)
         self._before, self._time = totals, now
 
     def report(self, loss: float | Tensor, kind: str) -> None:

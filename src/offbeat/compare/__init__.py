@@ -1,0 +1,29 @@
+"""One script under several methods, on one network: what each costs and what it buys.
+
+Methods take turns in rounds, every rank records what it does (:mod:`offbeat.telemetry`), and the
+recordings become one table, the same as JSON, and one page of HTML. The command line is
+``offbeat compare``.
+"""
+
+from offbeat.compare.plan import Method, Plan, line_up
+from offbeat.compare.record import Recording, read_run
+from offbeat.compare.report import write_report
+from offbeat.compare.result import Comparison, Spread
+from offbeat.compare.run import Run, carry_out
+from offbeat.compare.summary import summarize
+from offbeat.compare.table import table
+
+__all__ = [
+    "Comparison",
+    "Method",
+    "Plan",
+    "Recording",
+    "Run",
+    "Spread",
+    "carry_out",
+    "line_up",
+    "read_run",
+    "summarize",
+    "table",
+    "write_report",
+]

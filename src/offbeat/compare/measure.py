@@ -1,0 +1,136 @@
+"""The numbers of one run, from its ranks' recordings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import final
+
+from offbeat.compare.evaluation import without_evaluations
+from offbeat.compare.record import Recording, Step
+
+MOST_WARM_UP = 10
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """The losses of a run. ``loss[k]`` and ``seconds[k]`` belong to step k + 1.
+
+    Seconds are of training: since the first step began, without evaluations. Losses are means
+    over the ranks that reported one.
+    """
+
+    seconds: tuple[float, ...]
+    loss: tuple[float | None, ...]
+    heldout: tuple[tuple[int, float], ...] = ()  # after this many steps
+
+    @cached_property
+    def smooth(self) -> list[float | None]:
+        """At each step the mean of the losses in the tenth of the run that ends with it.
+
+        Where none was reported in there, the last value stands.
+        """
+        window = max(1, math.ceil(len(self.loss) / 10))
+        smooth: list[float | None] = []
+        for k in range(len(self.loss)):
+            known = [x for x in self.loss[max(0, k + 1 - window) : k + 1] if x is not None]
+            smooth.append(fmean(known) if known else smooth[-1] if smooth else None)
+        return smooth
+
+    def seconds_to(self, target: float) -> float | None:
+        """When the smooth loss was first as low as ``target``; None if it never was."""
+        reached = (s for s, x in zip(self.seconds, self.smooth, strict=True) if _is_at(x, target))
+        return next(reached, None)
+
+
+@final
+@dataclass(frozen=True)
+class Measures:
+    """One run in numbers; per step means over all steps after the warm-up.
+
+    ``seconds`` are those of the slowest rank. ``bytes_sent`` is what the ranks of one node send
+    over the axes "world" and "node", summed, for the node that sends most; collectives count what
+    their ring sends. ``bytes_on_link`` is the least of it that must leave the node: of a ring
+    through all ranks only one hop in as many as the node has ranks. ``stall`` is the mean over
+    ranks of the time the training loop waited for others.
+    """
+
+    steps: int
+    seconds: float
+    bytes_sent: float
+    bytes_on_link: float
+    stall: float
+    final_loss: float | None
+    heldout_loss: float | None
+    distance: float | None
+    curve: Curve
+
+
+def warm_up(steps: int) -> int:
+    """How many first steps are not counted: a fifth, at most 10, at least 1 if there are 2.
+
+    >>> [warm_up(steps) for steps in (1, 2, 20, 60, 1000)]
+    [0, 1, 4, 10, 10]
+    """
+    return min(MOST_WARM_UP, math.ceil(steps / 5), steps - 1)
+
+
+def measure(recordings: Sequence[Recording]) -> Measures:
+    """Measure a run of at least one step; ranks that are ahead are cut to the others' steps."""
+    steps = min(len(recording.steps) for recording in recordings)
+    trained = {r.rank: without_evaluations(r.steps[:steps]) for r in recordings}
+    counted = {rank: mine[warm_up(steps) :] for rank, mine in trained.items()}
+    nodes = recordings[0].nodes
+    curve = _curve(list(trained.values()), recordings)
+    return Measures(
+        steps=steps,
+        seconds=max(fmean(step.seconds for step in mine) for mine in counted.values()),
+        bytes_sent=_busiest(counted, nodes, share=False),
+        bytes_on_link=_busiest(counted, nodes, share=True),
+        stall=fmean(step.seconds_stalled for mine in counted.values() for step in mine),
+        final_loss=curve.smooth[-1],
+        heldout_loss=curve.heldout[-1][1] if curve.heldout else None,
+        distance=next((r.distance for r in recordings if r.distance is not None), None),
+        curve=curve,
+    )
+
+
+def _busiest(
+    counted: Mapping[int, Sequence[Step]], nodes: Sequence[Sequence[int]], share: bool
+) -> float:
+    """Bytes per step of the node that sends most; with ``share``, those that must leave it."""
+
+    def sent(rank: int, weight: float) -> float:
+        steps = [step.bytes_sent for step in counted[rank]]
+        return fmean(by.get("world", 0) * weight + by.get("node", 0) for by in steps)
+
+    weights = [1 / len(ranks) if share else 1.0 for ranks in nodes]
+    return max(
+        sum(sent(rank, weight) for rank in ranks)
+        for ranks, weight in zip(nodes, weights, strict=True)
+    )
+
+
+def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> Curve:
+    seconds, loss, clock = [], [], 0.0
+    for steps in zip(*ranks, strict=True):
+        clock += fmean(step.seconds for step in steps)
+        seconds.append(clock)
+        loss.append(_mean([step.loss for step in steps if step.loss is not None]))
+    heldout: dict[int, list[float]] = {}
+    for recording in recordings:
+        # A later evaluation after the same step replaces an earlier one: that of the finish.
+        for after, value in dict(recording.heldout).items():
+            heldout.setdefault(min(after, len(seconds)), []).append(value)
+    points = tuple((after, fmean(values)) for after, values in sorted(heldout.items()))
+    return Curve(tuple(seconds), tuple(loss), points)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _is_at(loss: float | None, target: float) -> bool:
+    return loss is not None and loss <= target

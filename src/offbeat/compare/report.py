@@ -1,0 +1,53 @@
+"""The page: everything in one file of HTML, nothing to fetch, light and dark, wide and narrow."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offbeat.compare import page
+from offbeat.compare.column import columns
+from offbeat.compare.result import Comparison
+from offbeat.compare.table import title
+from offbeat.compare.timeline import Timeline
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Path) -> None:
+    """Write the page; raises ValueError if jinja2 is not installed."""
+    text = template().render(
+        title=title(comparison),
+        comparison=comparison,
+        results=comparison.results,
+        colours=page.colours(comparison),
+        facts=page.facts(comparison),
+        tiles=page.tiles(comparison),
+        columns=columns(comparison),
+        bar_panels=page.bar_panels(comparison),
+        over_time=page.loss_chart(comparison, lambda point: point.seconds, "seconds"),
+        over_steps=page.loss_chart(comparison, lambda point: point.step, "steps"),
+        schedule=page.schedule(timelines),
+        style=_resource("report.css"),
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def template() -> "Template":
+    """The page's template; raises ValueError if jinja2 is not installed."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise ValueError(
+            "the report needs jinja2, which is not installed; run: pip install 'offbeat[report]', "
+            "or leave the report away with --no-report"
+        ) from error
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_resource("report.html.j2"))
+
+
+def _resource(name: str) -> str:
+    return (files("offbeat.compare") / name).read_text(encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Ranks on emulated nodes."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, final
+
+from torch.distributed import TCPStore
+
+from offbeat.lab import iproute, leftovers, network
+from offbeat.lab.launch import Entry
+from offbeat.lab.network import Network, parse_rate
+from offbeat.lab.place import Place, host_store
+from offbeat.lab.world import World
+
+
+@final
+class Lab(Place):
+    """Emulated nodes, each in a network namespace of its own, behind a link of limited rate.
+
+    ``procs_per_node`` is one number for all nodes or one for each; ``rate`` is like "250mbit",
+    None for as fast as the machine can. Needs root, iproute2 and, for a rate, tbf in the kernel:
+    entering raises :class:`~offbeat.lab.Unavailable` (a ValueError) where one is missing. What
+    passes a link is what goes through sockets: Gloo does, NCCL between GPUs of one machine not.
+
+        with Lab(nodes=4, rate="250mbit") as lab:
+            code = lab.run(["python", "train.py"], on_line=lambda rank, line: print(rank, line))
+    """
+
+    interface = network.INTERFACE
+    store_address = network.HUB
+    has_links = True
+
+    def __init__(
+        self, nodes: int, procs_per_node: int | Sequence[int] = 1, rate: str | None = None
+    ) -> None:
+        """Check the arguments; nothing is made yet."""
+        self.world = World.of(nodes, procs_per_node)
+        self.rate = None if rate is None else parse_rate(rate)
+        self.key = leftovers.key(id(self))
+        self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.rate)
+
+    def __enter__(self) -> Self:
+        """Build the network, after what an earlier lab left behind is removed."""
+        iproute.require()
+        leftovers.remove()
+        try:
+            self._network.build()
+        except BaseException:
+            network.remove(self._network.namespaces)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the network."""
+        network.remove(self._network.namespaces)
+
+    def _store(self) -> TCPStore:
+        if not (network.FOLDER / self._network.hub).exists():
+            raise ValueError("this lab has no network: use it as in: with Lab(nodes=4) as lab: ...")
+        return self._network.in_hub(lambda: host_store(self.store_address))
+
+    def _entry(self, node: int) -> Entry:
+        path = network.FOLDER / self._network.namespace(node)
+        return Entry(str(path), self._network.hosts(node))
+
+    def _set_link(self, node: int, up: bool) -> None:
+        self._network.set_link(node, up)

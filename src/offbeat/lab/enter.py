@@ -1,0 +1,80 @@
+"""What a rank does before it becomes its command: bind its life to the lab's, enter its node.
+
+Run as a file by a bare interpreter, not as a module: importing the package would cost every rank
+an import of torch, 1.3 s against 0.01. So nothing of offbeat may be imported here.
+"""
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+from pathlib import Path
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
+_PR_SET_PDEATHSIG = 1
+_HOSTS = Path("/etc/hosts")
+_SCRATCH = Path("/run")  # exists, since iproute2 keeps its namespaces in it
+
+
+def join_network(namespace: int) -> None:
+    """Move the calling thread, and what it starts from now on, into an open network namespace."""
+    # os.setns came with Python 3.12.
+    _check(_libc().setns(namespace, _CLONE_NEWNET), "enter the network namespace")
+
+
+def name_hosts(lines: str) -> None:
+    """Put ``lines`` before those of /etc/hosts, for the calling thread and what it starts only.
+
+    torch looks up the name of every peer. Without one it would warn on every rank, at best: where
+    lookups leave the namespace through a local service, it would wait for the real network.
+    """
+    if not _HOSTS.exists():
+        return
+    text = lines + _HOSTS.read_text(encoding="utf-8", errors="replace")
+    _check(_libc().unshare(_CLONE_NEWNS), "make a mount namespace")
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+    # In memory, and gone with the last process that sees it.
+    _mount("offbeat", _SCRATCH, "tmpfs", 0)
+    (_SCRATCH / "hosts").write_text(text, encoding="utf-8")
+    _mount(_SCRATCH / "hosts", _HOSTS, None, _MS_BIND)
+    _check(_libc().umount2(os.fsencode(_SCRATCH), _MNT_DETACH), "unmount")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mount(source: str | Path, target: str | Path, kind: str | None, flags: int) -> None:
+    encoded = (os.fsencode(source), os.fsencode(target), kind and kind.encode())
+    _check(_libc().mount(*encoded, ctypes.c_ulong(flags), None), f"mount on {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot {what}: {os.strerror(number)}")
+
+
+def main(lab: int, namespace: str, hosts: str, command: list[str]) -> None:
+    """Become ``command``, a child of process ``lab``, in a network namespace ("" for none)."""
+    # The kernel kills us when the lab dies, whatever killed it. It may have died before this line.
+    _check(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "tie this process to the lab")
+    if os.getppid() != lab:
+        sys.exit(1)
+    if namespace:
+        join_network(os.open(namespace, os.O_RDONLY | os.O_CLOEXEC))
+        name_hosts(hosts)
+    # Python ignores these two at its start, and what is ignored stays so in the command.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"cannot start {command[0]!r}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -1,0 +1,158 @@
+"""A network of emulated nodes: namespaces, one bridge, and a token bucket on every link.
+
+Each node is a network namespace with one interface, the near end of a veth pair. The far ends
+meet on a bridge in a namespace of its own, the hub. So nothing appears in the machine's own
+network: its routes and its firewall cannot interfere, and two labs may use the same addresses.
+
+``tc tbf`` on the near end limits what a node sends, on the far end what it receives. Traffic
+between ranks of one node goes to an address of its own namespace, which the kernel delivers over
+loopback, past the bucket. The store is in the hub: what ranks say to it, a few bytes, shares
+their node's link, as with a store on another machine.
+"""
+
+import contextlib
+import re
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import TypeVar, final
+
+from offbeat.lab import iproute
+from offbeat.lab.enter import join_network, name_hosts
+
+Result = TypeVar("Result")
+
+FOLDER = Path("/run/netns")  # where iproute2 keeps named namespaces
+INTERFACE = "eth0"  # every node's, in its own namespace
+_NETWORK = IPv4Address("10.98.0.0")
+HUB = str(_NETWORK + 254)  # where all nodes reach the hub
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+# What the kernel hands to a bucket is up to 64 kB, many packets in one. A bucket smaller than
+# that loses a part of its rate; one as big as this lets at most this much pass above the rate.
+_BURST = 128 * 1024
+_BURST_SECONDS = 1e-3
+# How long packets may queue in a link before one is dropped, about what switches buffer. Gloo
+# fills it only where several nodes send to one; that too goes at line rate.
+_QUEUE_SECONDS = 0.05
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of "250mbit", "1gbit" or "1.5gbit".
+
+    >>> parse_rate("250mbit")
+    250000000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip().lower())
+    rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if rate < 1000:
+        raise ValueError(
+            f"rate: got {text!r}, expected a number with kbit, mbit or gbit; for example 250mbit"
+        )
+    return rate
+
+
+@final
+@dataclass(frozen=True)
+class Network:
+    """``nodes`` namespaces called ``name``-0, ``name``-1, ... and the hub between them."""
+
+    name: str
+    nodes: int
+    rate: int | None = None  # bit/s of every link, each way
+
+    @property
+    def hub(self) -> str:
+        """The namespace of the bridge, where the store is."""
+        return f"{self.name}-hub"
+
+    def namespace(self, node: int) -> str:
+        """The name of a node's namespace."""
+        return f"{self.name}-{node}"
+
+    @property
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces."""
+        return [self.hub, *map(self.namespace, range(self.nodes))]
+
+    def build(self) -> None:
+        """Make everything; 0.1 s for 8 nodes. Raises :class:`~offbeat.lab.iproute.Unavailable`."""
+        iproute.batch("ip", [f"netns add {name}" for name in self.namespaces])
+        links = [self._link(node) for node in range(self.nodes)]
+        bridge = [
+            "link set lo up",
+            "link add bridge type bridge",
+            f"addr add {HUB}/24 dev bridge",
+            "link set bridge up",
+        ]
+        iproute.batch("ip", [*bridge, *(line for lines in links for line in lines)], self.hub)
+        for node in range(self.nodes):
+            address = f"addr add {_address(node)}/24 dev {INTERFACE}"
+            up = ["link set lo up", f"link set {INTERFACE} up"]
+            iproute.batch("ip", [address, *up], self.namespace(node))
+        if self.rate is not None:
+            self._shape(self.rate)
+
+    def _link(self, node: int) -> list[str]:
+        # Both ends are born in their namespaces: none is ever seen in the machine's own.
+        peer = f"peer name {INTERFACE} netns {self.namespace(node)}"
+        return [
+            f"link add {_port(node)} type veth {peer}",
+            f"link set {_port(node)} master bridge up",
+        ]
+
+    def _shape(self, rate: int) -> None:
+        burst = max(_BURST, round(rate / 8 * _BURST_SECONDS))
+        limit = burst + round(rate / 8 * _QUEUE_SECONDS)
+        bucket = f"root tbf rate {rate}bit burst {burst}b limit {limit}b"
+        ports = [f"qdisc add dev {_port(node)} {bucket}" for node in range(self.nodes)]
+        iproute.batch("tc", ports, self.hub)
+        for node in range(self.nodes):
+            iproute.batch("tc", [f"qdisc add dev {INTERFACE} {bucket}"], self.namespace(node))
+
+    def set_link(self, node: int, up: bool) -> None:
+        """Take a node's link down or up, like pulling the cable and putting it back.
+
+        At the hub's end: the node keeps its address and routes, and sees its carrier go.
+        """
+        iproute.batch("ip", [f"link set {_port(node)} {'up' if up else 'down'}"], self.hub)
+
+    def hosts(self, node: int | None) -> str:
+        """Lines of /etc/hosts on a node, where the machine's name means that node; or in the hub.
+
+        torch asks for the name of the store's address in its IPv6 notation.
+        """
+        names = [(HUB, "hub"), (f"::ffff:{HUB}", "hub-ipv6")]
+        names += [(str(_address(other)), f"node{other}") for other in range(self.nodes)]
+        names += [] if node is None else [(str(_address(node)), socket.gethostname())]
+        return "".join(f"{address} {name}\n" for address, name in names)
+
+    def in_hub(self, make: Callable[[], Result]) -> Result:
+        """Call ``make`` in a thread inside the hub: what it opens, and its threads, are there."""
+
+        def enter() -> Result:
+            with open(FOLDER / self.hub) as namespace:
+                join_network(namespace.fileno())
+            name_hosts(self.hosts(None))
+            return make()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(enter).result()
+
+
+def remove(namespaces: Sequence[str]) -> None:
+    """Delete namespaces by name, with all that is in them."""
+    existing = [name for name in namespaces if (FOLDER / name).exists()]
+    with contextlib.suppress(iproute.Unavailable):  # another lab may be removing the same
+        if existing:
+            iproute.batch("ip", [f"netns del {name}" for name in existing], force=True)
+
+
+def _address(node: int) -> IPv4Address:
+    return _NETWORK + 1 + node
+
+
+def _port(node: int) -> str:
+    return f"node{node}"

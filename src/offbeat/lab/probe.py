@@ -1,0 +1,93 @@
+"""What every rank of ``offbeat lab --check`` runs: Gloo alone, nothing of offbeat.
+
+The first rank of each node takes part, since what is measured is the nodes' links; ranks 0 and 1
+measure once more where they share a node. Rank 0 prints the seconds as one line of JSON.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Larger messages go one way at a time in Gloo, although a link takes both at once.
+PIECE = 2**20
+REPEATS, ROUND_TRIPS = 3, 50
+
+
+def measure(size: int, leaders: list[int]) -> dict[str, float]:
+    """Seconds for ``size`` bytes in each pattern, and for a round trip of one byte.
+
+    ``leaders`` are the ranks that take part, two at least; the others wait.
+    """
+    links = dist.new_group(leaders)
+    numbers = torch.zeros(size // 4)
+    first, second = leaders[:2]
+    result = {
+        "round_trip": _seconds([first, second], lambda: _round_trips(first, second)) / ROUND_TRIPS,
+        "one_way": _seconds([first, second], lambda: _transfer(size, [(first, second)])),
+        "both_ways": _seconds(
+            [first, second], lambda: _transfer(size, [(first, second), (second, first)])
+        ),
+        "all_reduce": _seconds(leaders, lambda: dist.all_reduce(numbers, group=links)),
+    }
+    if 1 not in leaders:
+        result["inside_node"] = _seconds([0, 1], lambda: _transfer(size, [(0, 1)]))
+    return result
+
+
+def _seconds(ranks: Sequence[int], work: Callable[[], object]) -> float:
+    """The median time of ``work`` on this rank."""
+    times = []
+    for _ in range(REPEATS + 1):
+        dist.barrier()  # nothing else is on the wire
+        start = time.perf_counter()
+        if dist.get_rank() in ranks:
+            work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])  # the first one warms up
+
+
+def _transfer(size: int, pairs: Sequence[tuple[int, int]]) -> None:
+    """Send ``size`` bytes along each (sender, receiver), and wait until all have arrived."""
+    me = dist.get_rank()
+    works: list[dist.Work | None] = []
+    # All receives first: the word that one is ready would queue behind our own messages.
+    for sender, receiver in pairs:
+        if me == receiver:
+            works += [dist.irecv(piece, sender, tag=tag) for tag, piece in _pieces(size)]
+    for sender, receiver in pairs:
+        if me == sender:
+            works += [dist.isend(piece, receiver, tag=tag) for tag, piece in _pieces(size)]
+    for work in works:
+        assert work is not None, "every rank here is a member"
+        work.wait()
+    # A sent message has only been handed to the kernel: the receiver says when it is there.
+    _round_trips(pairs[0][1], pairs[0][0], 1)
+
+
+def _pieces(size: int) -> Iterable[tuple[int, Tensor]]:
+    return enumerate(torch.zeros(size, dtype=torch.uint8).split(PIECE))
+
+
+def _round_trips(first: int, second: int, times: int = ROUND_TRIPS) -> None:
+    byte = torch.zeros(1, dtype=torch.uint8)
+    for _ in range(times):
+        for sender, receiver in ((first, second), (second, first)):
+            if dist.get_rank() == sender:
+                dist.send(byte, receiver, tag=PIECE)
+            elif dist.get_rank() == receiver:
+                dist.recv(byte, sender, tag=PIECE)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    figures = measure(int(sys.argv[1]), json.loads(sys.argv[2]))
+    if os.environ["RANK"] == "0":
+        print(json.dumps(figures), flush=True)
+    dist.destroy_process_group()

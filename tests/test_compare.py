@@ -1,0 +1,563 @@
+"""Comparing methods: the numbers must be right, and one failure must not spoil the rest."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from offbeat.cli import app
+from offbeat.compare import Comparison, Plan, Recording, Run, line_up, read_run, summarize, table
+from offbeat.compare.command import _interruptible
+from offbeat.compare.evaluation import without_evaluations
+from offbeat.compare.measure import Curve, measure
+from offbeat.compare.plan import split_algorithms
+from offbeat.compare.result import Setup, Spread
+from offbeat.compare.run import network
+from offbeat.compare.timeline import choose
+from offbeat.lab import Lab, Loopback, Unavailable
+
+Line = dict[str, Any]
+
+# Ctrl-C must reach the program also where the tests run in the background of a shell.
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from offbeat.cli import app; app(prog_name='offbeat')"
+)
+SCRIPT = """
+import argparse, time
+import torch
+import torch.distributed as dist
+import offbeat
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--algorithm", required=True)
+parser.add_argument("--steps", type=int, default=6)
+parser.add_argument("--fail", default="")
+parser.add_argument("--hang", default="")
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Linear(50, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
+for step in range(args.steps):
+    x = torch.randn(16, 50)
+    loss = (model(x) - x[:, :2]).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.report_loss(loss)
+    replica.step()
+    if step == 3 and dist.get_rank() == 1 and args.algorithm == args.fail:
+        raise RuntimeError("the dog ate it")
+    if step == 3 and args.algorithm == args.hang:
+        time.sleep(600)
+replica.finish()
+replica.report_loss(0.25, "heldout")
+replica.detach()
+dist.destroy_process_group()
+"""
+
+
+def step(seconds: float = 1.0, sent: float = 0, stalled: float = 0.0, **more: Any) -> Line:
+    """A line as the telemetry writes it."""
+    numbers = {"seconds": seconds, "bytes_sent": sent, "seconds_stalled": stalled}
+    fixed = {"time": 0.0, "messages": 1, "staleness": 0, "loss": None, "spans": []}
+    return {"event": "step", **fixed, **numbers, **more}
+
+
+def heldout(loss: float) -> Line:
+    return {"event": "heldout", "time": 0.0, "loss": loss}
+
+
+def finish(distance: float) -> Line:
+    return {
+        "event": "finish",
+        "time": 0.0,
+        "consensus_distance": {"mean": distance, "max": 2 * distance},
+    }
+
+
+def write_run(
+    folder: Path, ranks: Sequence[Sequence[Line]], nodes: Sequence[Sequence[int]] | None = None
+) -> Path:
+    """Recordings of a run: the lines of each rank, one rank a node unless ``nodes`` says more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nodes = nodes or [[rank] for rank in range(len(ranks))]
+    for rank, lines in enumerate(ranks):
+        about = {"event": "attached", "time": 0.0, "algorithm": "", "rank": rank, "nodes": nodes}
+        text = "".join(json.dumps(line) + "\n" for line in [about, *lines])
+        (folder / f"rank{rank}.jsonl").write_text(text)
+    return folder
+
+
+def setup(rate: int | None = None) -> Setup:
+    return Setup("train.py", (), (1, 1), rate, None if rate else "not shaped", "today", "torch")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def compare(*words: object) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, words)])
+
+
+# What is compared, and in which order.
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("ddp", ["ddp"]),
+        ("ddp, sgp", ["ddp", "sgp"]),
+        ("ddp,f(x=8,y='local'),sgp", ["ddp", "f(x=8,y='local')", "sgp"]),
+        ("a((1,2),[3,4]),b", ["a((1,2),[3,4])", "b"]),
+        ("sgp('a,(b'),ddp", ["sgp('a,(b')", "ddp"]),
+        ("ddp,", ["ddp", ""]),
+    ],
+)  # fmt: skip
+def test_commas_in_parentheses_and_quotes_belong_to_the_algorithm(
+    text: str, parts: list[str]
+) -> None:
+    assert split_algorithms(text) == parts
+
+
+def test_baseline_and_floor_join_once() -> None:
+    def texts(*arguments: Any) -> tuple[list[str], str]:
+        methods, baseline = line_up(*arguments)
+        return [method.text for method in methods], baseline.text
+
+    assert texts("ddp,sgp") == (["ddp", "sgp"], "ddp")
+    assert texts("ddp,sgp", "sgp()") == (["ddp", "sgp"], "sgp")
+    assert texts("sgp", "torch-ddp", True) == (["torch-ddp", "sgp", "alone"], "torch-ddp")
+    assert texts("alone,sgp", None, True) == (["alone", "sgp"], "alone")
+
+
+def test_methods_take_turns(script: Path) -> None:
+    methods, baseline = line_up("ddp,sgp")
+    plan = Plan(script, methods, baseline, ("--lr", "1"), steps=7, rounds=2)
+    turns = [(turn.round, turn.method.text) for turn in plan.turns()]
+    assert turns == [(1, "ddp"), (1, "sgp"), (2, "ddp"), (2, "sgp")]
+    chosen = ["--algorithm", "sgp", "--steps", "7", "--lr", "1"]
+    assert plan.command(methods[1]) == [sys.executable, str(script), *chosen]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--algorithms", "ddp,sgpp"], "expected one of ddp, local_sgd, sgp"),
+        (["--algorithms", "ddp,"], "cannot read the algorithm ''"),
+        (["--algorithms", "ddp,local_sgd(evry=8)"], "the arguments of local_sgd are every"),
+        (["--algorithms", "ddp,ddp()"], "are the same; name each once"),
+        (["--algorithms", "ddp", "--baseline", "nothing"], "unknown algorithm 'nothing'"),
+        (["--algorithms", "ddp", "--rate", "fast"], "for example 250mbit"),
+        (["--algorithms", "ddp", "--nodes", "0"], "nodes: got 0"),
+        (["--algorithms", "ddp", "--procs-per-node", "two"], "for example 2,1"),
+        (["--algorithms", "ddp", "--rounds", "0"], "rounds: got 0, expected 1 or more"),
+        (["--algorithms", "ddp", "--steps", "0"], "steps: got 0"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(
+    script: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = compare(script, *words, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_script_is_refused() -> None:
+    done = compare("nowhere.py", "--algorithms", "ddp")
+    assert done.exit_code == 2
+    assert "no file" in done.output
+
+
+# Reading and measuring.
+
+
+def test_a_growing_recording_is_read_line_by_line(tmp_path: Path) -> None:
+    path = write_run(tmp_path, [[step(1.0)]]) / "rank0.jsonl"
+    recording = Recording(path)
+    recording.update()
+    half, rest = json.dumps(step(2.0))[:20], json.dumps(step(2.0))[20:]
+    with path.open("a") as file:
+        file.write(half)
+    recording.update()
+    assert [each.seconds for each in recording.steps] == [1.0]
+    with path.open("a") as file:
+        file.write(rest + "\n" + json.dumps(heldout(0.5)) + "\n" + json.dumps(step(3.0)) + "\n")
+    recording.update()
+    recording.update()
+    assert [each.seconds for each in recording.steps] == [1.0, 2.0, 3.0]
+    assert [each.after_evaluation for each in recording.steps] == [False, False, True]
+    assert recording.heldout == [(2, 0.5)]
+
+
+def test_a_rank_that_has_not_begun_has_no_recording_yet(tmp_path: Path) -> None:
+    write_run(tmp_path, [[step()], [step()]])
+    (tmp_path / "rank1.jsonl").write_text('{"event": "atta')
+    assert [recording.rank for recording in read_run(tmp_path)] == [0]
+    assert Run(line_up("ddp")[0][0], 1, tmp_path).recordings() == []
+
+
+def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
+    # Ten steps, of which the first two are the warm-up. Loss falls from 10 to 1 on rank 0, and
+    # is 2 higher on rank 1.
+    def lines(rank: int) -> list[Line]:
+        losses = [10 - k + 2 * rank for k in range(10)]
+        warm_up = [step(9.0, 100, loss=loss) for loss in losses[:2]]
+        counted = [step(1.0 + rank, 40 + rank, 0.5 * rank, loss=loss) for loss in losses[2:]]
+        return [*warm_up, *counted, finish(0.75), heldout(3.0 + rank)]
+
+    ranks = [lines(0), lines(1)]
+    found = measure(read_run(write_run(tmp_path, ranks)))
+    assert found.steps == 10
+    assert found.seconds == 2.0  # of the slowest rank
+    assert found.bytes_sent == found.bytes_on_link == 41  # of the busiest node
+    assert found.stall == 0.25  # mean over ranks
+    assert found.final_loss == 2.0  # last step, mean of 1 and 3
+    assert found.heldout_loss == 3.5
+    assert found.distance == 0.75
+    assert found.curve.seconds[:3] == (9.0, 18.0, 19.5)
+    assert found.curve.heldout == ((10, 3.5),)
+
+
+def test_bytes_are_summed_over_a_node_and_told_apart_by_axis(tmp_path: Path) -> None:
+    axes = {"world": 60, "node": 10, "local": 1000}
+    ranks = [[step(sent=1070, bytes_by_axis=axes)] * 5 for _ in range(3)]
+    found = measure(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]])))
+    assert found.bytes_sent == 2 * (60 + 10)
+    assert found.bytes_on_link == 60 + 2 * 10  # of a ring one hop in two stays inside the node
+    # Recordings that do not tell axes apart count as "world".
+    ranks = [[step(sent=1070)] * 5 for _ in range(3)]
+    assert measure(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]]))).bytes_sent == 2 * 1070
+
+
+def test_a_rank_that_is_ahead_is_cut_to_the_others_steps(tmp_path: Path) -> None:
+    found = measure(read_run(write_run(tmp_path, [[step()] * 7, [step()] * 5])))
+    assert found.steps == len(found.curve.seconds) == 5
+    assert (found.final_loss, found.heldout_loss, found.distance) == (None, None, None)
+
+
+def test_evaluations_are_not_the_steps(tmp_path: Path) -> None:
+    def spans(forward: float, *stalls: tuple[float, float]) -> list[list[object]]:
+        return [["forward", 0.0, forward], *(["stall", *stall] for stall in stalls)]
+
+    plain = step(1.0, 100, 0.25, spans=spans(0.25, (0.5, 0.75)))
+    # The evaluation took 2 s, sent 500 bytes and waited 0.5 s for others.
+    after = step(3.0, 600, 0.75, spans=spans(2.25, (1.0, 1.5), (2.5, 2.75)))
+    lines = [plain, plain, heldout(1.0), after, plain, heldout(1.0), after]
+    [recording] = read_run(write_run(tmp_path, [lines]))
+    trimmed = without_evaluations(recording.steps)
+    assert [each.seconds for each in trimmed] == [1.0] * 5
+    assert [each.seconds_stalled for each in trimmed] == [0.25] * 5
+    assert [each.bytes_sent for each in trimmed] == [{"world": 100}] * 5
+
+
+def test_evaluations_do_not_hide_that_local_sgd_sends_rarely(tmp_path: Path) -> None:
+    # Every second step sends 80 bytes, every third comes after an evaluation that sends 500.
+    lines: list[Line] = []
+    for k in range(60):
+        lines += [heldout(1.0)] if k % 3 == 1 else []
+        lines += [step(sent=80 * (k % 2) + 500 * (k % 3 == 1))]
+    assert measure(read_run(write_run(tmp_path, [lines]))).bytes_sent == 40
+
+
+def test_smooth_loss_and_the_time_to_reach_a_target() -> None:
+    curve = Curve(tuple(map(float, range(1, 21))), (*map(float, range(20, 1, -1)), None))
+    assert curve.smooth[:3] == [20.0, 19.5, 18.5]  # two steps are a tenth of the run
+    assert curve.smooth[-2:] == [2.5, 2.0]
+    rare = Curve((1.0,) * 20, (4.0, *[None] * 9, 2.0, *[None] * 9))
+    assert rare.smooth == [4.0] * 10 + [2.0] * 10
+    assert Curve((1.0, 2.0), (None, 3.0)).smooth == [None, 3.0]
+    assert curve.seconds_to(18.5) == 3.0
+    assert curve.seconds_to(0.5) is None
+
+
+# Comparing.
+
+
+def comparison(
+    folder: Path,
+    algorithms: str,
+    rounds: dict[str, list[float]],
+    rate: int | None = None,
+    target: float | None = None,
+) -> Comparison:
+    """Two ranks, seconds per step by method and round; loss falls from 5 to 1 and then is 1."""
+    methods, baseline = line_up(algorithms)
+    path = folder / "train.py"
+    path.touch()
+    runs = []
+    for method in methods:
+        for number, seconds in enumerate(rounds[method.text], 1):
+            home = folder / f"{method.slug}-{number}"
+            lines = [
+                step(seconds, 0 if method.is_floor else 1000, 0.125, loss=max(5.0 - k, 1.0))
+                for k in range(10)
+            ]
+            runs.append(Run(method, number, write_run(home, [lines, lines]), code=0))
+    plan = Plan(path, methods, baseline, target_loss=target)
+    return summarize(plan, setup(rate), runs)
+
+
+def test_medians_and_the_factor_within_rounds(tmp_path: Path) -> None:
+    found = comparison(tmp_path, "ddp,sgp", {"ddp": [4.0, 6.0, 20.0], "sgp": [2.0, 2.0, 5.0]})
+    ddp, sgp = found.results
+    assert ddp.is_baseline
+    assert ddp.seconds_per_step == Spread(6.0, 4.0, 20.0)
+    assert sgp.faster == Spread(3.0, 2.0, 4.0)  # 4/2, 6/2 and 20/5
+    assert sgp.seconds_to_target == Spread(10.0, 10.0, 25.0)  # the fifth step is the first at 1
+    assert (found.target_loss, found.steps, found.rounds) == (1.0, 10, 3)
+    assert sgp.floor is sgp.share_of_floor is None
+    assert found.results[1].course is not None
+    assert [point.loss for point in found.results[1].course.smooth[:3]] == [5.0, 4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "floor"),
+    [(None, 2.0), (8000, 2.0), (2000, 4.0)],  # 1000 bytes take 1 s or 4 s
+)
+def test_floor_is_computing_or_the_wire(tmp_path: Path, rate: int | None, floor: float) -> None:
+    rounds = {"ddp": [5.0, 10.0], "alone": [2.0, 4.0]}  # the machine was slower for a while
+    found = comparison(tmp_path, "ddp,alone", rounds, rate)
+    assert found.results[0].floor == Spread((floor + 4.0) / 2, floor, 4.0)
+    assert found.results[0].share_of_floor == Spread.of([floor / 5, 4 / 10])
+    assert found.results[1].is_floor
+    assert found.results[1].floor is None
+
+
+def test_a_target_that_was_not_reached_and_stalls_that_torch_hides(tmp_path: Path) -> None:
+    rounds = {"torch-ddp": [1.0], "sgp": [1.0]}
+    first, second = comparison(tmp_path, "torch-ddp,sgp", rounds, target=0.5).results
+    assert first.seconds_to_target is second.seconds_to_target is None
+    assert first.stall_per_step is None
+    assert second.stall_per_step == Spread(0.125, 0.125, 0.125)
+
+
+def test_the_floor_does_not_set_the_target(tmp_path: Path) -> None:
+    methods, baseline = line_up("sgp,alone")
+    (tmp_path / "train.py").touch()
+    plan = Plan(tmp_path / "train.py", methods, baseline)
+    runs = [
+        Run(method, 1, write_run(tmp_path / method.slug, [[step(loss=loss)] * 2]), code=0)
+        for method, loss in zip(methods, (1.0, 9.0), strict=True)
+    ]
+    assert summarize(plan, setup(), runs).target_loss == 1.0
+
+
+def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
+    methods, baseline = line_up("ddp,sgp,local_sgd")
+    (tmp_path / "train.py").touch()
+    plan = Plan(tmp_path / "train.py", methods, baseline)
+    lines = [step(2.0, loss=float("nan"))] * 5
+    homes = [write_run(tmp_path / method.slug, [lines, lines]) for method in methods]
+    runs = [
+        Run(methods[0], 1, homes[0], code=0),
+        Run(methods[1], 1, homes[1], code=3, failed_rank=1, last_lines=["boom"]),
+        Run(methods[2], 1, homes[2]),
+    ]
+    found = summarize(plan, setup(), runs)
+    ddp, sgp, local = found.results
+    assert [result.state for result in found.results] == ["done", "failed", "interrupted"]
+    assert ddp.note == "the loss is not finite"
+    assert (sgp.note, sgp.last_lines) == ("failed: round 1, rank 1, exit code 3", ("boom",))
+    assert sgp.seconds_per_step is None
+    assert local.seconds_per_step == Spread(2.0, 2.0, 2.0)
+    assert local.course is None
+    parsed = json.loads(found.to_json(), parse_constant=pytest.fail)
+    assert parsed["results"][0]["course"]["train"][0]["loss"] is None
+    # An interrupted run does not count beside a complete one.
+    runs.append(Run(methods[0], 2, write_run(tmp_path / "again", [[step(9.0)]] * 2)))
+    again = summarize(plan, setup(), runs).results[0]
+    assert (again.state, again.seconds_per_step) == ("interrupted", Spread(2.0, 2.0, 2.0))
+    assert again.note == "interrupted in round 2; the loss is not finite"
+
+
+@pytest.mark.parametrize("width", [200, 60])
+def test_table_has_every_column_in_either_direction(tmp_path: Path, width: int) -> None:
+    found = comparison(tmp_path, "ddp,sgp,alone", {"ddp": [2.0], "sgp": [1.0], "alone": [0.5]})
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table(found, width))
+    text = captured.get()
+    words = ["ddp", "sgp", "baseline", "1.00 s", "2.00×", "50 %", "1.00 kB", "held-out", "–"]
+    assert [word for word in words if word not in text] == []
+    assert "not shaped" in text
+
+
+def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) -> None:
+    def lines(rank: int) -> list[Line]:
+        spans = [["forward", 0.0, 0.25], ["wire:world", -1.0, 0.5], ["wire:node", 0.5, 9.0]]
+        return [
+            step(1.0 + k / 16 + rank, 80 * (k % 4 == 3), spans=spans if k % 4 == 3 else [])
+            for k in range(20)
+        ]
+
+    silent, sending = choose("m", read_run(write_run(tmp_path, [lines(0), lines(1)])))
+    assert silent.title == "without exchange, 12 of 16 steps"
+    assert sending.title == "with exchange, 4 of 16 steps"
+    # Steps 7, 11, 15 and 19 send; of four the third is the median.
+    assert [lane.seconds for lane in sending.lanes] == [1.0 + 15 / 16, 2.0 + 15 / 16]
+    bars = [(bar.kind, bar.start, bar.end) for bar in sending.lanes[0].bars]
+    assert bars == [("forward", 0.0, 0.25), ("wire", 0.0, 1.9375)]  # joined, and cut to the step
+    assert silent.lanes[0].bars == ()
+
+
+# Networks.
+
+
+def test_without_root_ranks_run_on_loopback_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with network(2, 1, "100mbit") as (place, unshaped):
+        assert isinstance(place, Loopback)
+        assert place.rate is None
+        assert unshaped is not None
+        assert unshaped.startswith("the network is not shaped")
+
+
+def test_without_a_rate_nothing_is_shaped() -> None:
+    with network(2, [2, 1], None) as (place, unshaped):
+        assert place.world.per_node == (2, 1)
+        assert "no --rate" in str(unshaped)
+
+
+# Real runs.
+
+
+@pytest.mark.processes
+def test_two_methods_on_two_workers_in_two_rounds(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = compare(
+        *(script, "--algorithms", "ddp,local_sgd(every=2)", "--nodes", 2, "--rounds", 2),
+        *("--steps", 5, "--out", out, "--json"),
+    )
+    assert done.exit_code == 0, done.output
+    assert "the network is not shaped" in done.stderr
+    found = json.loads(done.stdout)
+    assert found == json.loads((out / "compare.json").read_text())
+    ddp, local = found["results"]
+    assert (ddp["name"], local["name"]) == ("ddp", "local_sgd(every=2)")
+    assert [result["state"] for result in found["results"]] == ["done", "done"]
+    # A ring sends the 102 gradients and two flags once, and the parameters every second step.
+    assert ddp["bytes_per_step"]["median"] == 4 * (102 + 2)
+    assert local["bytes_per_step"]["median"] == 4 * 102 / 2
+    assert local["heldout_loss"]["median"] == 0.25
+    assert local["faster"]["min"] > 0
+    assert ddp["consensus_distance"]["median"] == 0.0
+    assert 0 < local["final_loss"]["median"] < 5
+    assert (out / "report.html").stat().st_size > 10_000
+    begun = {
+        f"{number} {method}": json.loads(path.read_text().splitlines()[0])["time"]
+        for number in (1, 2)
+        for method, folder in (("ddp", "0-ddp"), ("local", "1-local_sgd-every-2"))
+        for path in [out / "recordings" / f"round{number}" / folder / "rank0.jsonl"]
+    }
+    assert sorted(begun, key=lambda name: begun[name]) == ["1 ddp", "1 local", "2 ddp", "2 local"]
+
+
+@pytest.mark.processes
+def test_a_failing_method_is_shown_and_the_others_are_reported(
+    script: Path, tmp_path: Path
+) -> None:
+    done = compare(
+        *(script, "--algorithms", "sgp,ddp", "--nodes", 2, "--rounds", 1, "--out", tmp_path / "o"),
+        *("--", "--fail", "sgp"),
+    )
+    assert done.exit_code == 1
+    assert "sgp failed: round 1, rank 1, exit code 1" in done.output
+    assert "RuntimeError: the dog ate it" in done.output
+    sgp, ddp = json.loads((tmp_path / "o" / "compare.json").read_text())["results"]
+    assert (sgp["state"], ddp["state"]) == ("failed", "done")
+    assert ddp["seconds_per_step"]["median"] > 0
+    assert "RuntimeError: the dog ate it" in sgp["last_lines"][-1]
+
+
+@pytest.mark.processes
+def test_a_script_that_records_nothing_has_failed(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("print('no offbeat here')")
+    done = compare(path, "--algorithms", "ddp", "--nodes", 1, "--rounds", 1, "--out", tmp_path)
+    assert done.exit_code == 1
+    assert "it must call offbeat.replicate" in done.output
+
+
+def test_termination_interrupts_like_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), _interruptible():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_everything_and_keeps_what_was_measured(script: Path, tmp_path: Path) -> None:
+    words = [script, "--algorithms", "ddp,sgp", "--nodes", 2, "--rounds", 9, "--out", tmp_path]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "compare", *map(str, words), "--", "--hang", "sgp"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    home = tmp_path / "recordings" / "round1" / "1-sgp"
+    wait_until(lambda: len(list(steps_of(home))) == 2 * 4)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    ddp, sgp = json.loads((tmp_path / "compare.json").read_text())["results"]
+    assert (ddp["state"], sgp["state"]) == ("done", "interrupted")
+    assert sgp["seconds_per_step"]["median"] > 0
+    assert "sgp" in output
+    assert (tmp_path / "report.html").exists()
+    before = len(list(steps_of(home)))
+    time.sleep(0.3)
+    assert len(list(steps_of(home))) == before
+
+
+@pytest.mark.processes
+def test_in_the_lab_the_rate_is_known(script: Path, tmp_path: Path) -> None:
+    try:
+        with Lab(1, rate="1gbit"):
+            pass
+    except Unavailable as error:
+        pytest.skip(str(error))
+    done = compare(
+        *(script, "--algorithms", "sgp", "--nodes", 2, "--rate", "100mbit", "--compute-only"),
+        *("--rounds", 1, "--out", tmp_path, "--no-report"),
+    )
+    assert done.exit_code == 0, done.output
+    assert "100 Mbit/s" in done.output
+    assert not (tmp_path / "report.html").exists()
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert found["setup"]["rate"] == 100_000_000
+    assert found["setup"]["unshaped"] is None
+    sgp, alone = found["results"]
+    assert sgp["floor"] == alone["seconds_per_step"]
+    assert alone["bytes_per_step"]["median"] == 0
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, "waited for a minute"
+        time.sleep(0.05)
+
+
+def steps_of(folder: Path) -> Iterator[str]:
+    for path in folder.glob("rank*.jsonl"):
+        yield from (line for line in path.read_text().splitlines() if '"step"' in line)

@@ -1,0 +1,196 @@
+"""What of the lab needs neither root nor a network: its options, and ranks on loopback."""
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from offbeat.cli import app
+from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, iproute
+from offbeat.lab.check import Figures, measure
+from offbeat.lab.command import printer
+from offbeat.lab.network import Network, parse_rate
+from offbeat.lab.world import World
+
+Lines = list[tuple[int | None, str]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "no command"),
+        ("--nodes 0 -- true", "nodes: got 0, expected 1 to 200"),
+        ("--nodes 2 --procs-per-node 1,2,3 -- true", "got 3 numbers, 1,2,3, for 2 nodes"),
+        ("--procs-per-node 2,x -- true", "got '2,x', expected a number"),
+        ("--procs-per-node 2,0 -- true", "got 2,0; every node runs at least 1"),
+        ("--rate 250 -- true", "rate: got '250', expected a number with kbit, mbit or gbit"),
+        ("--straggler x -- true", "straggler: got 'x', expected NODE:FRACTION"),
+        ("--straggler 4:0.5 -- true", "got node 4, but there are 4, numbered from 0"),
+        ("--straggler 1:0 -- true", "got the fraction 0, expected one above 0 and at most 1"),
+        ("--straggler 1:1.01 -- true", "got the fraction 1.01"),
+        ("--cut 1@5s-3s -- true", "cut: got 5-3, which ends before it starts"),
+        ("--cut 1@5s -- true", "cut: got '1@5s', expected NODE@START-END"),
+        ("--cut 4@1-2 -- true", "got node 4"),
+        ("--kill 3@1m -- true", "kill: got '3@1m', expected RANK@TIME"),
+        ("--kill 4@1 -- true", "got rank 4"),
+        ("-- no-such-program", "'no-such-program' was not found"),
+        ("--check -- true", "--check runs its own measurement"),
+        ("--check --kill 1@1", "--check runs its own measurement"),
+        ("--check --nodes 1", "check: got 1 node, expected 2 at least"),
+        ("--json -- true", "add --check"),
+    ],
+)
+def test_wrong_options_are_one_line_and_exit_code_2(arguments: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["lab", *arguments.split()])
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_shows_examples() -> None:
+    result = CliRunner().invoke(app, ["lab", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "offbeat lab --nodes 4 --rate 250mbit -- python train.py --lr 0.1" in result.stdout
+
+
+def test_times_are_seconds_with_or_without_unit() -> None:
+    assert Cut.parse("1@10-15") == Cut.parse("1@10s-15.0s") == Cut(1, 10.0, 15.0)
+    assert Kill.parse("3@1.5") == Kill.parse("3@1.5s") == Kill(3, 1.5)
+    assert Straggler.parse("2:.5") == Straggler(2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("250mbit", 250_000_000), ("1.5gbit", 1_500_000_000), ("64kbit", 64_000), ("1Gbit", 10**9)],
+)
+def test_rates(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "250", "250mbps", "-1mbit", "0mbit", "mbit", "1 000mbit"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a number with kbit, mbit or gbit"):
+        parse_rate(text)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_ranks_are_numbered_node_by_node(per_node: list[int]) -> None:
+    world = World.of(len(per_node), per_node)
+    places = [(world.node_of(rank), world.local_rank(rank)) for rank in range(world.size)]
+    assert places == [(node, i) for node, count in enumerate(per_node) for i in range(count)]
+    assert [places[rank] for rank in world.leaders] == [(node, 0) for node in range(world.nodes)]
+
+
+def test_without_iproute2_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.lab.iproute.shutil.which", lambda tool, path: None)
+    with pytest.raises(Unavailable, match=r"'ip', which is not installed; install iproute2"):
+        iproute.require()
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("Error: Specified qdisc kind is unknown.\nCommand failed -:1", "modprobe sch_tbf"),
+        ("Error: Unknown device type.\nCommand failed -:2", "modprobe -a veth bridge"),
+        ("RTNETLINK answers: Operation not permitted", "--privileged"),
+        ("mount --make-shared /run/netns failed: Permission denied", "--privileged"),
+        ("something else", "something else"),
+    ],
+)
+def test_what_iproute2_says_becomes_a_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, fix: str
+) -> None:
+    tool = tmp_path / "ip"
+    tool.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(Unavailable, match=re.escape(fix)):
+        Network("offbeat-test", 2).build()
+
+
+@pytest.mark.processes
+def test_loopback_runs_the_same_ranks() -> None:
+    lines: Lines = []
+    with Loopback(2, [2, 1]) as place:
+        command = ["sh", "-c", "echo $RANK $GROUP_RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME; exit 3"]
+        assert place.run(command, keep_going=True, on_line=lambda *line: lines.append(line)) == 3
+    assert sorted(line for rank, line in lines if rank is not None) == [
+        "0 0 127.0.0.1 lo",
+        "1 0 127.0.0.1 lo",
+        "2 1 127.0.0.1 lo",
+    ]
+
+
+@pytest.mark.processes
+def test_loopback_kills_and_halts_but_cuts_nothing() -> None:
+    with Loopback(2) as place:
+        script = ["sh", "-c", "test $RANK = 0 && exec sleep 600; exit 0"]
+        assert place.run(script, faults=[Kill(0, 0.1), Straggler(1, 0.5)]) == 0
+        with pytest.raises(ValueError, match="on loopback nodes have no links"):
+            place.run(script, faults=[Cut(0, 1, 2)])
+
+
+@pytest.mark.processes
+def test_arguments_of_a_run_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Loopback(1) as place:
+        with pytest.raises(ValueError, match=r"log directory: got '.*file', which cannot be made"):
+            place.run(["true"], log_dir=tmp_path / "file")
+        with pytest.raises(ValueError, match="'true' was not found on PATH"):
+            place.run(["true"], env={"PATH": str(tmp_path)})
+    with pytest.raises(ValueError, match="this lab has no network: use it as in: with Lab"):
+        Lab(1).run(["true"])
+
+
+@pytest.mark.processes
+def test_output_may_be_anything() -> None:
+    lines: Lines = []
+    with Loopback(1) as place:
+        script = r"printf 'a\rb\r\n\n\377\303\251 end'; exec sleep 0"
+        assert place.run(["sh", "-c", script], on_line=lambda *line: lines.append(line)) == 0
+    assert lines == [(0, "a"), (0, "b"), (0, ""), (0, "\N{REPLACEMENT CHARACTER}é end")]
+
+
+@pytest.mark.processes
+def test_an_error_in_the_callback_comes_out_even_for_the_last_line() -> None:
+    def broken(rank: int | None, line: str) -> None:
+        raise KeyError(line)
+
+    with Loopback(1) as place, pytest.raises(KeyError, match="last"):
+        place.run(["echo", "last"], on_line=broken)
+
+
+def test_lines_have_a_prefix_and_the_labs_own_go_to_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write = printer()
+    write(3, "three")
+    write(None, "rank 3 killed")
+    assert capsys.readouterr() == ("[3] three\n", "[lab] rank 3 killed\n")
+
+
+@pytest.mark.processes
+def test_a_failed_check_shows_what_the_ranks_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "probe.py"
+    broken.write_text("raise SystemExit('no such luck')")
+    monkeypatch.setattr("offbeat.lab.probe.__file__", str(broken))
+    with Loopback(2) as place, pytest.raises(RuntimeError, match=r"exit code 1.*\n.*no such luck"):
+        measure(place)
+
+
+def test_figures_are_shown_beside_the_rate() -> None:
+    figures = Figures(4, 250.0, 240.0, 225.0, 237.0, 0.25, None)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(figures.table())
+    text = console.export_text()
+    assert re.search(r"all-reduce.*237 Mbit/s.*95%", text)
+    assert "0.25 ms" in text
+    assert "inside" not in text
