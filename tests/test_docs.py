@@ -64,7 +64,8 @@ def documented(site: Path) -> set[str]:
 def public_names() -> set[str]:
     """What people may import: the packages' lists, and what single modules define themselves."""
     names = set()
-    for package in ("offbeat", "offbeat.gradients", "offbeat.parameters", "offbeat.functional"):
+    packages = ("gradients", "parameters", "functional", "lab", "compare")
+    for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in ("topology", "collectives", "schedule", "consensus", "testing"):
         path = f"offbeat.{module}"
@@ -79,7 +80,10 @@ def public_names() -> set[str]:
 
 
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
-    aliases = {"offbeat.functional.sketch": "offbeat.functional.sketch.sketch"}  # a module, too
+    aliases = {  # modules, too
+        "offbeat.functional.sketch": "offbeat.functional.sketch.sketch",
+        "offbeat.compare.table": "offbeat.compare.table.table",
+    }
     unimportable = {"offbeat.__version__", "offbeat.testing.Result"}  # a string, a type variable
     names = {aliases.get(name, name) for name in public_names() - unimportable}
     assert names >= {"offbeat.sgp", "offbeat.Replica.step", "offbeat.testing.simulate"}
