@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offbeat.collectives import Handle, all_reduce, broadcast, mean, wire_device
 from offbeat.exchange import GradientExchange, Saved, Site
-from offbeat.functional import partition
+from offbeat.functional import pack, partition
 from offbeat.groups import Group
 
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
@@ -54,7 +54,7 @@ class Mean(GradientExchange[MeanState]):
 
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
     none in full precision, ``.grad`` becomes a view of its bucket; else the 16-bit copy, twice.
-    Passes over memory: one (copy and scale in one), plus one to cast back from 16 bits.
+    Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.
     """
@@ -82,7 +82,7 @@ class Mean(GradientExchange[MeanState]):
         return state
 
     def ready(self, state: MeanState, name: str) -> None:
-        """Copy and scale one gradient; launch the buckets that are full, in order."""
+        """Launch the buckets that are full, in order."""
         bucket = state.home[name]
         if name not in bucket.missing:  # scaled, and perhaps sent, already
             fault = ValueError(
@@ -91,7 +91,6 @@ class Mean(GradientExchange[MeanState]):
             )
             raise state.group.heartbeat.condemn(fault)
         state.seen.append(name)
-        _fill(state, bucket, name)
         bucket.missing.discard(name)
         while not self.complete(state) and not state.buckets[state.launched].missing:
             _launch(state)
@@ -158,41 +157,37 @@ class Mean(GradientExchange[MeanState]):
         self._build(state)
 
 
-def _fill(state: MeanState, bucket: Bucket, name: str) -> None:
-    grad, view = state.site.parameters[name].grad, bucket.views[name]
-    assert grad is not None, "a gradient that is ready is there"
-    if grad.layout is not torch.strided or grad.requires_grad:
-        fault = ValueError(
-            f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
-            f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
-            "sparse=False on its embedding, call backward() without create_graph"
-        )
-        raise state.group.heartbeat.condemn(fault)
-    if bucket.wire.dtype.itemsize <= 2:  # `mean` sums those in float32 and divides itself
-        view.copy_(grad)
-    elif _at_home(grad, view):
-        torch.mul(grad, 1.0 / state.group.size, out=view)
-    else:
-        view.copy_(grad).mul_(1.0 / state.group.size)
-
-
 def _launch(state: MeanState) -> None:
     # In one order on every rank, whatever the order of readiness: collectives pair up by the
     # order of their launches, so a rank that let bucket 2 overtake bucket 1 would mix them.
     bucket = state.buckets[state.launched]
     bucket.flags.fill_(1)
-    for index, name in enumerate(bucket.views):
-        if name not in bucket.missing:
-            continue
-        if state.site.parameters[name].grad is not None:
-            # Not touched by this backward, but by one before it that was not exchanged.
-            _fill(state, bucket, name)
-        else:
-            bucket.views[name].zero_()
+    filled = {}
+    for index, (name, view) in enumerate(bucket.views.items()):
+        grad = state.site.parameters[name].grad
+        if grad is None:
+            view.zero_()
             bucket.flags[index] = 0
-    combine = all_reduce if bucket.wire.dtype.itemsize > 2 else mean
-    bucket.handle = combine(bucket.wire, state.group)
+        else:  # of this backward, or of one before it that was not exchanged
+            _require_plain(state, name, grad)
+            filled[name] = grad
+    pack([bucket.views[name] for name in filled], filled.values())
+    if bucket.wire.dtype.itemsize > 2:
+        bucket.handle = all_reduce(bucket.wire.mul_(1.0 / state.group.size), state.group)
+    else:  # summed in float32 and divided there
+        bucket.handle = mean(bucket.wire, state.group)
     state.launched += 1
+
+
+def _require_plain(state: MeanState, name: str, grad: Tensor) -> None:
+    if grad.layout is torch.strided and not grad.requires_grad:
+        return
+    fault = ValueError(
+        f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
+        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
+        "sparse=False on its embedding, call backward() without create_graph"
+    )
+    raise state.group.heartbeat.condemn(fault)
 
 
 def _hand_out(state: MeanState, bucket: Bucket) -> None:
