@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_NODES = 4
+from offbeat.lab.options import Nodes, ProcsPerNode, layout
+
+__all__ = ["Nodes", "ProcsPerNode", "layout"]  # the same as the lab's
 
 Script = Annotated[
     Path, typer.Argument(help="A Python script that accepts --algorithm.", show_default=False)
@@ -23,19 +25,6 @@ Algorithms = Annotated[
         help="What to compare; commas in parentheses belong to the algorithm. "
         "See `offbeat recipes`.",
         show_default=False,
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        help="Nodes; by default as many as --procs-per-node has numbers, or "
-        f"{DEFAULT_NODES} if that is one number."
-    ),
-]
-ProcsPerNode = Annotated[
-    str,
-    typer.Option(
-        metavar="N[,N...]", help="Ranks on each node: one number, or one for each node as in 2,1."
     ),
 ]
 Rate = Annotated[
@@ -71,21 +60,3 @@ Out = Annotated[
 ]
 Report = Annotated[bool, typer.Option(help="Write report.html.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
-
-
-def layout(nodes: int | None, procs_per_node: str) -> tuple[int, int | list[int]]:
-    """How many nodes, and how many ranks on each.
-
-    >>> layout(None, "2,1"), layout(None, "2")
-    ((2, [2, 1]), (4, 2))
-    """
-    try:
-        counts = [int(count) for count in procs_per_node.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"processes per node: got {procs_per_node!r}, expected a number, or one for each node "
-            "by commas; for example 2,1"
-        ) from None
-    if len(counts) == 1:
-        return DEFAULT_NODES if nodes is None else nodes, counts[0]
-    return len(counts) if nodes is None else nodes, counts

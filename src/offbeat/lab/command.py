@@ -60,7 +60,7 @@ def lab(
     code = 0
     try:
         faults = _faults(straggler, cut, kill)
-        place = _lab(nodes, procs_per_node, rate)
+        place = Lab(*options.layout(nodes, procs_per_node), rate)
         _require_sense(place, command or [], faults, check, as_json)
         with _leaving_on_signals(), place:
             if check:
@@ -116,19 +116,6 @@ def _leaving_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _lab(nodes: int | None, procs_per_node: str, rate: str | None) -> Lab:
-    try:
-        counts = [int(count) for count in procs_per_node.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"processes per node: got {procs_per_node!r}, expected a number, or one for each node "
-            "by commas; for example 2,1"
-        ) from None
-    if len(counts) == 1:
-        return Lab(options.DEFAULT_NODES if nodes is None else nodes, counts[0], rate)
-    return Lab(len(counts) if nodes is None else nodes, counts, rate)
 
 
 def _faults(

@@ -63,3 +63,21 @@ Check = Annotated[
     bool, typer.Option("--check", help="Measure the links with Gloo; runs no command.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="With --check: print JSON instead of a table.")]
+
+
+def layout(nodes: int | None, procs_per_node: str) -> tuple[int, int | list[int]]:
+    """How many nodes, and how many ranks on each.
+
+    >>> layout(None, "2,1"), layout(None, "2")
+    ((2, [2, 1]), (4, 2))
+    """
+    try:
+        counts = [int(count) for count in procs_per_node.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"processes per node: got {procs_per_node!r}, expected a number, or one for each node "
+            "by commas; for example 2,1"
+        ) from None
+    if len(counts) == 1:
+        return DEFAULT_NODES if nodes is None else nodes, counts[0]
+    return len(counts) if nodes is None else nodes, counts
