@@ -18,20 +18,31 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
+from offbeat.groups import Groups, Links
 from offbeat.parameters import Average, PushSum
 from offbeat.testing import ThreadWorld
 from offbeat.topology import Peers, Topology
 
-SIZE = 3
+SIZE = 2
 SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
 RECIPES = ["ddp", "ddp(wire='bf16')", "local_sgd(every=1)", "sgp"]
 every_recipe = pytest.mark.parametrize("text", RECIPES)
 
 
 @pytest.fixture(autouse=True)
-def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Verdicts in tenths of a second, and no thread that goes on beating after the test."""
     monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
+    connect, connected = Links.connect, []
+
+    def remember(groups: Groups) -> Links:
+        connected.append(connect(groups))
+        return connected[-1]
+
+    monkeypatch.setattr(Links, "connect", remember)
+    yield
+    for links in connected:
+        links.close()
 
 
 def alike(work: Callable[[Groups], object], size: int = SIZE, nodes: Any = None) -> str:
@@ -115,7 +126,7 @@ def test_models_that_differ_between_ranks(what: str) -> None:
         model = other() if groups.rank == 2 else USUAL()
         offbeat.replicate(model, offbeat.ddp(), mesh=groups)
 
-    text = alike(work)
+    text = alike(work, size=3)
     assert "ranks 0 and 2 differ" in text
     with pytest.raises(ValueError, match=match):
         raise ValueError(text)
@@ -265,7 +276,7 @@ def test_a_sparse_gradient_that_appears_on_one_rank(text: str) -> None:
             model.zero_grad()
             replica.step()
 
-    text = alike(work)
+    text = alike(work, size=3)
     assert "'table' has a gradient of layout torch.sparse_coo" in text
     assert "sparse=False" in text
 
@@ -580,8 +591,9 @@ def partly_frozen() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("change", [freeze, unfreeze, add, remove, replace, cast])
-@pytest.mark.parametrize("text", ["ddp", "sgp"])
-@pytest.mark.parametrize("where", ["on all ranks", "on rank 1"])
+@pytest.mark.parametrize(
+    ("text", "where"), [("ddp", "on all ranks"), ("ddp", "on rank 1"), ("sgp", "on rank 1")]
+)
 def test_parameters_that_change_after_replicate(
     change: Callable[[nn.Sequential], None], text: str, where: str
 ) -> None:
@@ -615,7 +627,7 @@ def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
             slow_down(replica._links.heartbeat)
         run(model, 3, replica)
 
-    assert "rank 1:" in alike(work)
+    assert "rank 1:" in alike(work, size=3)
 
 
 def slow_down(heartbeat: Any) -> None:
@@ -631,7 +643,7 @@ def slow_down(heartbeat: Any) -> None:
 def alike_or_each(work: Callable[[Groups], object], where: str) -> set[str]:
     """Where every rank has the fault, each may name itself; otherwise all name rank 1."""
     if where == "on rank 1":
-        text = alike(work)
+        text = alike(work, size=3)
         assert "rank 1:" in text
         return {text}
 
@@ -735,7 +747,7 @@ def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: st
             getattr(replica, verb)()
         run(model, 1, replica)
 
-    said = alike(work)
+    said = alike(work, size=3)
     assert verb in said
     assert "step" in said
 
@@ -767,7 +779,7 @@ def test_different_numbers_of_steps_before_finish(text: str) -> None:
         run(model, 2 + groups.rank, replica)
         replica.finish()
 
-    assert "finish() was called after different numbers of steps: [2, 3, 4]" in alike(work)
+    assert "finish() was called after different numbers of steps: [2, 3]" in alike(work)
 
 
 def test_install_wants_one_optimizer_once() -> None:
@@ -818,8 +830,8 @@ GARBAGE = {
     "nothing": {},
     "none": None,
     "a model's": small().state_dict(),
-    "no entry": {"rank0": {}, "rank1": {}, "rank2": {}},
-    "a number": {"rank0": 3, "rank1": 3, "rank2": 3},
+    "no entry": {"rank0": {}, "rank1": {}},
+    "a number": {"rank0": 3, "rank1": 3},
     "number keys": {0: {}, 1: {}},
     "a list": [1, 2],
     "a path": "checkpoint.pt",
@@ -944,4 +956,4 @@ def test_load_states_of_different_steps(tmp_path: Path) -> None:
         saved[f"rank{rank}"]["step"] += rank
         return saved
 
-    assert "different numbers of steps: [2, 3, 4]" in alike(loading("ddp", find))
+    assert "different numbers of steps: [2, 3]" in alike(loading("ddp", find))

@@ -53,14 +53,17 @@ def load(replica: "Replica", saved: Saved, control: Group | None) -> None:
     entry = _entry(replica, saved)
     raise_alike(entry if isinstance(entry, str) else _fault(replica, entry), control)
     assert not isinstance(entry, str), "a missing entry was raised"
-    own = {**dict(replica.model.named_buffers()), **dict(replica.model.named_parameters())}
+    own = _own(replica)
     with torch.no_grad():
         pack([own[name] for name in entry["model"]], entry["model"].values())
-    if entry["algorithm"] == repr(replica.algorithm):
+    if _continues(replica, entry):
         for slot in ("gradients", "parameters"):
             exchange, state = replica.slot(slot)
-            if exchange is not None and entry[slot]:
+            if exchange is not None:
                 exchange.load(state, entry[slot])
+    elif replica.slot("parameters")[0] is not None:
+        exchange, state = replica.slot("parameters")
+        exchange.settle(state)  # equal replicas start anew, whatever this one did before
     replica.steps, replica.settled = int(entry["step"]), bool(entry["settled"])
 
 
@@ -83,18 +86,30 @@ def _entry(replica: "Replica", saved: object) -> Saved | str:
 
 
 def _fault(replica: "Replica", entry: Saved) -> str | None:
-    same = entry["algorithm"] == repr(replica.algorithm)
-    if not same and not entry["settled"]:
+    if entry["algorithm"] != repr(replica.algorithm) and not entry["settled"]:
         return (
             f"found the state of {entry['algorithm']}, but this replica runs {replica.algorithm}; "
             "call finish() before saving to change the algorithm"
         )
-    (own,) = save(replica).values()
-    if not same:
-        own = {"model": {name: own["model"].get(name) for name in entry["model"]}}
-    fault = _difference(own, entry, "state")
-    unknown = set(entry["model"]) - set(own["model"])
-    return fault or (f"this model has no {sorted(unknown)[0]!r}" if unknown else None)
+    own = _own(replica)
+    unknown = sorted(set(entry["model"]) - set(own))
+    if unknown:
+        return f"this model has no {unknown[0]!r}"
+    if _continues(replica, entry):
+        (expected,) = save(replica).values()
+    else:
+        expected = {"model": {name: own[name] for name in entry["model"]}}
+    return _difference(expected, entry, "state")
+
+
+def _continues(replica: "Replica", entry: Saved) -> bool:
+    """Whether the slots go on as saved; otherwise all ranks were equal, and start anew."""
+    same = entry["algorithm"] == repr(replica.algorithm)
+    return same and bool(entry["size"] == replica.groups.size)
+
+
+def _own(replica: "Replica") -> dict[str, Tensor]:
+    return {**dict(replica.model.named_buffers()), **dict(replica.model.named_parameters())}
 
 
 def _difference(own: Any, found: Any, path: str) -> str | None:

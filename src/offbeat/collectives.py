@@ -132,6 +132,8 @@ def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Gro
     sides the messages of one pair are matched in the order listed.
     """
     process_group, works = group.process_group, []
+    if not sends and not receives:
+        return Handle(group)
     device = (*sends, *receives)[0][1].device
     together = group.backend(device) == "nccl"
     if together:  # NCCL matches point-to-point calls within one group call only
