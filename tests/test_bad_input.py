@@ -18,7 +18,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.gradients import Mean
-from offbeat.groups import Groups, Links
+from offbeat.groups import Groups
 from offbeat.parameters import Average, PushSum
 from offbeat.testing import ThreadWorld
 from offbeat.topology import Peers, Topology
@@ -30,19 +30,9 @@ every_recipe = pytest.mark.parametrize("text", RECIPES)
 
 
 @pytest.fixture(autouse=True)
-def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Verdicts in tenths of a second, and no thread that goes on beating after the test."""
+def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts in tenths of a second."""
     monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
-    connect, connected = Links.connect, []
-
-    def remember(groups: Groups) -> Links:
-        connected.append(connect(groups))
-        return connected[-1]
-
-    monkeypatch.setattr(Links, "connect", remember)
-    yield
-    for links in connected:
-        links.close()
 
 
 def alike(work: Callable[[Groups], object], size: int = SIZE, nodes: Any = None) -> str:

@@ -56,6 +56,8 @@ class Browser:
         # High numbers, so that neither is what the other will be called in there.
         reading, self._write = (self._high(end) for end in os.pipe())
         self._read, writing = (self._high(end) for end in os.pipe())
+        self._news = select.poll()
+        self._news.register(self._read, select.POLLIN)
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         pipes = [(os.POSIX_SPAWN_DUP2, reading, 3), (os.POSIX_SPAWN_DUP2, writing, 4)]
         command = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
@@ -123,7 +125,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._read], [], [], 60)[0], "the browser is silent"
+            assert self._news.poll(60_000), "the browser is silent"
             got = os.read(self._read, 2**16)
             assert got, "the browser has gone"
             self._rest += got

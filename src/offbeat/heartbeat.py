@@ -66,11 +66,11 @@ class Heartbeat:
     @contextlib.contextmanager
     def verb(self, name: str) -> Iterator[None]:
         """Tell the others that this rank is in the collective call ``name``."""
-        self.phase = (self.phase[0], name)
+        outer, self.phase = self.phase, (self.phase[0], name)
         try:
             yield
         finally:
-            self.phase = (self.phase[0], "")
+            self.phase = outer  # a step may join a backward on its way
 
     def next_call(self) -> None:
         """One more collective verb is done; all ranks must have called the same one."""
