@@ -103,8 +103,11 @@ def test_the_topologies_here_are_what_they_say(topology: Topology) -> None:
             assert np.array_equal(mixing_matrix(topology, size, index), expected)
 
 
-@every_topology
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("topology", "size"),
+    [*[(Irregular(), size) for size in (2, 3, 4, 5)], (Varying(), 3), (Varying(), 4)],
+    ids=lambda value: str(value).removesuffix("()"),
+)
 def test_follows_the_reference_with_momentum(topology: Topology, size: int) -> None:
     nodes = tuple((rank,) for rank in range(size))
     runs = simulate(algorithm(topology), Quadratic, loss, steps=STEPS, size=size, optimizer=sgd)
@@ -237,7 +240,7 @@ def check_anchor(model: nn.Module, state: Any) -> None:
 
 
 @pytest.mark.parametrize("topology", [offbeat.OnePeerExponential(), offbeat.Ring()], ids=repr)
-@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("size", [2, 5])
 def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, size: int) -> None:
     def worker(groups: Groups) -> None:
         model = Quadratic()
@@ -486,7 +489,7 @@ def test_one_peer_costs_one_model_and_a_header(dtype: torch.dtype) -> None:
         replica.detach()
         return replica.stats()["last"]
 
-    for last in ThreadWorld(4).run(worker):
+    for last in ThreadWorld(2).run(worker):
         assert last["bytes_sent"] == DIMENSION * dtype.itemsize + 16
         assert last["staleness"] == 0
 
