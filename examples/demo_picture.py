@@ -1,7 +1,8 @@
 """The demo's picture: the held-out loss of each run, over steps and over seconds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 
@@ -10,7 +11,8 @@ mpl.use("Agg")  # writes files, opens no window
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-Curve = Sequence[Mapping[str, float]]
+from offbeat.compare import Comparison, Result
+from offbeat.compare.curves import Point
 
 COLOURS = ("#6b7280", "#0f766e", "#c2410c", "#6d28d9", "#1d4ed8", "#a16207")
 INK, FAINT = "#1f2933", "#e3e7ec"
@@ -33,49 +35,69 @@ STYLE = {
 }
 
 
-def draw(curves: Mapping[str, Curve], workers: int, path: Path) -> None:
-    """Write both panels to `path`; a curve's points hold step, seconds and heldout_loss."""
+def draw(comparison: Comparison, path: Path) -> None:
+    """Write both panels to `path`."""
+    setup = comparison.setup
+    wire = f"behind {setup.rate / 1e6:g} Mbit/s" if setup.rate else "on one machine's loopback"
+    curves = [result for result in comparison.results if result.course is not None]
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.0), sharey=True, layout="constrained")
         figure.suptitle(
-            f"Held-out loss of a character GPT on {workers} workers, nats per character",
+            f"Held-out loss of a character GPT, {len(setup.ranks_per_node)} nodes {wire}",
             x=0.01,
             ha="left",
             fontsize=12.5,
             fontweight="bold",
         )
-        for panel, unit in zip(axes, ("step", "seconds"), strict=True):
-            _panel(panel, curves, unit)
+        _panel(axes[0], curves, lambda point: point.step, "steps")
+        _panel(axes[1], curves, lambda point: point.seconds, "seconds of training")
         figure.savefig(path, dpi=160, facecolor="white")
         plt.close(figure)
 
 
-def _panel(axes: Axes, curves: Mapping[str, Curve], unit: str) -> None:
-    for (_, curve), colour in zip(curves.items(), COLOURS * len(curves), strict=False):
-        losses = [point["heldout_loss"] for point in curve]
-        axes.plot([point[unit] for point in curve], losses, color=colour, linewidth=2.2)
-    furthest = max(curve[-1][unit] for curve in curves.values())
-    axes.set_xlim(0, 1.3 * furthest)  # room for the labels
+def _panel(
+    axes: Axes, results: Sequence[Result], unit: Callable[[Point], float], words: str
+) -> None:
+    ends = []
+    for result, colour in zip(results, COLOURS * len(results), strict=False):
+        assert result.course is not None, "only methods with a curve are drawn"
+        points = result.course.heldout
+        axes.plot(
+            [unit(point) for point in points],
+            [point.loss for point in points],
+            color=colour,
+            linewidth=2.2,
+        )
+        ends.append(End(result.name, colour, unit(points[-1]), points[-1].loss))
+    furthest = max(end.x for end in ends)
+    axes.set_xlim(0, 1.45 * furthest)  # room for the labels
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= furthest])
-    axes.set_xlabel("steps" if unit == "step" else "seconds of training")
-    _label(axes, curves, unit)
+    axes.set_xlabel(words)
+    _label(axes, ends)
 
 
-def _label(axes: Axes, curves: Mapping[str, Curve], unit: str) -> None:
+class End(NamedTuple):
+    """Where a curve ends."""
+
+    name: str
+    colour: str
+    x: float
+    loss: float
+
+
+def _label(axes: Axes, ends: Sequence[End]) -> None:
     low, high = axes.get_ylim()
     below = -1.0
-    colours = dict(zip(curves, COLOURS * len(curves), strict=False))
-    for name, curve in sorted(curves.items(), key=lambda item: item[1][-1]["heldout_loss"]):
-        end = curve[-1]
-        height = max((end["heldout_loss"] - low) / (high - low), below + LABEL_GAP)
+    for end in sorted(ends, key=lambda end: end.loss):
+        height = max((end.loss - low) / (high - low), below + LABEL_GAP)
         below = height
         axes.annotate(
-            f"{name}  {end['heldout_loss']:.2f}",
-            (end[unit], low + height * (high - low)),
+            f"{end.name}  {end.loss:.2f}",
+            (end.x, low + height * (high - low)),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            color=colours[name],
+            color=end.colour,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
             fontweight="bold",
         )

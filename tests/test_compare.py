@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from offbeat.cli import app
 from offbeat.compare import Comparison, Plan, Recording, Run, line_up, read_run, summarize, table
 from offbeat.compare.command import _interruptible
-from offbeat.compare.evaluation import without_evaluations
 from offbeat.compare.measure import Curve, measure
 from offbeat.compare.plan import split_algorithms
 from offbeat.compare.result import Setup, Spread
@@ -203,7 +202,6 @@ def test_a_growing_recording_is_read_line_by_line(tmp_path: Path) -> None:
     recording.update()
     recording.update()
     assert [each.seconds for each in recording.steps] == [1.0, 2.0, 3.0]
-    assert [each.after_evaluation for each in recording.steps] == [False, False, True]
     assert recording.heldout == [(2, 0.5)]
 
 
@@ -251,30 +249,6 @@ def test_a_rank_that_is_ahead_is_cut_to_the_others_steps(tmp_path: Path) -> None
     found = measure(read_run(write_run(tmp_path, [[step()] * 7, [step()] * 5])))
     assert found.steps == len(found.curve.seconds) == 5
     assert (found.final_loss, found.heldout_loss, found.distance) == (None, None, None)
-
-
-def test_evaluations_are_not_the_steps(tmp_path: Path) -> None:
-    def spans(forward: float, *stalls: tuple[float, float]) -> list[list[object]]:
-        return [["forward", 0.0, forward], *(["stall", *stall] for stall in stalls)]
-
-    plain = step(1.0, 100, 0.25, spans=spans(0.25, (0.5, 0.75)))
-    # The evaluation took 2 s, sent 500 bytes and waited 0.5 s for others.
-    after = step(3.0, 600, 0.75, spans=spans(2.25, (1.0, 1.5), (2.5, 2.75)))
-    lines = [plain, plain, heldout(1.0), after, plain, heldout(1.0), after]
-    [recording] = read_run(write_run(tmp_path, [lines]))
-    trimmed = without_evaluations(recording.steps)
-    assert [each.seconds for each in trimmed] == [1.0] * 5
-    assert [each.seconds_stalled for each in trimmed] == [0.25] * 5
-    assert [each.bytes_sent for each in trimmed] == [{"world": 100}] * 5
-
-
-def test_evaluations_do_not_hide_that_local_sgd_sends_rarely(tmp_path: Path) -> None:
-    # Every second step sends 80 bytes, every third comes after an evaluation that sends 500.
-    lines: list[Line] = []
-    for k in range(60):
-        lines += [heldout(1.0)] if k % 3 == 1 else []
-        lines += [step(sent=80 * (k % 2) + 500 * (k % 3 == 1))]
-    assert measure(read_run(write_run(tmp_path, [lines]))).bytes_sent == 40
 
 
 def test_smooth_loss_and_the_time_to_reach_a_target() -> None:

@@ -84,6 +84,33 @@ def test_stalls_are_the_time_spent_waiting_for_others() -> None:
     assert first > 0.3 > second
 
 
+def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither their time nor their bytes, whether the average is evaluated or each rank's own."""
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def worker(groups: Groups) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        for step in range(4):
+            loss(model, groups.rank, step).backward()
+            replica.step()
+            if step == 1:
+                with replica.consensus():
+                    time.sleep(0.5)
+                replica.consensus_distance()
+            if step == 2:
+                time.sleep(0.5)
+                replica.report_loss(1.0, "heldout")
+        replica.detach()
+
+    ThreadWorld(3).run(worker)
+    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert {step["bytes_sent"] for step in steps} == {MODEL_BYTES + 16}
+    assert all(step["seconds"] < 0.5 for step in steps[2:])  # what each evaluation took at least
+    assert all(start >= 0 for step in steps for _, start, _ in step["spans"])
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_consensus_distance_is_the_distance_to_the_average(size: int) -> None:
     def worker(groups: Groups) -> tuple[np.ndarray, dict[str, float], dict[str, float]]:

@@ -41,7 +41,7 @@ def _watched(launch: Callable[_Arguments, "Handle"]) -> Callable[_Arguments, "Ha
             handle = launch(*args, **kwargs)
         if group.meter.spans is not None and launch.__name__ != "exchange":
             # Gloo's point-to-point works have no futures: those end when they are waited for.
-            handle.works[-1].get_future().then(handle.note_arrival)
+            handle.noted = handle.works[-1].get_future().then(handle.note_arrival)
         return handle
 
     return launch_watched
@@ -58,6 +58,7 @@ class Handle:
     future: "Future[None] | None" = None
     launched: float = field(default_factory=time.perf_counter)
     arrived: float | None = None
+    noted: "torch.futures.Future[None] | None" = None
 
     def wait(self) -> None:
         """Block until the results are there; raise the ranks' verdict if a peer is lost.
@@ -77,11 +78,15 @@ class Handle:
             work.wait()
         if self.future is not None:
             self.future.result()
+        if self.noted is not None:
+            # A thread of Gloo's that is still in our callback when Python ends aborts the process.
+            self.noted.wait()
         if self.after is not None:
             self.after()
         arrived = self.arrived or time.perf_counter()
         self.group.meter.span(f"wire:{self.group.axis}", self.launched, arrived)
-        self.works, self.buffers, self.after, self.future = [], [], None, None
+        self.works, self.buffers = [], []
+        self.after = self.future = self.noted = None
 
     def note_arrival(self, _: object) -> None:
         """The exchange is over, though nobody has waited for it yet."""

@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -197,11 +198,20 @@ class Links:
     def close(self) -> None:
         """End the heartbeat, the lanes and the groups."""
         self.heartbeat.stop()
+        dropped = []
         for group in self.opened:
             if "lane" in vars(group):
                 group.lane.close()
             group.process_group.shutdown()
+            dropped.append(group.process_group)
+            del group.process_group
         self.opened.clear()
+        # Gloo's threads end when the last reference goes. One that lets go of a tensor after
+        # Python has ended aborts the process. Not in our own thread: one that still waits for a
+        # peer, after an error, would keep us.
+        drop = threading.Thread(target=dropped.clear, daemon=True)
+        drop.start()
+        drop.join(timeout=5.0)
 
 
 def _require_world() -> None:

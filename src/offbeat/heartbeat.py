@@ -114,6 +114,7 @@ class Heartbeat:
         self._end_thread()
         atexit.unregister(self._end_thread)
         self.phase = (self.phase[0], "left")
+        self._groups.clear()
         with contextlib.suppress(RuntimeError):
             self._beat()
 

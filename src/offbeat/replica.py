@@ -107,6 +107,7 @@ class Replica:
                 exchange.settle(state)
         self._watch.begun = self._watch.exchanged = False
         self.settled = True
+        self._restart_clock()
 
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
@@ -129,23 +130,29 @@ class Replica:
                 self._closed = None
             with torch.no_grad():
                 pack(shown, own)
+            self._restart_clock()
 
     def consensus_distance(self) -> dict[str, float]:
         """How far the replicas are apart; see :func:`offbeat.consensus.consensus_distance`."""
         self._refuse()
         with self._calling("consensus_distance"):
-            return consensus_distance(self._parameters, self._control)
+            distance = consensus_distance(self._parameters, self._control)
+        self._restart_clock()
+        return distance
 
     def report_loss(
         self, loss: float | Tensor, kind: Literal["train", "heldout"] = "train"
     ) -> None:
         """Tell the telemetry this rank's loss of the step, or of an evaluation; optional.
 
-        No communication. ``offbeat compare`` draws its curves from it.
+        No communication. ``offbeat compare`` draws its curves from it. The time and the bytes of
+        an evaluation between two steps, which ends with this report, belong to neither.
         """
         if kind not in ("train", "heldout"):
             raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
         self._telemetry.report(loss, kind)
+        if kind == "heldout":
+            self._restart_clock()
 
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
@@ -223,6 +230,11 @@ class Replica:
                 return exchange.init(site)
         self.notes.append(f"the {slot} slot has nobody to exchange with: {exchange} does nothing")
         return None
+
+    def _restart_clock(self) -> None:
+        """What went on since the last step was no part of the next, unless that has begun."""
+        if not self._watch.begun:
+            self._telemetry.restart()
 
     def _average_site(self) -> Site | None:
         """Between whom ``finish`` averages: the participants of the parameters slot, or all."""

@@ -59,8 +59,15 @@ class Telemetry:
                 for axis, count in self.meter.bytes_sent.items()
             }
             self._record("step", **self.last, bytes_by_axis=sent, loss=loss, spans=spans)
-            self.meter.spans, self.loss, self._sent = [], None, dict(self.meter.bytes_sent)
-        self._before, self._time = totals, now
+            self.loss = None
+        self.restart()
+
+    def restart(self) -> None:
+        """The next step begins now: what went on since the last one was no training."""
+        self._before, self._sent = self.meter.totals(), dict(self.meter.bytes_sent)
+        self._time = time.perf_counter()
+        if self.meter.spans is not None:
+            self.meter.spans = []
 
     def report(self, loss: float | Tensor, kind: str) -> None:
         """Take down a loss: this step's, or one on held-out data."""

@@ -8,8 +8,9 @@ recordings become one table, the same as JSON, and one page of HTML. The command
 from offbeat.compare.plan import Method, Plan, line_up
 from offbeat.compare.record import Recording, read_run
 from offbeat.compare.report import write_report
-from offbeat.compare.result import Comparison, Spread
-from offbeat.compare.run import Run, carry_out
+from offbeat.compare.result import Comparison, Result, Spread
+from offbeat.compare.run import Run, carry_out, network
+from offbeat.compare.session import Session
 from offbeat.compare.summary import summarize
 from offbeat.compare.table import table
 
@@ -18,10 +19,13 @@ __all__ = [
     "Method",
     "Plan",
     "Recording",
+    "Result",
     "Run",
+    "Session",
     "Spread",
     "carry_out",
     "line_up",
+    "network",
     "read_run",
     "summarize",
     "table",

@@ -7,7 +7,6 @@ from functools import cached_property
 from statistics import fmean
 from typing import final
 
-from offbeat.compare.evaluation import without_evaluations
 from offbeat.compare.record import Recording, Step
 
 MOST_WARM_UP = 10
@@ -80,7 +79,7 @@ def warm_up(steps: int) -> int:
 def measure(recordings: Sequence[Recording]) -> Measures:
     """Measure a run of at least one step; ranks that are ahead are cut to the others' steps."""
     steps = min(len(recording.steps) for recording in recordings)
-    trained = {r.rank: without_evaluations(r.steps[:steps]) for r in recordings}
+    trained = {r.rank: r.steps[:steps] for r in recordings}
     counted = {rank: mine[warm_up(steps) :] for rank, mine in trained.items()}
     nodes = recordings[0].nodes
     curve = _curve(list(trained.values()), recordings)

@@ -20,10 +20,9 @@ class Step:
     seconds_stalled: float
     loss: float | None = None
     spans: tuple[Span, ...] = ()
-    after_evaluation: bool = False  # held-out loss was reported since the step before
 
     @classmethod
-    def parse(cls, line: Mapping[str, Any], after_evaluation: bool) -> "Step":
+    def parse(cls, line: Mapping[str, Any]) -> "Step":
         """Read one line; bytes that are not told by axis count as "world"."""
         return cls(
             time=line["time"],
@@ -32,7 +31,6 @@ class Step:
             seconds_stalled=line["seconds_stalled"],
             loss=line.get("loss"),
             spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
-            after_evaluation=after_evaluation,
         )
 
     def between(self, kind: str) -> Iterator[tuple[float, float]]:
@@ -54,7 +52,6 @@ class Recording:
     heldout: list[tuple[int, float]] = field(default_factory=list)  # steps before it, loss
     distance: float | None = None  # of the replicas, when finish() was called
     _offset: int = 0
-    _evaluated: bool = False
 
     def update(self) -> None:
         """Read the lines that were completed since the last time."""
@@ -71,11 +68,9 @@ class Recording:
                 self.rank = line["rank"]
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
             case "step":
-                self.steps.append(Step.parse(line, self._evaluated))
-                self._evaluated = False
+                self.steps.append(Step.parse(line))
             case "heldout":
                 self.heldout.append((len(self.steps), line["loss"]))
-                self._evaluated = True
             case "finish":
                 self.distance = line["consensus_distance"]["mean"]
 

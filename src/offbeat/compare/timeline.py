@@ -59,7 +59,7 @@ def choose(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
     """The median step; two where some steps send nothing: the median of those, and of others."""
     count = min(len(recording.steps) for recording in recordings)
     ranks = [recording.steps[warm_up(count) : count] for recording in recordings]
-    steps = [step for step in zip(*ranks, strict=True) if not step[0].after_evaluation]
+    steps = list(zip(*ranks, strict=True))
     silent = [step for step in steps if not any(sum(s.bytes_sent.values()) for s in step)]
     sending = [step for step in steps if step not in silent]
     if not silent or not sending:

@@ -13,6 +13,7 @@ from offbeat.functional import pack, partition
 from offbeat.groups import Group
 
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
+MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
 
 
 @dataclass(eq=False)
@@ -49,7 +50,8 @@ class Mean(GradientExchange[MeanState]):
 
     ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
     once, summed in float32, rounded once. Buckets hold gradients in the order in which rank 0
-    saw them become ready in its first backward, and leave in that order on every rank. A
+    saw them become ready in its first backward, and leave in that order on every rank; they are
+    smaller than ``bucket_mb`` where a model would fill fewer than eight. A
     parameter unused on some ranks counts as zero there; unused on all, its gradient stays None.
 
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
@@ -128,7 +130,8 @@ class Mean(GradientExchange[MeanState]):
         for dtype in dict.fromkeys(parameters[name].dtype for name in state.order):
             names = [name for name in state.order if parameters[name].dtype == dtype]
             sizes = [parameters[name].nbytes for name in names]
-            capacity = int(self.bucket_mb * 2**20)
+            share = max(FIRST_BUCKET, sum(sizes) // MESSAGES)
+            capacity = min(int(self.bucket_mb * 2**20), share)
             for run in partition(sizes, capacity, min(FIRST_BUCKET, capacity)):
                 state.buckets.append(self._bucket(state, [names[i] for i in run]))
         state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
