@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
 # From the ground up. A module may import from its own floor and from those below.
 FLOORS = (
-    ("functional", "topology", "schedule"),  # pure: tensors and integers
+    ("functional", "topology", "graphs", "schedule"),  # pure: tensors and integers
     (
         "meter",
         "backends",

@@ -239,7 +239,7 @@ def check_anchor(model: nn.Module, state: Any) -> None:
     assert all(torch.equal(anchors[name], model.get_parameter(name)) for name in anchors)
 
 
-@pytest.mark.parametrize("topology", [offbeat.OnePeerExponential(), offbeat.Ring()], ids=repr)
+@pytest.mark.parametrize("topology", [offbeat.Exponential(), offbeat.Ring()], ids=repr)
 @pytest.mark.parametrize("size", [2, 5])
 def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, size: int) -> None:
     def worker(groups: Groups) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.topology import (
-    OnePeerExponential,
+    Exponential,
     Peers,
     Ring,
     Topology,
@@ -22,7 +22,7 @@ from reference.participants import Array
 from reference.push_sum import irregular, one_peer_exponential, ring
 from reference.test_mixing import CONTRACTION, impulse_error
 
-FAMILIES = {OnePeerExponential(): one_peer_exponential, Ring(): ring}
+FAMILIES = {Exponential(): one_peer_exponential, Ring(): ring}
 every_family = pytest.mark.parametrize("topology", FAMILIES, ids=repr)
 examples = settings(deadline=None, max_examples=50)  # the machine may be busy
 sizes, indices = st.integers(2, 64), st.integers(0, 1000)
@@ -117,12 +117,12 @@ def test_matrices_equal_the_references(topology: Topology, size: int, index: int
 
 
 def matrix(size: int, index: int) -> Array:
-    return mixing_matrix(OnePeerExponential(), size, index)
+    return mixing_matrix(Exponential(), size, index)
 
 
 @pytest.mark.parametrize("size", CONTRACTION)
 def test_one_peer_exponential_contracts_as_known(size: int) -> None:
-    cycle = OnePeerExponential().period(size)
+    cycle = Exponential().period(size)
     assert cycle == int(np.ceil(np.log2(size)))
     errors = [impulse_error(matrix, size, n * cycle) for n in (1, 2, 4)]
     assert [float(f"{error:.5g}") for error in errors] == CONTRACTION[size]
@@ -318,8 +318,8 @@ def sized(size: int) -> st.SearchStrategy[Array]:
 
 def test_hops_double_until_they_reach_around() -> None:
     for size in range(2, 65):
-        period = OnePeerExponential().period(size)
-        hops = [OnePeerExponential().peers(0, size, i).send[0][0] for i in range(period)]
+        period = Exponential().period(size)
+        hops = [Exponential().peers(0, size, i).send[0][0] for i in range(period)]
         assert hops[0] == 1
         assert all(b == 2 * a for a, b in pairwise(hops))
         assert hops[-1] < size <= 2 * hops[-1]

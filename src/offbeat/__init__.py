@@ -5,24 +5,36 @@ Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`local_sgd` or :fu
 
 from offbeat.attach import replicate
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
+from offbeat.graphs import (
+    BipartiteExponential,
+    Complete,
+    Digraph,
+    Exponential,
+    Phases,
+    Ring,
+)
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, alone, ddp, local_sgd, sgp, torch_ddp
+from offbeat.recipes import algorithm, alone, d_psgd, ddp, local_sgd, sgp, torch_ddp
 from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
-from offbeat.topology import OnePeerExponential, Peers, Ring, Topology
+from offbeat.topology import Peers, Topology
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
+    "BipartiteExponential",
+    "Complete",
+    "Digraph",
+    "Exponential",
     "GradientExchange",
     "Groups",
     "JsonLines",
-    "OnePeerExponential",
     "ParameterExchange",
     "PeerLost",
     "Peers",
+    "Phases",
     "Replica",
     "Ring",
     "Site",
@@ -31,6 +43,7 @@ __all__ = [
     "__version__",
     "algorithm",
     "alone",
+    "d_psgd",
     "ddp",
     "local_sgd",
     "replicate",

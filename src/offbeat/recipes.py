@@ -3,18 +3,28 @@
 import ast
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TorchDDP
+from offbeat.graphs import (
+    BipartiteExponential,
+    Complete,
+    Digraph,
+    Exponential,
+    Phases,
+    Ring,
+    Symmetric,
+)
 from offbeat.parameters import Average, PushSum
-from offbeat.topology import OnePeerExponential, Ring, Topology
+from offbeat.topology import Topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
 _parser = threading.Lock()
 
 Within = Literal["local"] | None
+Graph = Topology | str | Sequence[tuple[int | None, Any]] | Any  # the last: of networkx
 
 
 def ddp(wire: Literal["bf16"] | None = None, bucket_mb: float = 25.0) -> Algorithm:
@@ -41,18 +51,45 @@ def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
 
 
 def sgp(
-    topology: Topology | Literal["exponential", "ring"] = "exponential", within: Within = None
+    topology: Graph = "exponential",
+    peers: int = 1,
+    overlap: int = 0,
+    wire: Literal["bf16"] | None = None,
+    within: Within = None,
+    biased: bool = False,
 ) -> Algorithm:
     """Stochastic Gradient Push: after every step send a share of oneself to a few peers.
 
-    ``topology`` is "exponential" (one peer, changing), "ring", or a :class:`offbeat.Topology` of
-    your own. With ``within="local"`` gradients are averaged inside each node and the nodes
-    gossip. See :class:`offbeat.parameters.PushSum`.
+    ``topology`` is "exponential" (to ``peers`` others, which change), "ring", "bipartite",
+    "complete", a :class:`offbeat.Topology`, a networkx graph or a function that makes one of the
+    number of participants, or phases of these: ``[(300, "complete"), (None, "exponential")]``.
+    ``overlap`` is for how many steps a message may travel while training goes on. With
+    ``within="local"`` gradients are averaged inside each node and the nodes gossip. See
+    :class:`offbeat.parameters.PushSum`.
 
     >>> sgp("ring").parameters.topology
     Ring()
+    >>> sgp(overlap=1, wire="bf16").parameters.overlap
+    1
     """
-    return Algorithm(_inside(within), PushSum(_graph(topology), over=_between(within)))
+    graph = _graph(topology, peers)
+    return Algorithm(_inside(within), PushSum(graph, _between(within), overlap, wire, biased))
+
+
+def d_psgd(
+    topology: Graph = "ring", wire: Literal["bf16"] | None = None, within: Within = None
+) -> Algorithm:
+    """Decentralized parallel SGD: after every step average with the neighbours.
+
+    On symmetric graphs, where every weight stays 1: "ring", "bipartite", "complete" or your own.
+    Lian et al. 2017, Algorithm 1; neighbours are averaged after the step instead of before it.
+    See :class:`offbeat.parameters.PushSum`.
+
+    >>> d_psgd("bipartite").parameters.topology
+    Symmetric(graph=BipartiteExponential())
+    """
+    graph = Symmetric(_graph(topology, 1))
+    return Algorithm(_inside(within), PushSum(graph, _between(within), wire=wire))
 
 
 def alone() -> Algorithm:
@@ -75,7 +112,7 @@ def torch_ddp(bucket_mb: float = 25.0) -> Algorithm:
     return Algorithm(gradients=TorchDDP(bucket_mb))
 
 
-RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp, torch_ddp, alone)
+RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp, d_psgd, torch_ddp, alone)
 
 
 def algorithm(text: str) -> Algorithm:
@@ -134,12 +171,24 @@ def _between(within: Within) -> Literal["world", "node"]:
     return "node" if within == "local" else "world"
 
 
-def _graph(topology: Topology | str) -> Topology:
+def _graph(topology: Graph, peers: int) -> Topology:
+    named: dict[str, Topology] = {
+        "exponential": Exponential(peers),
+        "ring": Ring(),
+        "bipartite": BipartiteExponential(),
+        "complete": Complete(),
+    }
+    if peers != 1 and topology != "exponential":
+        raise ValueError(f"peers={peers} goes with topology='exponential', got {topology!r}")
     if isinstance(topology, Topology):
         return topology
-    named: dict[str, Topology] = {"exponential": OnePeerExponential(), "ring": Ring()}
-    if not isinstance(topology, str) or topology not in named:
-        raise ValueError(
-            f"topology={topology!r}, expected one of {', '.join(map(repr, named))} or a Topology"
-        )
-    return named[topology]
+    if isinstance(topology, str) and topology in named:
+        return named[topology]
+    if isinstance(topology, list | tuple) and all(isinstance(p, list | tuple) for p in topology):
+        return Phases(tuple((count, _graph(graph, 1)) for count, graph in topology))
+    if callable(topology) or hasattr(topology, "is_directed"):
+        return Digraph(topology)
+    raise ValueError(
+        f"topology={topology!r}, expected one of {', '.join(map(repr, named))}, a Topology, a "
+        "networkx graph or a function that makes one, or phases: [(9, 'complete'), (None, 'ring')]"
+    )

@@ -1,9 +1,8 @@
 """With whom to gossip: directed graphs that may change from one exchange to the next."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import isclose
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,56 +51,20 @@ class Topology(ABC):
     def period(self, size: int) -> int:
         """After how many exchanges the graphs repeat."""
 
+    def parts(self) -> tuple["Topology", ...]:
+        """The topologies this one is made of, each of which must hold on its own."""
+        return (self,)
 
-@final
-@dataclass(frozen=True)
-class OnePeerExponential(Topology):
-    """One message per exchange, to the peer ``2^(index mod ceil(log2 n))`` places ahead.
-
-    Averages exactly within one period when the size is a power of two (Assran et al. 2019,
-    section 3 and appendix A). Sends one model per participant and exchange.
-
-    >>> [OnePeerExponential().peers(0, 8, index).send for index in range(3)]
-    [((1, 0.5),), ((2, 0.5),), ((4, 0.5),)]
-    """
-
-    def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Half to one peer, half stays."""
-        hop = 2 ** (index % self.period(size))
-        return Peers((((rank + hop) % size, 0.5),), ((rank - hop) % size,), 0.5)
-
-    def period(self, size: int) -> int:
-        """The ceiling of log2(size)."""
-        return max(1, (size - 1).bit_length())
-
-
-@final
-@dataclass(frozen=True)
-class Ring(Topology):
-    """Both neighbours on a ring, equal shares; with two participants, each other.
-
-    Sends two models per participant and exchange. Mixes slowly in large worlds: the error
-    shrinks by about ``1 - 13 / n^2`` per exchange.
-
-    >>> Ring().peers(0, 4, index=0)
-    Peers(send=((3, 0.333...), (1, 0.333...)), receive=(3, 1), keep=0.333...)
-    """
-
-    def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Equal shares for the neighbours and oneself."""
-        near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
-        share = 1 / (len(near) + 1)
-        return Peers(tuple((peer, share) for peer in near), near, share)
-
-    def period(self, size: int) -> int:
-        """One: the ring does not change."""
-        return 1
+    def is_mean(self, size: int, index: int) -> bool:
+        """Whether an exchange is the mean of all: then it goes the way of an all-reduce."""
+        return False
 
 
 def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
     """The column-stochastic matrix P of one exchange: ``P[i, j]`` of j's mass goes to i.
 
-    >>> mixing_matrix(OnePeerExponential(), 2, 0)
+    >>> from offbeat import Ring
+    >>> mixing_matrix(Ring(), 2, 0)
     array([[0.5, 0.5],
            [0.5, 0.5]])
     """
@@ -116,9 +79,17 @@ def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
 
 def keeps_weights(topology: Topology, size: int) -> bool:
     """Whether every push-sum weight stays 1, because rows sum to one in every exchange."""
-    period = topology.period(size)
-    rows = [mixing_matrix(topology, size, index).sum(axis=1) for index in range(period)]
+    rows = [matrix.sum(axis=1) for matrix in mixing_matrices(topology, size)]
     return bool(np.allclose(rows, 1.0, rtol=0, atol=1e-12))
+
+
+def mixing_matrices(topology: Topology, size: int) -> list[np.ndarray]:
+    """Those of one period; of each part in turn, where there are several."""
+    return [
+        mixing_matrix(part, size, index)
+        for part in topology.parts()
+        for index in range(part.period(size))
+    ]
 
 
 def validate(topology: Topology, size: int) -> None:
@@ -128,13 +99,17 @@ def validate(topology: Topology, size: int) -> None:
     do not sum to one, a send without its receive, or a union of graphs in which some
     participant never hears of another.
     """
-    union = np.zeros((size, size), dtype=bool)
+    for part in topology.parts():
+        _validate_part(part, size)
+
+
+def _validate_part(topology: Topology, size: int) -> None:
     for index in range(topology.period(size)):
         graph = [topology.peers(rank, size, index) for rank in range(size)]
         for rank, peers in enumerate(graph):
             _check_shares(rank, peers, size, f"{topology} at size {size}, exchange {index}")
         _check_pairs(graph, f"{topology} at size {size}, exchange {index}")
-        union |= mixing_matrix(topology, size, index) > 0
+    union = np.sum(mixing_matrices(topology, size), axis=0) > 0
     reach = union
     for _ in range(size.bit_length()):  # paths of 1, 2, 4, ... edges
         reach = reach.astype(float) @ reach > 0

@@ -1,7 +1,21 @@
 """Floor 1: pure mathematics on tensors, without groups, state or device logic."""
 
-from offbeat.functional.packing import Layout, pack, partition
-from offbeat.functional.push_sum import de_bias, mix, numerator
+from offbeat.functional.packing import Layout, blocks, memory, pack, partition, wide
+from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
 
-__all__ = ["Layout", "de_bias", "mix", "numerator", "pack", "partition", "sketch", "spread"]
+__all__ = [
+    "Layout",
+    "blocks",
+    "drift",
+    "memory",
+    "numerator",
+    "pack",
+    "partition",
+    "share_out",
+    "sketch",
+    "spread",
+    "take_in",
+    "total",
+    "wide",
+]

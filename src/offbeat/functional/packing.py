@@ -1,20 +1,25 @@
 """Named tensors laid out in a few flat ones, so that a model travels as one message."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
+BLOCK = 2**16  # elements; a few blocks of them fit into a core's cache
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lives: ``flat[section][offset : offset + prod(shape)]``."""
+    """Where one tensor lives: ``flat[section][offset : offset + prod(shape)]``.
+
+    In the order in which a dense tensor's memory lies, transposed and channels-last ones too.
+    """
 
     section: int
     offset: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Layout:
 
     >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, slices=3)
     >>> layout.places["b"], layout.numels
-    (Place(section=0, offset=6, shape=(2,)), (9,))
+    (Place(section=0, offset=6, shape=(2,), strides=(1,)), (9,))
     >>> flat = layout.empty("cpu")
     >>> pack(layout.views(flat).values(), [torch.ones(2, 3), torch.ones(2)])
     >>> flat[0][:8].sum()
@@ -47,7 +52,7 @@ class Layout:
         places = {}
         for name, tensor in tensors.items():
             section = dtypes.index(tensor.dtype)
-            places[name] = Place(section, ends[section], tuple(tensor.shape))
+            places[name] = Place(section, ends[section], tuple(tensor.shape), _dense(tensor))
             ends[section] += tensor.numel()
         return cls(places, dtypes, tuple(-(-end // slices) * slices for end in ends), slices)
 
@@ -62,7 +67,7 @@ class Layout:
     def views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
         """``flat`` seen as the named tensors; no copy."""
         return {
-            name: flat[place.section][place.offset :][: prod(place.shape)].view(place.shape)
+            name: flat[place.section][place.offset :].as_strided(place.shape, place.strides)
             for name, place in self.places.items()
         }
 
@@ -75,6 +80,50 @@ def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
     pairs = list(zip(into, tensors, strict=True))
     if pairs:  # torch refuses an empty list
         torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
+
+
+def memory(tensor: Tensor) -> Tensor | None:
+    """``tensor`` as its memory lies, flat and without a copy; None if it has gaps.
+
+    >>> memory(torch.tensor([[1, 2], [3, 4]]).T)
+    tensor([1, 2, 3, 4])
+    >>> memory(torch.zeros(4, 4)[:, 0]) is None
+    True
+    """
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if tensor.stride() != _dense(tensor):
+        return None
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Aligned pieces of flat tensors of one length: what is done to a piece costs one pass.
+
+    On a CPU the pieces stay in its cache between operations; on a GPU each is the whole.
+
+    >>> [(len(a), len(b)) for a, b in blocks(torch.zeros(70_000), torch.zeros(70_000))]
+    [(65536, 65536), (4464, 4464)]
+    """
+    if flat[0].is_cuda or flat[0].numel() <= BLOCK:
+        yield flat
+    else:
+        yield from zip(*(tensor.split(BLOCK) for tensor in flat), strict=True)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which to add: float32 for 16-bit types, else the type itself.
+
+    >>> wide(torch.bfloat16), wide(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _dense(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a copy of ``tensor``: the same without gaps."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def partition(sizes: Sequence[int], capacity: int, first: int) -> list[range]:

@@ -1,64 +1,122 @@
-"""Push-sum averaging: numerator, mixing, de-biasing (Assran et al. 2019, section 3)."""
+r"""Push-sum averaging in two passes over memory (Assran et al. 2019, section 3).
+
+With z the parameters after the optimizer step, a those before it (the anchor) and w the weight,
+the push-sum numerator is
+
+.. math:: x = w\,a + (z - a) = z + (w - 1)\,a
+
+For SGD that is the paper's :math:`x - \gamma \nabla F(z)` (Algorithm 1, line 3): the update is
+added to the numerator unscaled, whatever the weight. Where w stays 1 there is no anchor and x = z.
+All tensors are flat; sums of 16-bit tensors run in float32 and are rounded once.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from offbeat.functional.packing import blocks, wide
 
-def numerator(z: Sequence[Tensor], anchor: Sequence[Tensor], weight: float) -> None:
-    r"""Turn stepped parameters into the push-sum numerator, in place.
 
-    .. math:: x = w\,z_{anchor} + (z - z_{anchor}) = z + (w - 1)\,z_{anchor}
+def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
+    r"""The numerator x of stepped parameters: :math:`x = z + (w - 1)\,a`; z itself if w is 1.
 
-    ``z`` are the parameters after the optimizer step, ``anchor`` those before it. For SGD this is
-    the paper's :math:`x - \gamma \nabla F(z)` (Algorithm 1, line 3): the update is added to the
-    numerator unscaled, whatever the weight. One pass; none at ``weight == 1``.
+    >>> numerator(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), weight=0.5)
+    tensor([0., 1.])
+    """
+    if anchor is None or weight == 1.0:
+        return z.to(wide(z.dtype))
+    return torch.add(z.to(anchor.dtype), anchor, alpha=weight - 1.0)
 
-    >>> z = [torch.tensor([1.0, 2.0])]
-    >>> numerator(z, [torch.tensor([2.0, 2.0])], weight=0.5)
+
+def share_out(
+    z: Tensor, anchor: Tensor | None, weight: float, messages: Sequence[tuple[float, int, Tensor]]
+) -> None:
+    r"""Fill the messages of one exchange, and leave in ``anchor`` what stays.
+
+    .. math:: m_j = \mathrm{cast}(p_{ji}\,x_i), \quad a \leftarrow x_i - \sum_j m_j
+
+    ``messages`` holds a share p, the number of its receivers, and the message to fill. What stays
+    is x less what was *sent*: the error of a cast to 16 bits stays with the sender, and no mass is
+    lost. Without an anchor nothing is written but messages, and :func:`take_in` subtracts them.
+    One pass: reads z and a, writes a and the messages (Algorithm 1, line 4).
+
+    >>> z, message = torch.tensor([3.0]), torch.empty(1)
+    >>> share_out(z, None, 1.0, [(0.5, 1, message)])
+    >>> message
+    tensor([1.5000])
+    """
+    outs = [out for _, _, out in messages]
+    held = () if anchor is None else (anchor,)
+    for z_, *rest in blocks(z, *held, *outs):
+        a = rest[0] if held else None
+        x = numerator(z_, a, weight)
+        for (share, _, _), out in zip(messages, rest[len(held) :], strict=True):
+            out.copy_(x * share) if out.dtype != x.dtype else torch.mul(x, share, out=out)
+        if a is not None:
+            a.copy_(_less(x, messages, rest[1:]))
+
+
+def take_in(
+    z: Tensor,
+    anchor: Tensor | None,
+    weight: float,
+    sent: Sequence[tuple[float, int, Tensor]],
+    arrived: Sequence[Tensor],
+) -> None:
+    r"""Add what arrived to what stayed, and turn the sum into the model, in place.
+
+    .. math:: z_i = a = \Big(x_i - \sum_j m_j + \sum_j m_{ij}\Big) \Big/ w_i
+
+    ``weight`` is the new one; ``anchor`` holds what :func:`share_out` left there. Without an
+    anchor the weight is one, and what was ``sent`` is subtracted from z here. One pass: reads a
+    (or z and what was sent) and the messages, writes z and a (Algorithm 1, lines 5 to 7).
+
+    >>> z = torch.tensor([3.0])
+    >>> take_in(z, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
     >>> z
-    [tensor([0., 1.])]
+    tensor([6.])
     """
-    if weight != 1.0:
-        torch._foreach_add_(list(z), list(anchor), alpha=weight - 1.0)
+    held = () if anchor is None else (anchor,)
+    outs = () if held else tuple(out for _, _, out in sent)
+    for z_, *rest in blocks(z, *held, *outs, *arrived):
+        kept = rest[0] if held else _less(z_.to(wide(z_.dtype)), sent, rest[: len(outs)])
+        messages = rest[len(held) + len(outs) :]
+        x = kept + total(messages, kept.dtype) if messages else kept
+        if held:
+            torch.mul(x, 1.0 / weight, out=rest[0])
+            x = rest[0]
+        z_.copy_(x)
 
 
-def mix(x: Tensor, keep: float, received: Sequence[Tensor]) -> None:
-    r"""Keep one's own share and add what arrived, in place.
+def drift(z: Tensor, anchor: Tensor, weight: float) -> None:
+    r"""De-bias a step without an exchange, in place: :math:`z = a = a + (z - a)/w`.
 
-    .. math:: x_i \leftarrow p_{ii}\,x_i + \sum_j p_{ij}\,x_j
-
-    ``received`` holds the products :math:`p_{ij} x_j`, scaled by their senders (Algorithm 1,
-    line 5). One pass for the first message, one more for each further one. 16-bit numerators
-    are summed in float32 and rounded once, so that mass is lost to one rounding, not to several.
-
-    >>> x = torch.tensor([4.0])
-    >>> mix(x, 0.5, [torch.tensor([3.0])])
-    >>> x
-    tensor([5.])
+    >>> z = torch.tensor([3.0])
+    >>> drift(z, torch.tensor([2.0]), weight=0.5)
+    >>> z
+    tensor([4.])
     """
-    if x.dtype.itemsize >= 4:
-        if received:
-            torch.add(received[0], x, alpha=keep, out=x)
-        else:
-            x.mul_(keep)
-        for message in received[1:]:
-            x.add_(message)
-        return
-    total = x.float().mul_(keep)
-    for message in received:
-        total.add_(message)
-    x.copy_(total)
+    for z_, a in blocks(z, anchor):
+        torch.mul(numerator(z_, a, weight), 1.0 / weight, out=a)
+        z_.copy_(a)
 
 
-def de_bias(x: Sequence[Tensor], weight: float) -> None:
-    r"""Turn numerators into the model, in place: :math:`z = x / w` (Algorithm 1, line 7).
+def total(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum of messages in ``dtype``, in the order given.
 
-    >>> x = [torch.tensor([1.0])]
-    >>> de_bias(x, 0.5)
-    >>> x
-    [tensor([2.])]
+    >>> total([torch.ones(1).bfloat16(), torch.ones(1)], torch.float32)
+    tensor([2.])
     """
-    if weight != 1.0:
-        torch._foreach_mul_(list(x), 1.0 / weight)
+    result = messages[0].to(dtype)
+    for message in messages[1:]:
+        result = result + message
+    return result
+
+
+def _less(
+    x: Tensor, messages: Sequence[tuple[float, int, Tensor]], outs: Sequence[Tensor]
+) -> Tensor:
+    for (_, receivers, _), out in zip(messages, outs, strict=True):
+        x = torch.sub(x, out, alpha=receivers)
+    return x

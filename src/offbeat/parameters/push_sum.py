@@ -1,41 +1,44 @@
 """Push-sum gossip: each participant sends a share of itself to its peers of the moment."""
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from offbeat.collectives import broadcast, exchange
+from offbeat.collectives import gather_bytes
 from offbeat.exchange import ParameterExchange, Saved, Site
-from offbeat.functional import Layout, de_bias, mix, numerator, pack
-from offbeat.topology import OnePeerExponential, Peers, Topology, keeps_weights, validate
+from offbeat.functional import Layout, drift, memory, numerator, pack, share_out, take_in
+from offbeat.graphs import Exponential
+from offbeat.parameters.mail import Mail, mail_for
+from offbeat.topology import Topology, keeps_weights, mixing_matrices, validate
 
 
 @dataclass(eq=False)
 class PushSumState:
     """What :class:`PushSum` knows of one replica.
 
-    ``flat`` holds the numerator x, and ``anchor`` the model z before the optimizer step; where
-    every weight stays 1 no anchor is needed and none is stored. ``outbox`` and ``inbox`` are the
-    messages of one exchange, allocated once for the busiest exchange of a period.
+    ``anchor`` is the model z before the optimizer step, and None where every weight stays 1.
+    ``mails`` hold the messages of an exchange: two take turns under overlap, since the next one
+    is written while the last still travels (``pending``). ``flat`` is a copy of the parameters
+    where they cannot be worked on in place: between nodes, on another device, with gaps.
     """
 
     site: Site
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
+    flat: list[Tensor] | None
     anchor: list[Tensor] | None
-    outbox: list[list[Tensor]]
-    inbox: list[list[Tensor]]
+    mails: list[Mail]
     weight: float = 1.0
-    sends: int = 0
+    pending: Mail | None = None
 
 
 @final
 @dataclass(frozen=True)
 class PushSum(ParameterExchange[PushSumState]):
-    r"""Stochastic Gradient Push: gossip after every optimizer step, de-biased by its weight.
+    r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that travels too.
 
     .. math::
         x_i &= w_i z_i^{anchor} + (z_i - z_i^{anchor}) \\
@@ -43,20 +46,33 @@ class PushSum(ParameterExchange[PushSumState]):
         w_i \leftarrow p_{ii} w_i + \sum_j p_{ij} w_j, \quad z_i = x_i / w_i
 
     The mixing shares p come from ``topology``; every message carries its share of the weight, so
-    that irregular graphs too converge to the true mean. ``over="node"``: nodes are the
-    participants, each local rank exchanges its slice of the model with its counterparts.
+    that irregular graphs too converge to the true mean.
 
-    Bytes sent per step: the model's for every peer of the moment (its slice, plus a gather inside
-    the node) and 16 more. Extra memory: the numerator, one message for each different share, one
-    for each sender, and an anchor where weights vary. Passes over memory with one peer: pack,
-    scale, mix, unpack. ``sum x`` and ``sum w`` are conserved up to rounding.
+    ``overlap`` is the paper's tau: 0 sends after every step and waits for what the others send
+    after theirs. tau >= 1 sends every tau steps, without waiting, and adds each message exactly
+    tau steps after it was sent; only then, if it is not there, does a step block. What is in
+    flight is missing from x and w alike. ``wire="bf16"`` halves the bytes: the error of the cast
+    stays with the sender, no mass is lost. ``biased=True`` takes x for the model, whatever w: the
+    paper's ablation (Table 4), for comparisons only. ``over="node"``: nodes are the participants,
+    each local rank exchanges its slice of the model with its counterparts.
 
-    Source: Assran et al. 2019, Algorithm 1; there the update is a plain SGD step, here it is
-    whatever the optimizer did to the parameters.
+    Bytes sent per exchange: the model's for every peer of the moment (half of them with "bf16";
+    its slice, plus a gather inside the node) and 16 more. Extra memory: one message for each
+    different share and one for each sender, twice under overlap, and an anchor where weights
+    vary; the model once more between nodes. Passes over memory: two, of which one is done before
+    the wait for messages and one after the next have left; between nodes two copies more.
+    ``sum x`` and ``sum w``, in flight included, are conserved up to rounding.
+
+    Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
+    is whatever the optimizer did to the parameters. The delay is exactly tau (caption of Table 4),
+    not at most tau, so that runs can be repeated bit for bit.
     """
 
-    topology: Topology = field(default_factory=OnePeerExponential)
+    topology: Topology = field(default_factory=Exponential)
     over: Literal["world", "node"] = "world"
+    overlap: int = 0
+    wire: Literal["bf16"] | None = None
+    biased: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
@@ -66,119 +82,162 @@ class PushSum(ParameterExchange[PushSumState]):
             )
         if self.over not in ("world", "node"):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
+        if type(self.overlap) is not int or self.overlap < 0:
+            raise ValueError(f"overlap={self.overlap!r}, expected a whole number of steps, or 0")
+        if self.wire not in (None, "bf16"):
+            raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
+        if type(self.biased) is not bool:
+            raise ValueError(f"biased={self.biased!r}, expected True or False")
 
     def init(self, site: Site) -> PushSumState:
-        """Check the graphs for this world and allocate the numerator."""
+        """Check the graphs for this world, alike on all ranks, and allocate the messages."""
         validate(self.topology, site.size)
+        _agree_on_graphs(self.topology, site)
         layout = Layout.of(site.parameters, site.slices)
-        flat = layout.empty(site.device, site.chunks)
-        anchored = not keeps_weights(self.topology, site.size)
-        anchor = layout.empty(site.device, site.chunks) if anchored else None
-        rounds = [
-            self.topology.peers(site.rank, site.size, index)
-            for index in range(self.topology.period(site.size))
-        ]
-        outbox = _messages(site, flat, max(len({s for _, s in peers.send}) for peers in rounds))
-        inbox = _messages(site, flat, max(len(peers.receive) for peers in rounds))
-        state = PushSumState(site, layout, flat, layout.views(flat), anchor, outbox, inbox)
+        flat = None if _works_in_place(site) else layout.empty(site.device, site.chunks)
+        empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
+        varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
+        anchor = [_wide(part) for part in empty] if varies and not self.biased else None
+        count = 2 if self.overlap else 1
+        mails = [mail_for(self.topology, site, empty, self.wire) for _ in range(count)]
+        state = PushSumState(site, layout, flat, anchor, mails)
         self.settle(state)
         return state
 
     def step(self, state: PushSumState, step: int) -> None:
-        """Exchange with the peers of this step."""
-        site = state.site
-        self.mass(state)
+        """Exchange with the peers of this step, if it sends."""
+        site, every = state.site, max(1, self.overlap)
+        _copy_in(state)
         if site.group is not None:
-            peers = self.topology.peers(site.rank, site.size, state.sends)
-            state.weight = _gossip(state, peers)
-        site.gather(state.flat)
-        if state.anchor is not None:
-            _share_weight(state)
-        state.sends += 1
-        de_bias(state.flat, state.weight)
-        pack(site.parameters.values(), state.views.values())
-        if state.anchor is not None:
-            pack(state.anchor, state.flat)
+            if step % every == 0:
+                self._exchange(state, step // every)
+            elif state.anchor is not None:
+                for z, section, part in _pieces(state):
+                    drift(z, state.anchor[section][part], state.weight)
+        if state.flat is not None:
+            site.gather(state.flat)
+            pack(site.parameters.values(), state.layout.views(state.flat).values())
+
+    def _exchange(self, state: PushSumState, index: int) -> None:
+        # What is sent is fixed before anything is added. One message at a time: posting the next
+        # while the last still travels costs a quarter of the line. And what arrived is added
+        # when the next has left, so that the line works while we do.
+        mail = state.mails[index % len(state.mails)]
+        mail.address(self.topology, index, state.weight)
+        for z, section, part in _pieces(state):
+            anchor = state.anchor[section][part] if state.anchor else None
+            share_out(z, anchor, state.weight, mail.outgoing(section, part))
+        last = state.pending if self.overlap else mail
+        if last is not None and last is not mail:
+            last.wait()
+        mail.post()
+        if self.overlap:
+            state.pending = mail
+        else:
+            mail.wait()
+        state.weight = mail.weight_kept + (last.weight_arrived if last is not None else 0.0)
+        for z, section, part in _pieces(state):
+            anchor = state.anchor[section][part] if state.anchor else None
+            arrived = last.arrived(section, part) if last is not None else []
+            take_in(z, anchor, state.weight, mail.outgoing(section, part), arrived)
 
     def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The numerator of the parameters as they are, and the weight."""
-        pack(state.views.values(), state.site.parameters.values())
-        if state.anchor is not None:
-            numerator(state.flat, state.anchor, state.weight)
-        return state.flat, state.views, state.weight
+        """The numerator of the parameters as they are, with what is in flight, and the weight."""
+        site = state.site
+        flat = state.layout.empty(site.device, site.chunks)
+        views = state.layout.views(flat)
+        pack(views.values(), site.parameters.values())
+        weight = state.weight
+        if state.pending is not None:
+            state.pending.wait()
+            weight += state.pending.weight_arrived
+        if site.group is not None:
+            for section, part in enumerate(site.slice(f) for f in flat):
+                anchor = state.anchor[section] if state.anchor else None
+                x = numerator(part, anchor, state.weight)
+                for message in state.pending.arrived(section) if state.pending else ():
+                    x = x + message
+                part.copy_(x)
+        return flat, views, weight
 
     def settle(self, state: PushSumState) -> None:
-        """Start anew from equal replicas: anchor = parameters, w = 1."""
-        state.weight = 1.0
-        if state.anchor is not None:
-            anchors = state.layout.views(state.anchor)
-            pack(anchors.values(), state.site.parameters.values())
+        """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
+        state.weight, state.pending = 1.0, None
+        _copy_in(state)
+        for z, section, part in _pieces(state):
+            if state.anchor is not None:
+                state.anchor[section][part].copy_(z)
 
     def staleness(self, state: PushSumState, step: int) -> int:
-        """Zero: every step waits for the messages of the same step."""
-        return 0
+        """Steps since what arrived last was sent: tau, and one more for every step since."""
+        return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
 
     def save(self, state: PushSumState) -> Saved:
-        """Weight, phase of the graph, and the anchor where there is one."""
-        saved: Saved = {"weight": state.weight, "sends": state.sends}
-        if state.anchor is not None:
-            anchors = state.layout.views(state.anchor)
-            saved["anchor"] = {name: anchor.clone() for name, anchor in anchors.items()}
+        """The weight and what is in flight; the anchor equals the parameters between steps."""
+        saved: Saved = {"weight": state.weight}
+        if self.overlap:
+            flat = state.layout.empty("cpu", state.site.chunks)
+            weight = 0.0
+            if state.pending is not None:
+                state.pending.wait()
+                weight = state.pending.weight_arrived
+                for section, part in enumerate(state.site.slice(f) for f in flat):
+                    part.copy_(state.pending.total(section))
+            saved["pending_weight"] = weight
+            saved["pending"] = state.layout.views(flat)
         return saved
 
     def load(self, state: PushSumState, saved: Saved) -> None:
-        """Take over weight, phase and anchor."""
-        state.weight, state.sends = float(saved["weight"]), int(saved["sends"])
-        if state.anchor is not None:
-            anchors = state.layout.views(state.anchor)
-            pack(anchors.values(), [saved["anchor"][name] for name in anchors])
+        """Take over the weight and what was in flight."""
+        self.settle(state)
+        state.weight = float(saved["weight"])
+        if self.overlap and state.site.group is not None:
+            flat = state.layout.empty(state.site.device, state.site.chunks)
+            views = state.layout.views(flat)
+            pack(views.values(), [saved["pending"][name] for name in views])
+            parts = [state.site.slice(f) for f in flat]
+            state.pending = Mail.delivered(state.site, parts, float(saved["pending_weight"]))
 
 
-def _gossip(state: PushSumState, peers: Peers) -> float:
-    """One round of push-sum on this rank's slice; returns the new weight."""
-    group = state.site.group
-    assert group is not None, "only ranks with partners gossip"
-    mine = [state.site.slice(flat) for flat in state.flat]
-    shares = dict.fromkeys(share for _, share in peers.send)
-    scaled = dict(zip(shares, state.outbox, strict=False))  # one copy for each different share
-    for share, message in scaled.items():
-        for x, out in zip(mine, message, strict=True):
-            torch.mul(x, share, out=out)
-    sends, receives = [], []
-    for to, share in peers.send:
-        head = _header(state, state.weight * share)
-        sends += [(to, tensor) for tensor in (head, *scaled[share])]
-    arrivals = [(_header(state, 0.0), body) for body in state.inbox[: len(peers.receive)]]
-    for source, (head, body) in zip(peers.receive, arrivals, strict=True):
-        receives += [(source, tensor) for tensor in (head, *body)]
-    exchange(sends, receives, group).wait()
-    for x, *messages in zip(mine, *(body for _, body in arrivals), strict=True):
-        mix(x, peers.keep, messages)
-    for source, (head, _) in zip(peers.receive, arrivals, strict=True):
-        if int(head[1]) != state.sends:
-            raise group.heartbeat.condemn(
-                ValueError(
-                    f"rank {group.ranks[source]} is at exchange {int(head[1])} but rank "
-                    f"{group.ranks[group.rank]} at {state.sends}; call step() equally often on all"
-                )
-            )
-    return peers.keep * state.weight + sum(float(head[0]) for head, _ in arrivals)
+def _works_in_place(site: Site) -> bool:
+    """Whether messages can be made of the parameters as they lie in memory."""
+    parameters = site.parameters.values()
+    return site.inside is None and all(
+        p.device == site.device and memory(p) is not None for p in parameters
+    )
 
 
-def _messages(site: Site, flat: list[Tensor], count: int) -> list[list[Tensor]]:
+def _copy_in(state: PushSumState) -> None:
+    if state.flat is not None:
+        views = state.layout.views(state.flat)
+        pack(views.values(), state.site.parameters.values())
+
+
+def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
+    """The parameters as flat tensors, and where each has its place in a message."""
+    if state.flat is not None:
+        for section, flat in enumerate(state.flat):
+            yield state.site.slice(flat), section, slice(None)
+        return
+    for name, place in state.layout.places.items():
+        z = memory(state.site.parameters[name])
+        assert z is not None, "checked at attach, and strides do not change"
+        yield z, place.section, slice(place.offset, place.offset + z.numel())
+
+
+def _wide(part: Tensor) -> Tensor:
+    return part.float() if part.dtype.itemsize < 4 else part.clone()
+
+
+def _agree_on_graphs(topology: Topology, site: Site) -> None:
+    """Raise alike if a graph that a user's function made is not the same everywhere."""
     if site.group is None:
-        return []
-    return [[torch.empty_like(site.slice(part)) for part in flat] for _ in range(count)]
-
-
-def _share_weight(state: PushSumState) -> None:
-    # Ranks without partners of their own must de-bias with the node's weight too.
-    if state.site.inside is not None:
-        weight = torch.tensor([state.weight], dtype=torch.float64, device=state.site.device)
-        broadcast(weight, 0, state.site.inside).wait()
-        state.weight = float(weight)
-
-
-def _header(state: PushSumState, weight: float) -> Tensor:
-    head = [weight, float(state.sends)]
-    return torch.tensor(head, dtype=torch.float64, device=state.site.device)
+        return
+    digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
+    others = gather_bytes(digest, site.group)
+    if any(other != digest for other in others):
+        ranks = [rank for rank, o in zip(site.group.ranks, others, strict=True) if o != others[0]]
+        raise ValueError(
+            f"{topology} makes other graphs on the ranks {ranks} than on {site.group.ranks[0]}; "
+            "everyone must know the same graphs: seed what is random"
+        )
