@@ -11,7 +11,14 @@ import offbeat
 from reference.ddp import ddp
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
-from reference.push_sum import one_peer_exponential, ring, sgp
+from reference.push_sum import (
+    bipartite_exponential,
+    complete,
+    exponential,
+    one_peer_exponential,
+    ring,
+    sgp,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,10 @@ def _gossip(matrix: Callable[[int, int], Array], **more: object) -> Callable[...
     return lambda *args, **kwargs: sgp(*args, matrix=matrix, **kwargs, **more)[0]
 
 
+def _phases(size: int, index: int) -> Array:
+    return complete(size, index) if index < 3 else ring(size, index - 3)
+
+
 CASES = (
     Case("ddp", ddp, agrees=True),
     # Two casts of 2^-9 each on gradients of size ~1, over 20 steps of 0.1.
@@ -49,10 +60,22 @@ CASES = (
     Case("local_sgd(every=3)", partial(local_sgd, every=3), mixes=True),
     Case("sgp", _gossip(one_peer_exponential), mixes=True),
     Case("sgp('ring')", _gossip(ring), mixes=True),
+    Case("sgp(overlap=1)", _gossip(one_peer_exponential, overlap=1), mixes=True),
+    Case("sgp('ring', overlap=2)", _gossip(ring, overlap=2)),
+    # One cast of 2^-9 on parameters of size ~1 in every exchange; mass is exact all the same.
+    Case("sgp(overlap=1, wire='bf16')", _gossip(one_peer_exponential, overlap=1), tolerance=2e-2),
+    Case("sgp('complete')", _gossip(complete), mixes=True),
+    Case("sgp([(3, 'complete'), (None, 'ring')], overlap=1)", _gossip(_phases, overlap=1)),
+    Case("d_psgd", _gossip(ring), mixes=True),
     Case(
         "local_sgd(every=3, within='local')",
         partial(local_sgd, every=3, within_local=True),
         mixes=True,
+        hierarchical=True,
+    ),
+    Case(
+        "sgp(overlap=2, within='local')",
+        _gossip(one_peer_exponential, overlap=2, within_local=True),
         hierarchical=True,
     ),
     Case(

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.graphs import BipartiteExponential, Complete, Exponential, Ring
 from offbeat.topology import (
-    Exponential,
     Peers,
-    Ring,
     Topology,
     keeps_weights,
     mixing_matrix,

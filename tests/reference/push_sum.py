@@ -42,6 +42,25 @@ def ring(size: int, index: int) -> Array:
     return uniform_shares(size, lambda j: {(j - 1) % size, (j + 1) % size})
 
 
+def exponential(size: int, index: int, peers: int) -> Array:
+    """Rank j gives equal shares to itself and to j + 2^m for the next `peers` exponents m."""
+    period = (size - 1).bit_length()
+    exponents = [(index * peers + turn) % period for turn in range(peers)]
+    return uniform_shares(size, lambda j: {(j + 2**m) % size for m in exponents})
+
+
+def bipartite_exponential(size: int, index: int) -> Array:
+    """Even j and odd i = j + d average, for d = 1, 3, 5, 9, 17, ... below n in turn."""
+    distances = [d for d in (1, *(2**m + 1 for m in range(1, size))) if d < size]
+    d = distances[index % len(distances)]
+    return uniform_shares(size, lambda j: {(j + (d if j % 2 == 0 else -d)) % size})
+
+
+def complete(size: int, index: int) -> Array:
+    """Every entry is 1/n."""
+    return np.full((size, size), 1 / size)
+
+
 def irregular(size: int, index: int) -> Array:
     """Ring j -> j+1 with the chord 0 -> 2: from n = 3 on rows do not sum to 1, so w != 1."""
     return uniform_shares(size, lambda j: {(j + 1) % size} | ({2 % size} if j == 0 else set()))
@@ -62,22 +81,33 @@ def sgp(
     lr: float,
     momentum: float = 0.0,
     within_local: bool = False,
+    overlap: int = 0,
+    biased: bool = False,
 ) -> tuple[Array, Array]:
     """x = w z + (SGD(z) - z);  x, w = P x, P w;  z = x / w, sending at every step k.
 
-    Returns z, (steps+1, ranks, d), and w, (steps+1, ranks); ranks of one node repeat its w.
+    With `overlap` = tau it sends when tau divides k, the graph's index being k / tau. What is off
+    P's diagonal arrives at step k + tau. `biased`: z = x. Returns z, (steps+1, ranks, d), and
+    w, (steps+1, ranks); ranks of one node repeat its w.
     """
     groups = participants(nodes, within_local)
     optimizer = SGD(lr, momentum)
     anchor = start_rows(start, groups)
     w, velocity = np.ones(len(groups)), np.zeros_like(anchor)
     models, weights = [anchor], [w]
+    arrivals: dict[int, tuple[Array, Array]] = {}
     for k in range(steps):
         gradients = mean_gradients(gradient, groups, anchor, k)
         after, velocity = optimizer.step(anchor, gradients, velocity)
-        x = w[:, None] * anchor + (after - anchor)
-        x, w = mix(matrix(len(groups), k), x, w)
-        anchor = x / w[:, None]
+        x = after if biased else w[:, None] * anchor + (after - anchor)
+        if k % max(1, overlap) == 0:
+            p = matrix(len(groups), k // max(1, overlap))
+            away = p - np.diag(np.diag(p))
+            arrivals[k + overlap] = mix(away, x, w)
+            x, w = mix(p - away, x, w)
+            arrived_x, arrived_w = arrivals.pop(k, (np.zeros_like(x), np.zeros_like(w)))
+            x, w = x + arrived_x, w + arrived_w
+        anchor = x if biased else x / w[:, None]
         models.append(anchor)
         weights.append(w)
     return per_rank(models, groups), per_rank(weights, groups)
