@@ -12,9 +12,7 @@ from reference.ddp import ddp
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
 from reference.push_sum import (
-    bipartite_exponential,
     complete,
-    exponential,
     one_peer_exponential,
     ring,
     sgp,

@@ -4,12 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.graphs import BipartiteExponential, Complete, Exponential, Ring
+from offbeat.graphs import (
+    BipartiteExponential,
+    Complete,
+    Digraph,
+    Exponential,
+    Phases,
+    Ring,
+    Symmetric,
+)
 from offbeat.topology import (
     Peers,
     Topology,
@@ -18,10 +27,17 @@ from offbeat.topology import (
     validate,
 )
 from reference.participants import Array
-from reference.push_sum import irregular, one_peer_exponential, ring
+from reference.push_sum import (
+    bipartite_exponential,
+    complete,
+    exponential,
+    irregular,
+    one_peer_exponential,
+    ring,
+)
 from reference.test_mixing import CONTRACTION, impulse_error
 
-FAMILIES = {Exponential(): one_peer_exponential, Ring(): ring}
+FAMILIES = {Exponential(): one_peer_exponential, Ring(): ring, Complete(): complete}
 every_family = pytest.mark.parametrize("topology", FAMILIES, ids=repr)
 examples = settings(deadline=None, max_examples=50)  # the machine may be busy
 sizes, indices = st.integers(2, 64), st.integers(0, 1000)
@@ -67,8 +83,9 @@ def test_families_move_all_mass_to_peers_that_expect_it(
         assert len(set(receivers)) == len(receivers)
         assert len(set(peers.receive)) == len(peers.receive)
         assert min(peers.keep, *(share for _, share in peers.send)) > 0
-        # Exact in binary for halves; thirds add up to one within a rounding.
-        assert abs(peers.keep + sum(share for _, share in peers.send) - 1) < 1e-15
+        # Exact in binary for halves; others add up to one within a rounding for each of them.
+        total = peers.keep + sum(share for _, share in peers.send)
+        assert abs(total - 1) < 1.2e-16 * (len(receivers) + 1)
     sent = {(rank, to) for rank, peers in enumerate(graph) for to, _ in peers.send}
     expected = {(source, rank) for rank, peers in enumerate(graph) for source in peers.receive}
     assert sent == expected
@@ -322,3 +339,85 @@ def test_hops_double_until_they_reach_around() -> None:
         assert hops[0] == 1
         assert all(b == 2 * a for a, b in pairwise(hops))
         assert hops[-1] < size <= 2 * hops[-1]
+
+
+@pytest.mark.parametrize("size", range(2, 65))
+def test_every_number_of_peers_that_there_are_is_valid(size: int) -> None:
+    powers = int(np.ceil(np.log2(size)))
+    for peers in range(1, powers + 1):
+        topology = Exponential(peers)
+        validate(topology, size)
+        assert keeps_weights(topology, size)
+        for index in range(topology.period(size) + 1):
+            ours = mixing_matrix(topology, size, index)
+            np.testing.assert_allclose(ours, exponential(size, index, peers), rtol=0, atol=1e-15)
+    with pytest.raises(ValueError, match=rf"peers={powers + 1} at size {size}.*peers={powers} or"):
+        validate(Exponential(powers + 1), size)
+
+
+@pytest.mark.parametrize("size", range(2, 65, 2))
+def test_bipartite_graphs_are_pairs_of_even_and_odd(size: int) -> None:
+    topology = BipartiteExponential()
+    validate(Symmetric(topology), size)
+    for index in range(topology.period(size) + 1):
+        ours = mixing_matrix(topology, size, index)
+        assert np.array_equal(ours, bipartite_exponential(size, index))
+        assert np.array_equal(ours, ours.T)
+        even = np.arange(size) % 2 == 0
+        assert not (ours - np.eye(size) / 2)[np.ix_(even, even)].any()
+
+
+def test_pairs_need_an_even_number() -> None:
+    with pytest.raises(ValueError, match=r"at size 5: pairs need an even number"):
+        validate(BipartiteExponential(), 5)
+
+
+def test_a_directed_graph_is_not_symmetric() -> None:
+    with pytest.raises(ValueError, match="d_psgd needs a symmetric graph"):
+        validate(Symmetric(Exponential()), 8)
+    validate(Symmetric(Ring()), 7)
+
+
+def test_graphs_of_networkx() -> None:
+    star = Digraph(lambda size: networkx.star_graph(size - 1))
+    validate(star, 5)
+    assert not keeps_weights(star, 5)
+    # The centre keeps a fifth, a leaf half.
+    np.testing.assert_allclose(np.diag(mixing_matrix(star, 5, 0)), [0.2, 0.5, 0.5, 0.5, 0.5])
+    turns = Digraph([networkx.DiGraph([(0, 1), (1, 2), (2, 0)]), networkx.path_graph(3)])
+    validate(turns, 3)
+    assert turns.period(3) == 2
+    assert turns.peers(0, 3, 0) == Peers(((1, 0.5),), (2,), 0.5)
+    assert turns.peers(0, 3, 3) == Peers(((1, 0.5),), (1,), 0.5)
+    with pytest.raises(ValueError, match="3 nodes for 4 participants"):
+        validate(turns, 4)
+    with pytest.raises(ValueError, match="lists itself"):
+        validate(Digraph(networkx.DiGraph([(0, 0), (0, 1), (1, 0)])), 2)
+    with pytest.raises(ValueError, match="never hears of"):
+        validate(Digraph(networkx.DiGraph([(0, 1), (1, 2)])), 3)
+    with pytest.raises(ValueError, match="expected a networkx graph"):
+        validate(Digraph([]), 3)
+
+
+def test_phases_follow_one_another() -> None:
+    phases = Phases(((2, Complete()), (3, Exponential(2)), (None, Ring())))
+    validate(phases, 4)
+    size = 4
+    for index, expected in enumerate(
+        [complete(size, 0)] * 2 + [exponential(size, i, 2) for i in range(3)] + [ring(size, 0)] * 3
+    ):
+        np.testing.assert_allclose(mixing_matrix(phases, size, index), expected, atol=1e-15)
+        assert phases.is_mean(size, index) == (index < 2)
+    assert keeps_weights(phases, 4)
+    star = Digraph(lambda size: networkx.star_graph(size - 1))
+    assert not keeps_weights(Phases(((2, star), (None, Ring()))), 4)
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [(), ((3, Ring()),), ((0, Ring()), (None, Ring())), ((2, "ring"), (None, Ring()))],
+    ids=["none", "no last", "zero", "no topology"],
+)
+def test_phases_with_gaps_are_refused(phases: tuple[tuple[int | None, Topology], ...]) -> None:
+    with pytest.raises(ValueError, match="expected pairs of a number of exchanges"):
+        Phases(phases)

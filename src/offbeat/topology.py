@@ -109,8 +109,10 @@ def _validate_part(topology: Topology, size: int) -> None:
         for rank, peers in enumerate(graph):
             _check_shares(rank, peers, size, f"{topology} at size {size}, exchange {index}")
         _check_pairs(graph, f"{topology} at size {size}, exchange {index}")
-    union = np.sum(mixing_matrices(topology, size), axis=0) > 0
-    reach = union
+    union = np.zeros((size, size))
+    for matrix in mixing_matrices(topology, size):
+        union += matrix
+    reach = union > 0
     for _ in range(size.bit_length()):  # paths of 1, 2, 4, ... edges
         reach = reach.astype(float) @ reach > 0
     if not reach.all():

@@ -84,9 +84,9 @@ def take_in(
         messages = rest[len(held) + len(outs) :]
         x = kept + total(messages, kept.dtype) if messages else kept
         if held:
-            torch.mul(x, 1.0 / weight, out=rest[0])
-            x = rest[0]
-        z_.copy_(x)
+            _settle(x, weight, z_, rest[0])
+        else:
+            z_.copy_(x)
 
 
 def drift(z: Tensor, anchor: Tensor, weight: float) -> None:
@@ -98,8 +98,15 @@ def drift(z: Tensor, anchor: Tensor, weight: float) -> None:
     tensor([4.])
     """
     for z_, a in blocks(z, anchor):
-        torch.mul(numerator(z_, a, weight), 1.0 / weight, out=a)
-        z_.copy_(a)
+        _settle(numerator(z_, a, weight), weight, z_, a)
+
+
+def _settle(x: Tensor, weight: float, z: Tensor, anchor: Tensor) -> None:
+    """Put x/w into the model and, as rounded there, into the anchor."""
+    torch.mul(x, 1.0 / weight, out=anchor)
+    z.copy_(anchor)
+    if z.dtype != anchor.dtype:
+        anchor.copy_(z)
 
 
 def total(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
