@@ -26,7 +26,7 @@ console = Console(highlight=False)
 def main(
     algorithms: Annotated[
         str, typer.Option(help="What to compare, by commas.")
-    ] = "ddp,local_sgd(every=8),sgp",
+    ] = "ddp,local_sgd(every=8),sgp(overlap=1)",
     nodes: Annotated[int, typer.Option(help="Emulated nodes, one worker each.")] = 4,
     rate: Annotated[
         str, typer.Option(help="What each node's link carries, both ways.")

@@ -49,31 +49,29 @@ def draw(comparison: Comparison, path: Path) -> None:
             fontsize=12.5,
             fontweight="bold",
         )
-        _panel(axes[0], curves, lambda point: point.step, "steps")
-        _panel(axes[1], curves, lambda point: point.seconds, "seconds of training")
+        ends = _panel(axes[0], curves, lambda point: point.step, "steps")
+        axes[0].set_xlim(0, 1.45 * max(end.x for end in ends))  # room for the names
+        axes[0].set_xticks([tick for tick in axes[0].get_xticks() if tick <= ends[0].x])
+        _name(axes[0], ends)
+        for end in _panel(axes[1], curves, lambda point: point.seconds, "seconds of training"):
+            _label(axes[1], end, f"{end.x:.0f} s", end.loss, (-4, 10))
         figure.savefig(path, dpi=160, facecolor="white")
         plt.close(figure)
 
 
 def _panel(
     axes: Axes, results: Sequence[Result], unit: Callable[[Point], float], words: str
-) -> None:
+) -> list["End"]:
     ends = []
     for result, colour in zip(results, COLOURS * len(results), strict=False):
         assert result.course is not None, "only methods with a curve are drawn"
         points = result.course.heldout
-        axes.plot(
-            [unit(point) for point in points],
-            [point.loss for point in points],
-            color=colour,
-            linewidth=2.2,
-        )
-        ends.append(End(result.name, colour, unit(points[-1]), points[-1].loss))
-    furthest = max(end.x for end in ends)
-    axes.set_xlim(0, 1.45 * furthest)  # room for the labels
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= furthest])
+        across, losses = [unit(point) for point in points], [point.loss for point in points]
+        axes.plot(across, losses, color=colour, linewidth=2.2)
+        ends.append(End(result.name, colour, across[-1], losses[-1]))
+    axes.set_xlim(left=0)
     axes.set_xlabel(words)
-    _label(axes, ends)
+    return ends
 
 
 class End(NamedTuple):
@@ -85,19 +83,21 @@ class End(NamedTuple):
     loss: float
 
 
-def _label(axes: Axes, ends: Sequence[End]) -> None:
+def _name(axes: Axes, ends: Sequence[End]) -> None:
+    """Each curve's name and last loss beside its end, moved up until they are apart."""
     low, high = axes.get_ylim()
     below = -1.0
     for end in sorted(ends, key=lambda end: end.loss):
-        height = max((end.loss - low) / (high - low), below + LABEL_GAP)
-        below = height
-        axes.annotate(
-            f"{end.name}  {end.loss:.2f}",
-            (end.x, low + height * (high - low)),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=end.colour,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-            fontweight="bold",
-        )
+        below = max((end.loss - low) / (high - low), below + LABEL_GAP)
+        _label(axes, end, f"{end.name}  {end.loss:.2f}", low + below * (high - low), (6, -4))
+
+
+def _label(axes: Axes, end: End, words: str, height: float, offset: tuple[int, int]) -> None:
+    axes.annotate(
+        words,
+        (end.x, height),
+        xytext=offset,
+        textcoords="offset points",
+        color=end.colour,
+        fontweight="bold",
+    )
