@@ -66,7 +66,7 @@ def take_in(
 ) -> None:
     r"""Add what arrived to what stayed, and turn the sum into the model, in place.
 
-    .. math:: z_i = a = \Big(x_i - \sum_j m_j + \sum_j m_{ij}\Big) \Big/ w_i
+    .. math:: z_i = a = (x_i - \sum_j m_j + \sum_j m_{ij}) / w_i
 
     ``weight`` is the new one; ``anchor`` holds what :func:`share_out` left there. Without an
     anchor the weight is one, and what was ``sent`` is subtracted from z here. One pass: reads a
