@@ -1,4 +1,4 @@
-"""How a bench reports: the paper's figures beside ours, what holds here, and all of it as JSON."""
+"""How a bench reports: the paper's figures beside ours, what holds here, and all of it as files."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+VERDICT = ("claim", "paper or goal", "ours", "holds")
 Row = Sequence[str]
 
 
@@ -29,11 +30,14 @@ class Claim:
 def report(
     name: str, title: str, headings: Row, rows: Sequence[Row], claims: Sequence[Claim], **more: Any
 ) -> None:
-    """Print a table and a verdict on each claim; write both, and ``more``, to ``name``.json."""
+    """Print a table and a verdict on each claim; write both, and ``more``, to ``name``.json.
+
+    The verdicts go to ``name``.md too, which the documentation includes.
+    """
     console = Console(highlight=False)
     console.print(table(title, headings, rows))
     verdicts = [(c.text, c.paper, c.ours, "yes" if c.holds else "NO") for c in claims]
-    console.print(table("At this scale", ("claim", "paper or goal", "ours", "holds"), verdicts))
+    console.print(table("At this scale", VERDICT, verdicts))
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
@@ -44,6 +48,7 @@ def report(
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(VERDICT, verdicts), encoding="utf-8")
     console.print(f"written: {os.path.relpath(path)}")
 
 
@@ -54,3 +59,8 @@ def table(title: str, headings: Row, rows: Sequence[Row]) -> Table:
     for row in rows:
         shown.add_row(*row)
     return shown
+
+
+def markdown(headings: Row, rows: Sequence[Row]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

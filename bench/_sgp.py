@@ -21,10 +21,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 import offbeat
 from offbeat.testing import ThreadWorld
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-import digits
-
+Data = tuple[tuple[Tensor, Tensor], ...]
 BATCH = 16  # images per worker and step
 console = Console(highlight=False)
 
@@ -68,9 +65,12 @@ class Outcome:
 
 
 @cache
-def data() -> list[tuple[Tensor, Tensor]]:
+def data() -> Data:
     """scikit-learn's digits as rows of 14 x 14 pixels, to train on and held out."""
-    return [(avg_pool2d(images, 2).flatten(1), labels) for images, labels in digits.small()]
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    from digits import small  # here: it takes seconds, which ranks in the lab can do without
+
+    return tuple((avg_pool2d(images, 2).flatten(1), labels) for images, labels in small())
 
 
 def net(seed: int) -> nn.Module:
@@ -81,11 +81,12 @@ def net(seed: int) -> nn.Module:
 def train(
     case: Case,
     start: nn.Module,
+    parts: Data,
     mesh: offbeat.Groups | None = None,
     look: Callable[[int, int, nn.Module], None] = lambda rank, step, model: None,
 ) -> Outcome:
     """One worker. ``look(rank, step, model)`` comes after the optimizer, before the gossip."""
-    model, (images, labels) = copy.deepcopy(start), data()[0]
+    model, (images, labels) = copy.deepcopy(start), parts[0]
     replica = offbeat.replicate(model, case.algorithm, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, nesterov=True)
     rank = replica.groups.rank
@@ -106,7 +107,8 @@ def train(
         losses.append(loss.item())
     warm_up = min(10, math.ceil(case.steps / 5))
     seconds = (ends[-1] - ends[warm_up - 1]) / (case.steps - warm_up)
-    accuracies = [accuracy(model, *part) for part in data()]
+    accuracies = [accuracy(model, *part) for part in parts]
+    replica.finish()  # together: a socket that closes ends the run of those who still train
     replica.detach()
     return Outcome(seconds, *accuracies, tuple(losses))
 
@@ -121,10 +123,10 @@ def in_threads(
 ) -> Outcome:
     """Train virtual workers in this process; the time of it means nothing."""
     torch.set_num_threads(1)
-    start = net(case.seed)  # here, since threads share torch's random numbers
-    data()
+    start, parts = net(case.seed), data()  # here, since threads share torch's random numbers
     world = ThreadWorld(case.world)
-    outcome = Outcome.of(world.run(lambda mesh: train(case, start, mesh, look), timeout=400))
+    workers = world.run(lambda mesh: train(case, start, parts, mesh, look), timeout=400)
+    outcome = Outcome.of(workers)
     console.print(f"{said(case)}: {outcome.heldout:.1%} of the held-out digits", style="dim")
     return outcome
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
-from _sgp import Case, Outcome, console, net, said, train
+from _sgp import Case, Outcome, console, data, net, said, train
 
 from offbeat.compare import network
 
@@ -31,7 +31,7 @@ def in_lab(cases: Sequence[Case], rate: str | None = RATE) -> list[Outcome]:
         if unshaped and rate:
             console.print(unshaped)
         file = Path(name, "cases")
-        file.write_bytes(pickle.dumps(list(cases)))
+        file.write_bytes(pickle.dumps((list(cases), data())))
         if lab.run([sys.executable, __file__, str(file)], on_line=show):
             raise RuntimeError("a rank failed:\n" + "\n".join(last))
         return pickle.loads(file.read_bytes())
@@ -41,9 +41,10 @@ def run_rank(file: Path) -> None:
     """One process in the lab: train all cases; rank 0 leaves the outcomes where the cases were."""
     dist.init_process_group("gloo")
     outcomes = []
-    for case in pickle.loads(file.read_bytes()):
+    cases, parts = pickle.loads(file.read_bytes())
+    for case in cases:
         everyone: list[Outcome] = [None] * case.world  # type: ignore[list-item]
-        dist.all_gather_object(everyone, train(case, net(case.seed)))
+        dist.all_gather_object(everyone, train(case, net(case.seed), parts))
         outcomes.append(Outcome.of(everyone))
         if dist.get_rank() == 0:
             print(f"{said(case)}: {outcomes[-1].seconds * 1e3:.0f} ms a step", flush=True)

@@ -43,7 +43,7 @@ def claims(case: Case, found: dict[str, list[list[float]]]) -> list[Claim]:
     every = case.steps // EPOCHS
     rates = np.array([case.lr((epoch + 1) * every - 1) for epoch in range(EPOCHS)])
     sparse, dense = mean["sparse"], mean["dense"]
-    drops = [sparse[e - 3 : e].mean() / sparse[e + 3 : e + 6].mean() for e in (30, 60, 80)]
+    drops = [float(sparse[e - 3 : e].mean() / sparse[e + 3 : e + 6].mean()) for e in (30, 60, 80)]
     alike = float(np.corrcoef(np.log(rates), np.log(sparse))[0, 1])
     unlike = max(max(nodes) / min(nodes) for nodes in found["sparse"])
     above = float(np.median(sparse / dense))

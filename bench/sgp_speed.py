@@ -33,7 +33,7 @@ console = Console(highlight=False)
 def compare(nodes: int, rate: str, steps: int, rounds: int) -> tuple[Comparison, float | None]:
     """All methods in turns, and the seconds per step of decent-dp."""
     methods, baseline = line_up(ALGORITHMS, baseline="torch-ddp", compute_only=True)
-    arguments = (*MODEL, "--report-every", str(steps))
+    arguments = (*MODEL, "--report-every", str(steps), "--windows", "8")
     plan = Plan(SCRIPT, methods, baseline, arguments, steps, rounds)
     with tempfile.TemporaryDirectory() as name:
         session = Session(plan, Path(name), console)
@@ -101,7 +101,7 @@ def main(
     full: Annotated[bool, typer.Option("--full", help="Three rounds, 40 steps.")] = False,
     nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes.")] = "4,8",
     rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 15,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 12,
 ) -> None:
     """Time SGP on a GPT behind slow links, with torch's DDP and decent-dp."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is slow here are sockets: GPUs pass them by
