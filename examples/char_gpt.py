@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
     train, heldout = read_corpus()
-    fixed = torch.linspace(0, len(heldout) - args.context - 1, 128).long()[rank::world]
+    fixed = torch.linspace(0, len(heldout) - args.context - 1, args.windows).long()[rank::world]
     journal = Journal(args, replica, lambda: loss_of(model, heldout, fixed, args.context))
     for step in range(1, args.steps + 1):
         starts = torch.randint(len(train) - args.context, (args.batch_size,))
@@ -110,6 +110,7 @@ if __name__ == "__main__":
         ("seed", 0, "random seed, to which the rank is added"),
         ("report-every", 50, "steps between reports"),
         ("out", "", "file for the reports as JSON lines"),
+        ("windows", 128, "held-out windows of text, of all ranks together, in every report"),
         ("sample", 0, "characters of text to write at the end"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)

@@ -1,0 +1,170 @@
+"""The benches of Stochastic Gradient Push train what they say, and judge by what they find."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import offbeat
+
+BENCH = Path(__file__).parent.parent / "bench"
+SCRIPTS = sorted(path for path in BENCH.glob("sgp_*.py"))
+
+
+@pytest.fixture
+def sgp(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that the benches share, with noise instead of digits."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import _sgp
+
+    labels = torch.arange(40) % 10
+    images = torch.nn.functional.one_hot(labels, 196).float()
+    monkeypatch.setattr(_sgp, "data", lambda: ((images, labels), (images, labels)))
+    return _sgp
+
+
+def case(sgp: ModuleType, algorithm: offbeat.Algorithm, steps: int, **settings: Any) -> Any:
+    return sgp.Case("test", algorithm, 2, samples=2 * sgp.BATCH * steps, **settings)
+
+
+def test_the_learning_rate_warms_up_and_falls_three_times(sgp: ModuleType) -> None:
+    run = case(sgp, offbeat.sgp(), steps=90)
+    full = 0.1 * 2 * sgp.BATCH / 256
+    assert run.steps == 90
+    expected = {0: full / 5, 4: full, 29: full, 30: full / 10, 60: full / 100, 80: full / 1000}
+    assert {epoch: run.lr(epoch) for epoch in expected} == pytest.approx(expected)
+
+
+def test_virtual_workers_learn_and_are_looked_at_before_the_gossip(sgp: ModuleType) -> None:
+    apart: dict[int, dict[int, torch.Tensor]] = {}
+
+    def look(rank: int, step: int, model: torch.nn.Module) -> None:
+        weight = next(model.parameters()).detach().clone()
+        apart.setdefault(step, {})[rank] = weight
+
+    outcome = sgp.in_threads(case(sgp, offbeat.sgp("complete"), steps=60), look)
+    assert outcome.losses[-1] < outcome.losses[0]
+    assert outcome.heldout > 0.5
+    # A complete graph makes all equal in every exchange: only before it can they differ.
+    assert all(not torch.equal(models[0], models[1]) for models in apart.values())
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(sgp: ModuleType) -> None:
+    first, again, other = (
+        sgp.in_threads(case(sgp, offbeat.sgp(overlap=1), 5, seed=s)) for s in (0, 0, 1)
+    )
+    assert first.losses == again.losses
+    assert first.losses != other.losses
+
+
+def test_a_report_holds_every_row_and_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import _claims
+
+    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
+    false = _claims.Claim("faster", "2 x", "0.9 x", holds=False)
+    _claims.report("some", "Table", ("method", "ours"), [("SGP", "97.0%")], [false], extra=[1])
+    written = json.loads((tmp_path / "some.json").read_text("utf-8"))
+    assert written["rows"] == [["SGP", "97.0%"]]
+    assert written["claims"][0] == {
+        "text": "faster", "paper": "2 x", "ours": "0.9 x", "holds": False
+    }  # fmt: skip
+    assert written["extra"] == [1]
+    said = capsys.readouterr().out
+    assert "97.0%" in said
+    assert "NO" in said
+
+
+@pytest.mark.parametrize("path", sorted(BENCH.glob("*sgp*.py")), ids=lambda path: path.stem)
+def test_benches_stay_short(path: Path) -> None:
+    assert path.read_text("utf-8").count("\n") <= 150
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_result_is_committed_with_its_verdicts(path: Path) -> None:
+    result = json.loads((BENCH / "results" / f"{path.stem}.json").read_text("utf-8"))
+    assert result["claims"]
+    assert all({"text", "paper", "ours", "holds"} == set(claim) for claim in result["claims"])
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
+    """Imports a bench whose runs are made up, and whose results go into ``tmp_path``."""
+    monkeypatch.syspath_prepend(str(BENCH))
+
+    def fetch(name: str) -> ModuleType:
+        import _claims
+        import _sgp
+        import _sgp_lab
+
+        def made_up(case: Any, look: Any = None) -> Any:
+            # All-reduce takes twice as long; every seed deviates by a little.
+            seconds = 0.2 if case.name == "AR-SGD" else 0.1
+            return _sgp.Outcome(seconds, 0.95, 0.9 + case.seed / 1000, (2.0, 1.0))
+
+        monkeypatch.setattr(_claims, "RESULTS", tmp_path)
+        monkeypatch.setattr(_sgp, "in_threads", made_up)
+        monkeypatch.setattr(
+            _sgp_lab, "in_lab", lambda cases, rate=None: [made_up(each) for each in cases]
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)  # it took the real ones by name
+        return importlib.import_module(name)
+
+    return fetch
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_bench_tells_how_to_use_it(path: Path, bench: Callable[[str], ModuleType]) -> None:
+    done = CliRunner().invoke(bench(path.stem).app, ["--help"])
+    assert done.exit_code == 0, done.output
+    assert "Examples" in done.output
+
+
+@pytest.mark.parametrize(
+    "name", ["sgp_scaling", "sgp_variation", "sgp_graphs", "sgp_overlap", "sgp_budget"]
+)
+def test_verdicts_follow_from_the_runs(
+    name: str, bench: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(bench(name).app, [])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    result = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+    assert result["rows"]
+    # SGP takes half the time and is as accurate: faster holds, more accurate does not.
+    for claim in result["claims"]:
+        if "faster at every size" in claim["text"] or "faster than all-reduce" in claim["text"]:
+            assert claim["holds"]
+        if "less time" in claim["text"]:
+            assert claim["holds"]
+        if "more accurate" in claim["text"] or "less accurate" in claim["text"]:
+            assert not claim["holds"]
+
+
+def test_deviations_that_follow_the_learning_rate_are_found_to(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = bench("sgp_deviations")
+
+    def proportional(case: Any, look: Callable[[int, int, torch.nn.Module], None]) -> None:
+        scale = 2.0 if case.name == "sparse" else 1.0
+        for step in range(case.steps):
+            for rank in range(case.world):
+                model = torch.nn.Linear(1, 1, bias=False)
+                torch.nn.init.constant_(model.weight, scale * case.lr(step) * (-1) ** rank)
+                look(rank, step, model)
+
+    monkeypatch.setattr(module, "in_threads", proportional)
+    done = CliRunner().invoke(module.app, ["--world", "4", "--steps", "1"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    result = json.loads((tmp_path / "sgp_deviations.json").read_text("utf-8"))
+    assert all(claim["holds"] for claim in result["claims"])
+    assert "2.0 x less" in [claim["ours"] for claim in result["claims"]]
