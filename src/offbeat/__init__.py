@@ -7,7 +7,7 @@ from offbeat.attach import replicate
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, alone, ddp, local_sgd, sgp, torch_ddp
+from offbeat.recipes import algorithm, alone, ddp, lags, local_sgd, sgp, slgs, torch_ddp
 from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import OnePeerExponential, Peers, Ring, Topology
@@ -32,8 +32,10 @@ __all__ = [
     "algorithm",
     "alone",
     "ddp",
+    "lags",
     "local_sgd",
     "replicate",
     "sgp",
+    "slgs",
     "torch_ddp",
 ]
