@@ -35,6 +35,7 @@ class TopKState:
     order_is_measured: bool = False
     exchanges: int = 0
     seen: list[str] = field(default_factory=list)
+    first_seen: list[str] = field(default_factory=list)  # in the first exchange
     messages: list[Message] = field(default_factory=list)
     home: dict[str, Message] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)  # of this backward
@@ -165,13 +166,17 @@ class TopK(GradientExchange[TopKState]):
         state.exchanges += 1
         if self.density == "adaptive":
             self._adapt(state)
-        self._rebuild_if_due(state)
+        if state.exchanges == 1:
+            state.first_seen = list(state.seen)
         state.seen.clear()
 
     def stepped(self, state: TopKState) -> None:
-        """The gradients handed out are spent."""
+        """The gradients handed out are spent, and messages may change."""
         for message in state.messages:
             message.stepped()
+        # Not in finish: a second backward of the same step must find what the first handed out.
+        if state.exchanges > 0:
+            self._rebuild_if_due(state)
 
     def save(self, state: TopKState) -> Saved:
         """Residuals and velocities of this rank by name, and what fixes the messages."""
@@ -261,7 +266,7 @@ class TopK(GradientExchange[TopKState]):
         if state.order_is_measured and plan == state.plan:
             return
         if not state.order_is_measured:
-            state.order = agree_on_order(state.order, state.seen, state.group)
+            state.order = agree_on_order(state.order, state.first_seen, state.group)
             state.order_is_measured = True
         state.plan = plan
         self._build(state)
