@@ -9,6 +9,7 @@ import pytest
 
 import offbeat
 from reference.ddp import ddp
+from reference.lags import lags
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
 from reference.push_sum import (
@@ -43,6 +44,10 @@ class Case:
         return tuple(tuple(range(a, b)) for a, b in pairwise(cut) if b > a)
 
 
+def _first(method: Callable[..., tuple[Array, Array]], **more: object) -> Callable[..., Array]:
+    return lambda *args, **kwargs: method(*args, **kwargs, **more)[0]
+
+
 def _gossip(matrix: Callable[[int, int], Array], **more: object) -> Callable[..., Array]:
     return lambda *args, **kwargs: sgp(*args, matrix=matrix, **kwargs, **more)[0]
 
@@ -55,6 +60,11 @@ CASES = (
     Case("ddp", ddp, agrees=True),
     # Two casts of 2^-9 each on gradients of size ~1, over 20 steps of 0.1.
     Case("ddp(wire='bf16')", ddp, tolerance=2e-2, agrees=True),
+    # Two layers, of 6 and 3 entries. With two ranks one entry of each is sent; with more, layers
+    # for which that is no cheaper than an all-reduce are sent whole.
+    Case("lags(density=0.2)", _first(lags, layers=(6, 3), density=0.2), agrees=True),
+    Case("slgs(density=0.25)", _first(lags, layers=(9,), density=0.25), agrees=True),
+    Case("lags(density=1.0)", ddp, agrees=True),
     Case("local_sgd(every=3)", partial(local_sgd, every=3), mixes=True),
     Case("sgp", _gossip(one_peer_exponential), mixes=True),
     Case("sgp('ring')", _gossip(ring), mixes=True),

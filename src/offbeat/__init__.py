@@ -15,7 +15,7 @@ from offbeat.graphs import (
 )
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, alone, d_psgd, ddp, local_sgd, sgp, torch_ddp
+from offbeat.recipes import algorithm, alone, d_psgd, ddp, lags, local_sgd, sgp, slgs, torch_ddp
 from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import Peers, Topology
@@ -45,8 +45,10 @@ __all__ = [
     "alone",
     "d_psgd",
     "ddp",
+    "lags",
     "local_sgd",
     "replicate",
     "sgp",
+    "slgs",
     "torch_ddp",
 ]

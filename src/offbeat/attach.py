@@ -39,8 +39,8 @@ def replicate(
         algorithm: what :func:`offbeat.sgp` and the other recipes return.
         mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
             :class:`offbeat.Groups`; without one the ranks tell each other.
-        optimizer: read by methods that depend on the learning rate; no present recipe does.
-        scaler: read by methods that depend on the loss scale; no present recipe does.
+        optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
+        scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be

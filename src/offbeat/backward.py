@@ -108,6 +108,8 @@ class BackwardWatch:
 
     def stepped(self) -> None:
         """The step is over: the next backward is a new one."""
+        if self.exchange is not None:
+            self.exchange.stepped(self.state)
         self.begun = self.exchanged = False
 
     def remove(self) -> None:

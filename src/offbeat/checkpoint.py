@@ -51,18 +51,19 @@ def save(replica: "Replica") -> Saved:
 def load(replica: "Replica", saved: Saved, control: Group | None) -> None:
     """Take over a saved state; all ranks raise alike if one of them cannot."""
     entry = _entry(replica, saved)
-    raise_alike(entry if isinstance(entry, str) else _fault(replica, entry), control)
+    raise_alike(entry if isinstance(entry, str) else _fault(replica, saved, entry), control)
     assert not isinstance(entry, str), "a missing entry was raised"
     own = _own(replica)
     with torch.no_grad():
         pack([own[name] for name in entry["model"]], entry["model"].values())
-    if _continues(replica, entry):
-        for slot in ("gradients", "parameters"):
-            exchange, state = replica.slot(slot)
-            if exchange is not None:
-                exchange.load(state, entry[slot])
-    elif replica.slot("parameters")[0] is not None:
-        exchange, state = replica.slot("parameters")
+    exchange, state = replica.slot("gradients")
+    gradients = _inherited(replica, saved, entry)
+    if gradients is not None:
+        exchange.load(state, gradients)
+    exchange, state = replica.slot("parameters")
+    if exchange is not None and _continues(replica, entry):
+        exchange.load(state, entry["parameters"])
+    elif exchange is not None:
         exchange.settle(state)  # equal replicas start anew, whatever this one did before
     replica.steps, replica.settled = int(entry["step"]), bool(entry["settled"])
 
@@ -85,7 +86,21 @@ def _entry(replica: "Replica", saved: object) -> Saved | str:
     )
 
 
-def _fault(replica: "Replica", entry: Saved) -> str | None:
+def _inherited(replica: "Replica", saved: Saved, entry: Saved) -> Saved | None:
+    """What the gradients slot goes on with, of its own rank's part or of several; or None."""
+    exchange, _ = replica.slot("gradients")
+    if exchange is None or entry["algorithm"] != repr(replica.algorithm):
+        return None
+    groups = replica.groups
+    if entry["size"] == groups.size and f"rank{groups.rank}" in saved:
+        own: Saved = entry["gradients"]
+        return own
+    parts = {int(key[4:]): e["gradients"] for key, e in saved.items() if str(key)[:4] == "rank"}
+    inherited: Saved | None = exchange.inherit(parts, entry["size"], groups.rank, groups.size)
+    return inherited
+
+
+def _fault(replica: "Replica", saved: Saved, entry: Saved) -> str | None:
     if entry["algorithm"] != repr(replica.algorithm) and not entry["settled"]:
         return (
             f"found the state of {entry['algorithm']}, but this replica runs {replica.algorithm}; "
@@ -99,6 +114,10 @@ def _fault(replica: "Replica", entry: Saved) -> str | None:
         (expected,) = save(replica).values()
     else:
         expected = {"model": {name: own[name] for name in entry["model"]}}
+    try:
+        _inherited(replica, saved, entry)
+    except ValueError as error:
+        return str(error)
     return _difference(expected, entry, "state")
 
 

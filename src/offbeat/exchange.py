@@ -118,6 +118,9 @@ class GradientExchange(ABC, Generic[State]):
     def finish(self, state: State) -> None:
         """Backward is over: exchange what is left, wait, and put the result into ``.grad``."""
 
+    def stepped(self, state: State) -> None:
+        """The step is over: what :meth:`finish` put into ``.grad`` is spent."""
+
     @abstractmethod
     def save(self, state: State) -> Saved:
         """What a resumed run needs to go on bit for bit; no communication."""
@@ -125,6 +128,20 @@ class GradientExchange(ABC, Generic[State]):
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
         """Take over what :meth:`save` returned."""
+
+    def inherit(
+        self, saved: Mapping[int, Saved], before: int, rank: int, size: int
+    ) -> Saved | None:
+        """What ``rank`` of ``size`` goes on with, of what ranks of a world of ``before`` saved.
+
+        Here all ranks save the same, and a world of another size starts anew (None). Raises
+        ``ValueError`` if the part of a rank is missing without which it would not go on.
+        """
+        return next(iter(saved.values())) if before == size else None
+
+    def stats(self, state: State) -> Saved:
+        """What ``replica.stats()`` shows of it besides bytes and times; no communication."""
+        return {}
 
 
 class ParameterExchange(ABC, Generic[State]):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.gradients import Mean, TorchDDP
+from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.graphs import (
     BipartiteExponential,
     Complete,
@@ -36,6 +36,42 @@ def ddp(wire: Literal["bf16"] | None = None, bucket_mb: float = 25.0) -> Algorit
     True
     """
     return Algorithm(gradients=Mean(wire=wire, bucket_mb=bucket_mb))
+
+
+def lags(
+    density: float | Literal["adaptive"] = 0.001,
+    max_ratio: float = 1000.0,
+    selection: Literal["sampled", "exact"] = "sampled",
+    momentum: float = 0.0,
+    warmup: int | None = None,
+    message_mb: float = 0.0625,
+    units: Literal["lr", "gradient"] | None = None,
+    retune: int = 1000,
+) -> Algorithm:
+    """LAGS-SGD: the largest gradients of each layer in every backward, the others later.
+
+    Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` the learning rate
+    counts when a gradient arises, as in the paper. ``density="adaptive"`` sends as much of each
+    layer as backward hides, and at least 1/``max_ratio``. See :class:`offbeat.gradients.TopK`.
+
+    >>> lags(density=0.01).gradients.density
+    0.01
+    """
+    top_k = TopK(
+        density, selection, momentum, warmup, message_mb, "layer", units, max_ratio, retune
+    )
+    return Algorithm(gradients=top_k)
+
+
+def slgs(density: float = 0.001) -> Algorithm:
+    """Sparsification without layers: the largest gradients of the whole model, after backward.
+
+    The baseline of :func:`lags`: the same top-k and memory, nothing overlapped.
+
+    >>> slgs().gradients.scope
+    'model'
+    """
+    return Algorithm(TopK(density, scope="model"))
 
 
 def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
@@ -112,7 +148,16 @@ def torch_ddp(bucket_mb: float = 25.0) -> Algorithm:
     return Algorithm(gradients=TorchDDP(bucket_mb))
 
 
-RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp, d_psgd, torch_ddp, alone)
+RECIPES: tuple[Callable[..., Algorithm], ...] = (
+    ddp,
+    local_sgd,
+    sgp,
+    d_psgd,
+    lags,
+    slgs,
+    torch_ddp,
+    alone,
+)
 
 
 def algorithm(text: str) -> Algorithm:

@@ -194,6 +194,7 @@ class Replica:
 
     def stats(self) -> dict[str, Any]:
         """Bytes sent, messages, seconds stalled and staleness: of the last step and in total."""
+        exchange, state = self.slot("gradients")
         return {
             "algorithm": repr(self.algorithm),
             "rank": self.groups.rank,
@@ -201,6 +202,7 @@ class Replica:
             "step": self.steps,
             "notes": list(self.notes),
             **self._telemetry.stats(),
+            **(exchange.stats(state) if exchange is not None else {}),
         }
 
     def detach(self) -> None:

@@ -1,21 +1,41 @@
 """Floor 1: pure mathematics on tensors, without groups, state or device logic."""
 
+from offbeat.functional.cost import (
+    Wire,
+    adaptive_ratio,
+    is_cheaper_dense,
+    max_speedup,
+    speedup,
+    warm_density,
+)
 from offbeat.functional.packing import Layout, blocks, memory, pack, partition, wide
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
+from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
 
 __all__ = [
     "Layout",
+    "Wire",
+    "adaptive_ratio",
     "blocks",
+    "delta",
     "drift",
+    "is_cheaper_dense",
+    "kept",
+    "max_speedup",
     "memory",
     "numerator",
     "pack",
     "partition",
+    "sampled_top_k",
     "share_out",
     "sketch",
+    "speedup",
     "spread",
+    "take",
     "take_in",
+    "top_k",
     "total",
+    "warm_density",
     "wide",
 ]

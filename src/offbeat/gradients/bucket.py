@@ -1,0 +1,126 @@
+"""Dense gradients that travel as one message."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.collectives import Handle, all_reduce, broadcast, mean, wire_device
+from offbeat.exchange import Site
+from offbeat.functional import pack
+from offbeat.groups import Group
+
+FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Gradients that travel as one message, followed by one flag each: somebody has it."""
+
+    site: Site
+    group: Group
+    wire: Tensor
+    views: dict[str, Tensor]
+    flags: Tensor
+    missing: set[str] = field(default_factory=set)
+    handle: Handle | None = None
+
+    @classmethod
+    def of(
+        cls, site: Site, group: Group, names: Sequence[str], narrow: torch.dtype | None = None
+    ) -> "Bucket":
+        """Room for the gradients of ``names``, all of one dtype, or ``narrow`` if that is less."""
+        parameters = [site.parameters[name] for name in names]
+        dtype = parameters[0].dtype
+        if narrow is not None and dtype.itemsize > narrow.itemsize:
+            dtype = narrow
+        sizes = [parameter.numel() for parameter in parameters]
+        device = wire_device(group, parameters[0].device)
+        wire = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)
+        *parts, flags = wire.split([*sizes, len(names)])
+        views = dict(zip(names, map(like, parts, parameters), strict=True))
+        return cls(site, group, wire, views, flags, set(names))
+
+    def fill(self) -> None:
+        """Copy in the gradients, those of this backward and those that were not exchanged yet."""
+        self.flags.fill_(1)
+        filled = {}
+        for index, (name, view) in enumerate(self.views.items()):
+            grad = self.site.parameters[name].grad
+            if grad is None:
+                view.zero_()
+                self.flags[index] = 0
+            else:
+                require_plain(self.group, name, grad)
+                filled[name] = grad
+        pack([self.views[name] for name in filled], filled.values())
+
+    def send(self) -> None:
+        """Start the mean over the group."""
+        if self.wire.dtype.itemsize > 2:
+            self.handle = all_reduce(self.wire.mul_(1.0 / self.group.size), self.group)
+        else:  # summed in float32 and divided there
+            self.handle = mean(self.wire, self.group)
+
+    def wait(self) -> None:
+        """Until the mean is there; the next backward starts anew."""
+        assert self.handle is not None, "every bucket was launched"
+        self.handle.wait()
+        self.handle, self.missing = None, set(self.views)
+
+    def hand_out(self) -> None:
+        """Put what is in the bucket into ``.grad``, except where nobody had a gradient."""
+        # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
+        for index, (name, view) in enumerate(self.views.items()):
+            parameter = self.site.parameters[name]
+            if parameter.grad is not None or self.flags[index]:
+                put(parameter, view)
+
+
+def put(parameter: Tensor, view: Tensor) -> None:
+    """Make ``view`` the gradient, or a copy where dtype or device differ."""
+    if parameter.dtype == view.dtype and parameter.device == view.device:
+        parameter.grad = view
+    elif parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter).copy_(view)
+    else:
+        parameter.grad.copy_(view)
+
+
+def like(flat: Tensor, parameter: Tensor) -> Tensor:
+    """``flat`` in the shape and memory format of ``parameter``, as autograd makes gradients."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return flat.as_strided(parameter.shape, strides, flat.storage_offset())
+
+
+def require_plain(group: Group, name: str, grad: Tensor) -> None:
+    """Refuse what cannot be exchanged, on all ranks."""
+    if grad.layout is torch.strided and not grad.requires_grad:
+        return
+    fault = ValueError(
+        f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
+        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
+        "sparse=False on its embedding, call backward() without create_graph"
+    )
+    raise group.heartbeat.condemn(fault)
+
+
+def require_first(group: Group, name: str, missing: set[str]) -> None:
+    """Refuse a second gradient in one backward: the first was scaled, and perhaps sent, already."""
+    if name in missing:
+        return
+    fault = ValueError(
+        f"parameter {name!r} got a gradient twice in one backward: it is used inside and "
+        "outside of a block checkpointed with use_reentrant=True; use use_reentrant=False"
+    )
+    raise group.heartbeat.condemn(fault)
+
+
+def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> list[str]:
+    """The order in which rank 0 saw gradients become ready, then the rest as in ``order``."""
+    names = sorted(order)
+    mine = [*dict.fromkeys([*seen, *order])]
+    indices = torch.tensor([names.index(name) for name in mine]).to(wire_device(group))
+    broadcast(indices, 0, group).wait()
+    return [names[i] for i in indices.tolist()]

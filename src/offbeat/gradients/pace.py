@@ -1,0 +1,117 @@
+"""How long backward, selection and exchange take, measured on the user's own run."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from offbeat.collectives import all_gather, gather_numbers, wire_device
+from offbeat.functional import Wire, adaptive_ratio
+from offbeat.groups import Group
+
+PROBES = (2**10, 2**18)  # bytes of the all-gathers that are timed
+TRIES = 3
+
+
+@dataclass(eq=False)
+class Pace:
+    """Seconds by layer, collected while a few backwards are watched.
+
+    ``compute`` is backward's own time until a layer's gradient was ready, ``select`` what we then
+    did with it, ``forward`` the time outside of backward. On CUDA the streams are waited for at
+    each reading, so that the host's clock tells the truth; in watched backwards only.
+    """
+
+    device: torch.device
+    compute: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    select: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    forward: list[float] = field(default_factory=list)
+    ended: float | None = None  # when the last backward was over
+    left: float | None = None  # when we last let this backward go on
+    entered: float = 0.0
+
+    def enter(self, name: str) -> None:
+        """The gradient of ``name`` is ready."""
+        self.entered = self._now()
+        if self.left is not None:
+            self.compute[name].append(self.entered - self.left)
+        elif self.ended is not None:
+            self.forward.append(self.entered - self.ended)
+
+    def leave(self, name: str) -> None:
+        """Backward goes on."""
+        self.left = self._now()
+        self.select[name].append(self.left - self.entered)
+
+    def finish(self) -> None:
+        """Backward is over."""
+        self.ended, self.left = self._now(), None
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Times:
+    """What all ranks agree on: means over ranks of each rank's medians, in seconds."""
+
+    compute: Mapping[str, float]
+    select: Mapping[str, float]
+    forward: float
+    wire: Wire
+
+    @property
+    def backward(self) -> float:
+        """All layers' backward."""
+        return sum(self.compute.values())
+
+    def ratio(
+        self, name: str, after: str | None, parameter: Tensor, limit: float, share: float
+    ) -> float:
+        """The compression ratio of ``name`` when ``after`` comes next (eq. 18).
+
+        ``share`` is how full of this layer its message is at most: layers of one message share
+        its latency.
+        """
+        wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
+        return adaptive_ratio(
+            parameter.numel(),
+            Wire(self.wire.size, self.wire.latency * min(1.0, share), self.wire.per_byte),
+            compute=self.compute[after] if after is not None else 0.0,
+            select=self.select[name],
+            limit=limit,
+            itemsize=wide,
+        )
+
+
+def agree(pace: Pace, order: Sequence[str], group: Group) -> Times:
+    """Measure the wire and take the mean of all ranks' times; all ranks call."""
+    mine = [median(pace.compute[name] or [0.0]) for name in order]
+    mine += [median(pace.select[name] or [0.0]) for name in order]
+    mine += [median(pace.forward or [0.0]), *(_timed(nbytes, group) for nbytes in PROBES)]
+    means = [fmean(column) for column in zip(*gather_numbers(mine, group), strict=True)]
+    count = len(order)
+    *_, forward, small, large = means
+    wire = Wire.fit(group.size, list(zip(PROBES, (small, large), strict=True)))
+    compute = dict(zip(order, means[:count], strict=True))
+    return Times(compute, dict(zip(order, means[count : 2 * count], strict=True)), forward, wire)
+
+
+def _timed(nbytes: int, group: Group) -> float:
+    """Seconds of an all-gather, the best of a few: what else happens only makes it slower."""
+    mine = torch.zeros(nbytes, dtype=torch.uint8, device=wire_device(group))
+    everyone = torch.zeros(group.size * nbytes, dtype=torch.uint8, device=mine.device)
+    best = float("inf")
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        all_gather(everyone, mine, group).wait()
+        if mine.is_cuda:
+            torch.cuda.current_stream(mine.device).synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,482 @@
+"""LAGS and SLGS: units, memory, overflow, resuming; the contract has the rest."""
+
+import copy
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import offbeat
+from offbeat.gradients import TopK, deltas
+from offbeat.groups import Groups
+from offbeat.testing import ThreadWorld, snapshot
+from problems import START, Quadratic, flat, gradient, loss
+from reference.ddp import ddp
+from reference.lags import lags, top_k
+from reference.participants import Array
+
+LAYERS = (6, 3)
+
+
+def residual(replica: offbeat.Replica) -> Array:
+    """This rank's residuals as one vector."""
+    return flat(replica.gradients_state and _saved(replica)["residual"])
+
+
+def _saved(replica: offbeat.Replica) -> dict[str, Any]:
+    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients_state)
+    return saved
+
+
+def run(
+    size: int, algorithm: offbeat.Algorithm, rates: Sequence[float], given: bool = True
+) -> tuple[Array, Array]:
+    """Models and residuals, (steps + 1, ranks, d), of plain SGD with these learning rates."""
+
+    def worker(groups: Groups) -> list[tuple[Array, Array]]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=1.0)
+        replica = offbeat.replicate(
+            model, algorithm, mesh=groups, optimizer=optimizer if given else None
+        )
+        history = [(flat(snapshot(model)), residual(replica))]
+        for step, rate in enumerate(rates):
+            optimizer.param_groups[0]["lr"] = rate
+            loss(model, groups.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            history.append((flat(snapshot(model)), residual(replica)))
+        replica.detach()
+        return history
+
+    runs = ThreadWorld(size).run(worker)
+    return tuple(np.array([[s[i] for s in r] for r in runs]).swapaxes(0, 1) for i in (0, 1))
+
+
+RATES = [0.1 / (1 + k) for k in range(20)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("selection", ["exact", "sampled"])
+def test_follows_the_reference_in_both_units(size: int, given: bool, selection: Any) -> None:
+    """The learning rate falls on the way; what was kept keeps its own."""
+    algorithm = offbeat.lags(density=0.2, selection=selection)
+    models, residuals = run(size, algorithm, RATES, given)
+    expected = lags(
+        START,
+        gradient,
+        nodes=tuple((r,) for r in range(size)),
+        steps=len(RATES),
+        lr=RATES,
+        layers=LAYERS,
+        density=0.2,
+        lr_units=given,
+    )
+    np.testing.assert_allclose(models, expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
+    assert np.abs(residuals[-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("recipe", [offbeat.lags, offbeat.slgs])
+def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, recipe: Any) -> None:
+    """v_t - x_t = (1/P) sum_p residual_p, x fed the gradients at v (eq. 10)."""
+    models, residuals = run(size, recipe(density=0.12), RATES)
+    shadow = START.copy()
+    for k, rate in enumerate(RATES):
+        shadow -= rate * np.mean([gradient(r, models[k, r], k) for r in range(size)], axis=0)
+        np.testing.assert_allclose(
+            models[k + 1, 0] - shadow, residuals[k + 1].mean(axis=0), rtol=0, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_momentum_correction_follows_the_reference(size: int) -> None:
+    rates = [0.05] * 15
+    models, residuals = run(size, offbeat.lags(density=0.2, momentum=0.9), rates)
+    expected = lags(
+        START,
+        gradient,
+        nodes=tuple((r,) for r in range(size)),
+        steps=15,
+        lr=rates,
+        layers=LAYERS,
+        density=0.2,
+        correction=0.9,
+        lr_units=True,
+    )
+    np.testing.assert_allclose(models, expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
+
+
+def test_momentum_correction_of_all_entries_is_momentum() -> None:
+    models, _ = run(3, offbeat.lags(density=1.0, momentum=0.9), [0.1] * 10)
+    nodes = ((0,), (1,), (2,))
+    expected = ddp(START, gradient, nodes=nodes, steps=10, lr=0.1, momentum=0.9)
+    np.testing.assert_allclose(models, expected, rtol=0, atol=1e-12)
+
+
+def test_a_learning_rate_of_zero_sends_nothing_and_forgets_nothing() -> None:
+    models, residuals = run(2, offbeat.lags(density=0.2), [0.1, 0.0, 0.0, 0.1])
+    for k in (1, 2):
+        np.testing.assert_array_equal(models[k + 1], models[k])
+        np.testing.assert_array_equal(residuals[k + 1], residuals[k])
+    assert np.abs(residuals[1]).max() > 0
+    assert (models[4] != models[3]).any()
+
+
+def test_a_density_that_falls_takes_the_residuals_along() -> None:
+    models, residuals = run(2, offbeat.lags(density=0.12, warmup=6), [0.1] * 12)
+    shadow = START.copy()
+    for k in range(12):
+        shadow -= 0.1 * np.mean([gradient(r, models[k, r], k) for r in range(2)], axis=0)
+    np.testing.assert_allclose(models[-1, 0] - shadow, residuals[-1].mean(axis=0), atol=1e-13)
+
+
+class Wide(nn.Module):
+    """Two layers of 40, one that only some ranks use, one that nobody uses, a scalar, a bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(5, 8, generator=generator))
+        self.second = nn.Parameter(torch.randn(40, generator=generator))
+        self.some = nn.Parameter(torch.ones(40))
+        self.none = nn.Parameter(torch.ones(40))
+        self.scalar = nn.Parameter(torch.ones(()))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.narrow = nn.Parameter(torch.ones(40, dtype=torch.bfloat16))
+
+    def forward(self, rank: int, step: int) -> Tensor:
+        x = torch.randn(40, generator=torch.Generator().manual_seed(100 * step + rank))
+        y = (self.first.view(-1) * x).square().sum() + (self.second * x).sin().sum() * self.scalar
+        if (rank + step) % 2:
+            y = y + (self.some * x).sum()
+        return y + (self.narrow.float() * x).sum() + self.empty.sum()
+
+
+def attach(groups: Groups, algorithm: offbeat.Algorithm, **more: Any) -> tuple[Wide, Any]:
+    model = Wide()
+    return model, offbeat.replicate(model, algorithm, mesh=groups, **more)
+
+
+def test_unused_odd_and_16_bit_parameters() -> None:
+    """Mass is kept: what was sent and what is left add up to what was put in."""
+
+    def worker(groups: Groups) -> dict[str, Tensor]:
+        model, replica = attach(groups, offbeat.lags(density=0.05))
+        bare = Wide()
+        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in bare.named_parameters()}
+        for step in range(6):
+            model(groups.rank, step).backward()
+            bare(groups.rank, step).backward()  # the same: nobody steps
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    total[name] -= p.grad.double()
+                assert p.grad is None or p.grad.dtype == p.dtype
+            assert model.none.grad is None
+            assert model.some.grad is not None
+            model.zero_grad()
+            replica.step()
+        for name, p in bare.named_parameters():
+            total[name] *= 1 / groups.size
+            total[name] += 0 if p.grad is None else p.grad.double() / groups.size
+            total[name] -= _saved(replica)["residual"][name].double() / groups.size
+        replica.detach()
+        return total
+
+    runs = ThreadWorld(3).run(worker)
+    for name in runs[0]:
+        off = sum(run[name] for run in runs)
+        # float32 sums of numbers up to 40; 16-bit results are rounded once a step.
+        np.testing.assert_allclose(off, 0, atol=0.5 if name == "narrow" else 1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("text", ["lags(density=0.05)", "slgs(density=0.05)", "lags(density=1.0)"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: float) -> None:
+    def worker(groups: Groups) -> None:
+        model, replica = attach(groups, offbeat.algorithm(text))
+        for step in range(4):
+            before = copy.deepcopy(_saved(replica)["residual"])
+            bad = step == 2 and groups.rank == 1
+            (model(groups.rank, step) * (value if bad else 1.0)).backward()
+            after = _saved(replica)["residual"]
+            grads = [p.grad for p in model.parameters() if p.grad is not None and p.numel()]
+            assert len(grads) == 5
+            if step == 2:
+                assert all(torch.equal(after[name], before[name]) for name in before)
+                assert all(g.isnan().all() for g in grads)
+            else:
+                assert all(g.isfinite().all() for g in grads)
+                assert text.startswith("lags(density=1") or any(r.any() for r in after.values())
+            model.zero_grad()
+            replica.step()
+        replica.detach()
+
+    ThreadWorld(3).run(worker)
+
+
+def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks() -> None:
+    """Scales are powers of two: dividing and multiplying back is exact."""
+
+    def worker(groups: Groups, scaled: bool) -> Array:
+        model = Quadratic(torch.float32)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+        algorithm = offbeat.lags(density=0.2)
+        replica = offbeat.replicate(
+            model, algorithm, mesh=groups, optimizer=optimizer, scaler=scaler
+        )
+        for step in range(8):
+            overflow = step == 4 and groups.rank == 1
+            value = loss(model, groups.rank, step) * (float("inf") if overflow else 1.0)
+            scaler.scale(value).backward()
+            if scaled or step != 4:
+                scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            replica.step()
+        assert scaler.get_scale() == (2.0**9 if scaled else 1.0)
+        replica.detach()
+        return np.stack([flat(snapshot(model)), residual(replica)])
+
+    world = ThreadWorld(3)
+    plain = world.run(partial(worker, scaled=False))
+    np.testing.assert_array_equal(world.run(partial(worker, scaled=True)), plain)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_second_backward_before_the_step_exchanges_only_its_own_part(set_to_none: bool) -> None:
+    def worker(groups: Groups, together: bool) -> list[Tensor]:
+        model, replica = attach(groups, offbeat.lags(density=0.05))
+        kept = []
+        for step in range(4):
+            total = [torch.zeros_like(p) for p in model.parameters()]
+            for part in range(3):
+                model(groups.rank, 3 * step + part).backward()
+                if not together:
+                    for sum_, p in zip(total, model.parameters(), strict=True):
+                        sum_ += 0 if p.grad is None else p.grad
+                    model.zero_grad(set_to_none=set_to_none)
+            if together:
+                total = [torch.zeros_like(p) if p.grad is None else p.grad for p in
+                         model.parameters()]  # fmt: skip
+            # The last, of 16 bits, is left out: autograd itself rounds its sums there.
+            kept += [t.detach().clone().double() for t in total[:-1]]
+            model.zero_grad(set_to_none=set_to_none)
+            replica.step()
+        replica.detach()
+        return kept
+
+    world = ThreadWorld(2)
+    for ours, theirs in zip(
+        world.run(partial(worker, together=True)),
+        world.run(partial(worker, together=False)),
+        strict=True,
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            # What was there is taken off and put back: float32 rounding of numbers up to 100.
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_resumes_in_a_world_of_another_size_with_the_mean_of_the_residuals() -> None:
+    algorithm = offbeat.lags(density=0.05, momentum=0.5)
+
+    def before(groups: Groups) -> dict[str, Any]:
+        model, replica = attach(groups, algorithm)
+        for step in range(3):
+            model(groups.rank, step).backward()
+            model.zero_grad()
+            replica.step()
+        saved: dict[str, Any] = replica.state_dict()
+        replica.detach()
+        return saved
+
+    def after(groups: Groups, saved: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+        model, replica = attach(groups, algorithm)
+        replica.load_state_dict(saved)
+        found = _saved(replica)
+        model(groups.rank, 3).backward()
+        model.zero_grad()
+        replica.step()
+        replica.detach()
+        return {key: found[key] for key in ("residual", "velocity")}
+
+    parts = ThreadWorld(4).run(before)
+    everybody: dict[str, Any] = {}
+    for part in parts:
+        everybody |= part
+    for size in (2, 3, 8):
+        found = ThreadWorld(size).run(partial(after, saved=everybody))
+        for key in ("residual", "velocity"):
+            for name in found[0][key]:
+                if name in ("scalar", "empty"):
+                    continue  # sent whole: nothing is kept
+                old = torch.stack([e["gradients"][key][name] for e in everybody.values()])
+                new = torch.stack([one[key][name] for one in found])
+                torch.testing.assert_close(new.mean(0), old.mean(0), rtol=1e-5, atol=1e-6)
+                assert key == "velocity" or name == "none" or old.any(), name
+    assert torch.equal(found[5]["residual"]["first"], found[1]["residual"]["first"])
+    with pytest.raises(ValueError, match=r"ranks \[1\] are missing.*of ranks \[0, 1\] of 4"):
+        ThreadWorld(2).run(partial(after, saved=parts[0]))
+    with pytest.raises(ValueError, match="residuals of ranks"):
+        ThreadWorld(4).run(partial(after, saved=parts[0]))
+
+
+def test_two_replicas_in_one_process_and_any_order_of_readiness() -> None:
+    """Each has its own residuals; layers that swap places mix nothing up."""
+
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ParameterList([nn.Parameter(torch.ones(50)) for _ in range(6)])
+
+        def forward(self, order: list[int], rank: int) -> Tensor:
+            x = torch.linspace(-1, 1, 50) + rank
+            for i in order:
+                x = torch.sin(x * self.layers[i])
+            return x.sum()
+
+    def worker(groups: Groups) -> list[Tensor]:
+        models = [Shuffled(), Shuffled()]
+        algorithm = offbeat.lags(density=0.04, message_mb=1e-5)  # one message a layer
+        replicas = [offbeat.replicate(m, algorithm, mesh=groups) for m in models]
+        orders = random.Random(groups.rank)
+        for step in range(5):
+            for model, replica in zip(models, replicas, strict=True):
+                time.sleep(orders.choice([0, 0.005]))
+                order = orders.sample(range(6), 6) if model is models[0] else list(range(6))
+                model(order, groups.rank).backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+                model.zero_grad()
+                replica.step()
+                assert replica.stats()["last"]["messages"] == 6 or step == 0
+        for replica in replicas:
+            replica.detach()
+        return [p.detach() for model in models for p in model.parameters()]
+
+    first, *others = ThreadWorld(3).run(worker)
+    for other in others:
+        assert all(map(torch.equal, first, other))
+    assert not torch.equal(first[0], first[6])
+
+
+def test_delta_is_that_of_the_gathered_vectors() -> None:
+    """In the first step x is the gradient itself."""
+
+    def worker(groups: Groups) -> tuple[dict[str, float], Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=groups)
+        own = gradient(groups.rank, START, 0)
+        loss(model, groups.rank, 0).backward()
+        found = deltas(replica.gradients_state)
+        replica.detach()
+        return found, own
+
+    runs = ThreadWorld(2).run(worker)
+    rows = np.stack([own for _, own in runs])
+    for name, layer in (("matrix", slice(0, 6)), ("vector", slice(6, 9))):
+        x = rows[:, layer]
+        left = x - np.stack([top_k(row, 1) for row in x])
+        random = (1 - 1 / x.shape[1]) * np.square(x.sum(0)).sum()
+        for found, _ in runs:
+            assert found[name] == pytest.approx(np.square(left.sum(0)).sum() / random, rel=1e-12)
+
+
+def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
+    algorithm = offbeat.lags(density="adaptive", max_ratio=50)
+
+    def worker(groups: Groups) -> dict[str, Any]:
+        model, replica = attach(groups, algorithm)
+        for step in range(9):
+            model(groups.rank, step).backward()
+            model.zero_grad()
+            replica.step()
+        found: dict[str, Any] = replica.stats()["lags"]
+        saved = replica.state_dict()
+        replica.detach()
+        _, again = attach(groups, algorithm)
+        again.load_state_dict(saved)
+        assert again.stats()["lags"]["c"] == found["c"]
+        again.detach()
+        return found
+
+    first, *others = ThreadWorld(3).run(worker)
+    for other in others:
+        assert other["c"] == first["c"]
+        assert other["t_comp"] == first["t_comp"]
+    assert all(1 <= ratio <= 50 for ratio in first["c"].values())
+    assert first["c"]["scalar"] == 1
+    # The layer whose backward is last has nothing to hide behind.
+    assert first["S_max"] >= 1
+    assert 0 <= first["share"] <= 1
+
+
+def test_sends_what_the_docstring_says() -> None:
+    """(P-1) (8 k + 4) a layer, one word more, and one for an even number of them."""
+
+    def worker(groups: Groups) -> float:
+        model = nn.Linear(100, 100, bias=False)
+        replica = offbeat.replicate(model, offbeat.lags(density=0.01), mesh=groups)
+        for _ in range(2):
+            model(torch.randn(3, 100)).sum().backward()
+            model.zero_grad()
+            replica.step()
+        sent = replica.stats()["last"]["bytes_sent"]
+        replica.detach()
+        return float(sent)
+
+    assert set(ThreadWorld(3).run(worker)) == {2 * (8 * 100 + 8)}
+
+
+def test_the_reference_selects_as_known() -> None:
+    assert top_k(np.array([1.0, -3.0, 2.0]), 2).tolist() == [0, -3, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"density": 0.0}, "density=0.0"),
+        ({"density": 1.5}, "density=1.5"),
+        ({"density": True}, "density=True"),
+        ({"selection": "best"}, "'sampled' or 'exact'"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"warmup": 0}, "warmup=0"),
+        ({"warmup": 2.5}, "warmup=2.5"),
+        ({"message_mb": 0}, "message_mb=0"),
+        ({"units": "kg"}, "units='kg'"),
+        ({"scope": "world"}, "scope='world'"),
+    ],
+)
+def test_refuses_settings_that_mean_nothing(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TopK(**settings)
+
+
+def test_refuses_optimizers_that_do_not_fit() -> None:
+    def worker(groups: Groups, make: Any, algorithm: offbeat.Algorithm) -> None:
+        model = Quadratic()
+        offbeat.replicate(model, algorithm, mesh=groups, optimizer=make(model))
+
+    corrected = offbeat.lags(momentum=0.9)
+    cases = [
+        (lambda model: SGD([model.vector], lr=0.1), offbeat.lags(), "'matrix' is in none"),
+        (lambda model: None, offbeat.lags(units="lr"), "needs the learning rate"),
+        (lambda model: SGD(model.parameters(), lr=1, momentum=0.9), corrected, "act twice"),
+        (lambda model: Adam(model.parameters()), corrected, "act twice"),
+    ]
+    for make, algorithm, said in cases:
+        with pytest.raises(ValueError, match=said):
+            ThreadWorld(2).run(partial(worker, make=make, algorithm=algorithm))
