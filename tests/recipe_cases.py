@@ -68,7 +68,7 @@ CASES = (
     Case("local_sgd(every=3)", partial(local_sgd, every=3), mixes=True),
     Case("sgp", _gossip(one_peer_exponential), mixes=True),
     Case("sgp('ring')", _gossip(ring), mixes=True),
-    Case("sgp(overlap=1)", _gossip(one_peer_exponential, overlap=1), mixes=True),
+    Case("sgp(overlap=1)", _gossip(one_peer_exponential, overlap=1)),
     Case("sgp('ring', overlap=2)", _gossip(ring, overlap=2)),
     # One cast of 2^-9 on parameters of size ~1 in every exchange; mass is exact all the same.
     Case("sgp(overlap=1, wire='bf16')", _gossip(one_peer_exponential, overlap=1), tolerance=2e-2),
