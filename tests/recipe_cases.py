@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 import offbeat
+from reference.adasum import adasum, bf16
 from reference.ddp import ddp
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
@@ -24,6 +25,7 @@ class Case:
     mixes: bool = False  # moves parameters between ranks, and keeps their mean
     agrees: bool = False  # all ranks hold the same model after every step
     hierarchical: bool = False  # nodes are the participants
+    averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
 
     @property
     def algorithm(self) -> offbeat.Algorithm:
@@ -42,11 +44,23 @@ def _gossip(matrix: Callable[[int, int], Array], **more: object) -> Callable[...
     return lambda *args, **kwargs: sgp(*args, matrix=matrix, **kwargs, **more)[0]
 
 
+def _updates(**more: object) -> Callable[..., Array]:
+    return partial(adasum, layers=(6, 3), **more)  # the parameters of the quadratic
+
+
 CASES = (
     Case("ddp", ddp, agrees=True),
     # Two casts of 2^-9 each on gradients of size ~1, over 20 steps of 0.1.
     Case("ddp(wire='bf16')", ddp, tolerance=2e-2, agrees=True),
     Case("local_sgd(every=3)", partial(local_sgd, every=3), mixes=True),
+    Case("adasum", _updates(), agrees=True, averages=False),
+    Case("adasum(every=3, method='gram')", _updates(every=3), averages=False),
+    Case(
+        "adasum(wire='bf16', method='gram')",
+        _updates(rounded=bf16),
+        agrees=True,
+        averages=False,
+    ),
     Case("sgp", _gossip(one_peer_exponential), mixes=True),
     Case("sgp('ring')", _gossip(ring), mixes=True),
     Case(
@@ -55,6 +69,7 @@ CASES = (
         mixes=True,
         hierarchical=True,
     ),
+    Case("adasum(method='gram', within='local')", _updates(within_local=True), hierarchical=True),
     Case(
         "sgp('ring', within='local')",
         _gossip(ring, within_local=True),

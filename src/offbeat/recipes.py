@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TorchDDP
-from offbeat.parameters import Average, PushSum
+from offbeat.parameters import AdasumUpdate, Average, PushSum
 from offbeat.topology import OnePeerExponential, Ring, Topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
@@ -38,6 +38,25 @@ def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
     4
     """
     return Algorithm(_inside(within), Average(every=every, over=_between(within)))
+
+
+def adasum(
+    every: int = 1,
+    wire: Literal["bf16", "fp16"] | None = None,
+    method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
+    within: Within = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+) -> Algorithm:
+    """Adasum of the optimizers' updates: their sum where orthogonal, their mean where parallel.
+
+    With ``within="local"`` gradients are averaged inside each node in every backward, and the
+    nodes' updates are combined. See :class:`offbeat.parameters.AdasumUpdate`.
+
+    >>> adasum(wire="bf16").parameters.wire
+    'bf16'
+    """
+    update = AdasumUpdate(every, wire, method, _between(within), nonfinite)
+    return Algorithm(_inside(within), update)
 
 
 def sgp(
@@ -75,7 +94,7 @@ def torch_ddp(bucket_mb: float = 25.0) -> Algorithm:
     return Algorithm(gradients=TorchDDP(bucket_mb))
 
 
-RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, sgp, torch_ddp, alone)
+RECIPES: tuple[Callable[..., Algorithm], ...] = (ddp, local_sgd, adasum, sgp, torch_ddp, alone)
 
 
 def algorithm(text: str) -> Algorithm:
