@@ -185,7 +185,7 @@ def test_ranks_with_one_optimum_find_it() -> None:
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
         for _ in range(200):
             x = torch.cat([model.matrix.view(-1), model.vector])
-            (0.5 + groups.rank / 4) * x.square().sum().backward()
+            ((0.5 + groups.rank / 4) * x.square().sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -339,7 +339,7 @@ def test_finish_performs_the_exchange_that_is_due(wire: Any) -> None:
 
 
 def test_bytes_are_those_of_an_all_reduce() -> None:
-    size, numel = 4, 40000
+    size, numel = 4, 80000
 
     def worker(groups: Groups) -> tuple[int, int]:
         found = []

@@ -118,6 +118,7 @@ def test_consensus_distance_is_the_distance_to_the_average(size: int) -> None:
 
 def test_writers(tmp_path: Path) -> None:
     stats = {"step": 3, "last": {"bytes_sent": 5}, "total": {"bytes_sent": 9}}
+    stats["measures"] = {"orthogonality": 0.75}
     with offbeat.JsonLines(tmp_path / "deep" / "run.jsonl") as write:
         write(stats, loss=0.5)
         write(stats)
@@ -129,5 +130,6 @@ def test_writers(tmp_path: Path) -> None:
     board.close()
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"last/bytes_sent", "total/bytes_sent", "run/loss"}
+    tags = {"last/bytes_sent", "total/bytes_sent", "measures/orthogonality", "run/loss"}
+    assert set(events.Tags()["scalars"]) == tags
     assert events.Scalars("total/bytes_sent")[0].value == 9

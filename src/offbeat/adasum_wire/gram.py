@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from offbeat.adasum_wire.cut import Cut, Piece
-from offbeat.adasum_wire.narrow import Narrow, fitting, widen
+from offbeat.adasum_wire.narrow import ROOM, Narrow, fitting, widen
 from offbeat.adasum_wire.rows import Rows
 from offbeat.adasum_wire.wire import Verdict, Wire
 from offbeat.collectives import Handle, all_gather, exchange
@@ -49,15 +49,13 @@ class Gram(Wire):
         if narrow is not None and self._pieces:
             narrow.cast(slices)
         messages = slices if narrow is None else narrow.messages
-        # One piece ahead: while it travels, the products of the last one are summed.
-        arriving: Handle | None = None
-        for index in range(len(self._pieces)):
-            coming = self._swap(index, messages)
-            if arriving is not None:
-                self._arrived(index - 1, arriving)
-            arriving = coming
-        if arriving is not None:
-            self._arrived(len(self._pieces) - 1, arriving)
+        for index, hops in self._rounds():
+            handle = self._swap(index, hops, messages)
+            if index > 0 and 1 in hops:  # while this piece travels
+                self._rows.add(index - 1)
+            self._cut.peers.wait(handle)
+        if self._pieces:
+            self._rows.add(len(self._pieces) - 1)
         return self._rows.judge(narrow.scales if narrow is not None and narrow.scaled else None)
 
     def combine(self, slices: Sequence[Tensor]) -> None:
@@ -85,7 +83,7 @@ class Gram(Wire):
         for index, out in enumerate(mine):
             self._rows.combine(index, out, redone)
         # Known to all peers alike, so that no scale has to travel.
-        scales = fitting(self._rows.bounds().mul_(2.0**14)) if narrow.scaled else None
+        scales = fitting(self._rows.bounds() * 2.0**ROOM) if narrow.scaled else None
         result.cast(mine, scales)
         handles = [
             self._hand_out(index, message, narrow.messages)
@@ -97,21 +95,27 @@ class Gram(Wire):
         spans = [self._cut.spans(piece) for piece in self._cut.whole()]
         widen(narrow.messages, spans, None if scales is None else 1 / scales, slices)
 
-    def _swap(self, index: int, messages: Sequence[Tensor]) -> Handle:
+    def _rounds(self) -> list[tuple[int, Sequence[int]]]:
+        """Which piece goes how many ranks further, exchange by exchange.
+
+        Against Gloo's all-reduce, 4 nodes at 250 Mbit/s: one piece of 1 MiB took 1.14 x with one
+        peer at a time and 1.30 x with all at once, four pieces of 4 MiB 1.15 x and 1.04 x.
+        """
+        hops = range(1, self._cut.peers.size)
+        if len(self._pieces) == 1:
+            return [(0, (hop,)) for hop in hops]
+        return [(index, hops) for index in range(len(self._pieces))]
+
+    def _swap(self, index: int, hops: Sequence[int], messages: Sequence[Tensor]) -> Handle:
         peers, piece = self._cut.peers, self._pieces[index]
         assert peers.group is not None, "pieces belong to ranks with counterparts"
         rows = self._rows.rows[index]
-        rows[peers.rank].copy_(self._shares[index].of(messages))
-        others = [(peers.rank + hop) % peers.size for hop in range(1, peers.size)]
-        return exchange(
-            [(to, self._cut.share(piece, to).of(messages)) for to in others],
-            [(source, rows[source]) for source in reversed(others)],
-            peers.group,
-        )
-
-    def _arrived(self, index: int, handle: Handle) -> None:
-        self._cut.peers.wait(handle)
-        self._rows.add(index)
+        if 1 in hops:
+            rows[peers.rank].copy_(self._shares[index].of(messages))
+        to = [(peers.rank + hop) % peers.size for hop in hops]
+        sources = [(peers.rank - hop) % peers.size for hop in hops]
+        sends = [(rank, self._cut.share(piece, rank).of(messages)) for rank in to]
+        return exchange(sends, [(rank, rows[rank]) for rank in sources], peers.group)
 
     def _hand_out(self, index: int, share: Tensor, slices: Sequence[Tensor]) -> Handle:
         group = self._cut.peers.group

@@ -74,7 +74,7 @@ def tree(rows: Tensor, total: Callable[[Tensor], Tensor] = lambda products: prod
 def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
     r"""Add the inner products of all pairs of rows, layer by layer.
 
-    .. math:: G_l \mathrel{+}= X_l X_l^T
+    .. math:: G_l \leftarrow G_l + X_l X_l^T
 
     ``rows`` (P, m) of any float dtype, ``out`` (layers, P, P) in float64. Products and sums are
     in float64, so that nothing of a narrower dtype overflows or vanishes. One pass.
