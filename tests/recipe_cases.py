@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 import offbeat
+from reference.adasum import adasum, bf16
 from reference.ddp import ddp
 from reference.lags import lags
 from reference.local_sgd import local_sgd
@@ -30,6 +31,7 @@ class Case:
     mixes: bool = False  # moves parameters between ranks, and keeps their mean
     agrees: bool = False  # all ranks hold the same model after every step
     hierarchical: bool = False  # nodes are the participants
+    averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
 
     @property
     def algorithm(self) -> offbeat.Algorithm:
@@ -56,6 +58,10 @@ def _phases(size: int, index: int) -> Array:
     return complete(size, index) if index < 3 else ring(size, index - 3)
 
 
+def _updates(**more: object) -> Callable[..., Array]:
+    return partial(adasum, layers=(6, 3), **more)  # the parameters of the quadratic
+
+
 CASES = (
     Case("ddp", ddp, agrees=True),
     # Two casts of 2^-9 each on gradients of size ~1, over 20 steps of 0.1.
@@ -66,6 +72,14 @@ CASES = (
     Case("slgs(density=0.25)", _first(lags, layers=(9,), density=0.25), agrees=True),
     Case("lags(density=1.0)", ddp, agrees=True),
     Case("local_sgd(every=3)", partial(local_sgd, every=3), mixes=True),
+    Case("adasum", _updates(), agrees=True, averages=False),
+    Case("adasum(every=3, method='gram')", _updates(every=3), averages=False),
+    Case(
+        "adasum(wire='bf16', method='gram')",
+        _updates(rounded=bf16),
+        agrees=True,
+        averages=False,
+    ),
     Case("sgp", _gossip(one_peer_exponential), mixes=True),
     Case("sgp('ring')", _gossip(ring), mixes=True),
     Case("sgp(overlap=1)", _gossip(one_peer_exponential, overlap=1)),
@@ -81,6 +95,7 @@ CASES = (
         mixes=True,
         hierarchical=True,
     ),
+    Case("adasum(method='gram', within='local')", _updates(within_local=True), hierarchical=True),
     Case(
         "sgp(overlap=2, within='local')",
         _gossip(one_peer_exponential, overlap=2, within_local=True),

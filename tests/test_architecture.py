@@ -20,7 +20,7 @@ FLOORS = (
         "groups",
         "collectives",
     ),  # the only code that communicates
-    ("exchange", "gradients", "parameters", "recipes"),  # what fills the two slots
+    ("exchange", "adasum_wire", "gradients", "parameters", "recipes"),  # what fills the two slots
     ("attach", "backward", "consensus", "checkpoint", "replica", "telemetry"),  # a training run
     ("testing", "lab", "compare", "cli", "__main__"),  # what people start
 )

@@ -30,7 +30,17 @@ def test_version() -> None:
 def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
     listed = json.loads(offbeat_command("recipes", "--json").output)
     names = [recipe["name"] for recipe in listed]
-    assert names == ["ddp", "local_sgd", "sgp", "d_psgd", "lags", "slgs", "torch_ddp", "alone"]
+    assert names == [
+        "ddp",
+        "local_sgd",
+        "sgp",
+        "d_psgd",
+        "lags",
+        "slgs",
+        "adasum",
+        "torch_ddp",
+        "alone",
+    ]
     for name in names:
         assert isinstance(offbeat.algorithm(name), offbeat.Algorithm)
         assert name in offbeat_command("recipes").output

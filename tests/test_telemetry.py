@@ -45,6 +45,13 @@ def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dic
         ("sgp('ring')", 5, 3, 3 * 2 * (MODEL_BYTES + 16)),
         # A ring all-reduce sends 2 (n-1)/n of the model; one in three steps.
         ("local_sgd(every=3)", 4, 6, 2 * 2 * 3 * MODEL_BYTES // 4),
+        # The shares out and the combinations back, and a matrix of inner products a parameter.
+        (
+            "adasum(method='gram')",
+            4,
+            2,
+            2 * (2 * 3 * (-(-9 // 4) * 4 * 8) // 4 + 2 * 3 * 2 * 4 * 4 * 8 // 4),
+        ),
         # The same for gradients with their two flags, and once the order of readiness.
         ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 2 * 8) // 4) + 2 * 8),
     ],
@@ -60,7 +67,8 @@ def test_a_node_puts_one_model_on_the_wire() -> None:
         stats["bytes_by_axis"] for stats in stats_of("sgp('ring', within='local')", 0, 2, nodes)
     ]
     between = [axis["node"] for axis in by_axis]  # type: ignore[index]
-    assert sum(between[:3]) == 2 * (MODEL_BYTES + 3 * 16)
+    attaching = 3 * (8 + 32)  # the digest of the graph, and its length
+    assert sum(between[:3]) == 2 * (MODEL_BYTES + 3 * 16) + attaching
 
 
 def test_staleness_of_local_sgd_counts_steps_since_the_average() -> None:
@@ -138,6 +146,7 @@ def test_consensus_distance_is_the_distance_to_the_average(size: int) -> None:
 
 def test_writers(tmp_path: Path) -> None:
     stats = {"step": 3, "last": {"bytes_sent": 5}, "total": {"bytes_sent": 9}}
+    stats["measures"] = {"orthogonality": 0.75}
     with offbeat.JsonLines(tmp_path / "deep" / "run.jsonl") as write:
         write(stats, loss=0.5)
         write(stats)
@@ -149,5 +158,6 @@ def test_writers(tmp_path: Path) -> None:
     board.close()
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"last/bytes_sent", "total/bytes_sent", "run/loss"}
+    tags = {"last/bytes_sent", "total/bytes_sent", "measures/orthogonality", "run/loss"}
+    assert set(events.Tags()["scalars"]) == tags
     assert events.Scalars("total/bytes_sent")[0].value == 9

@@ -1,8 +1,10 @@
 """Data-parallel training for PyTorch that does not wait for the slowest wire.
 
-Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`local_sgd` or :func:`sgp`.
+Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`local_sgd` or
+:func:`sgp`.
 """
 
+from offbeat.adasum_wire import adasum_all_reduce
 from offbeat.attach import replicate
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.graphs import (
@@ -15,7 +17,18 @@ from offbeat.graphs import (
 )
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, alone, d_psgd, ddp, lags, local_sgd, sgp, slgs, torch_ddp
+from offbeat.recipes import (
+    adasum,
+    algorithm,
+    alone,
+    d_psgd,
+    ddp,
+    lags,
+    local_sgd,
+    sgp,
+    slgs,
+    torch_ddp,
+)
 from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import Peers, Topology
@@ -41,6 +54,8 @@ __all__ = [
     "TensorBoard",
     "Topology",
     "__version__",
+    "adasum",
+    "adasum_all_reduce",
     "algorithm",
     "alone",
     "d_psgd",

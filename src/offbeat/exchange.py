@@ -177,6 +177,10 @@ class ParameterExchange(ABC, Generic[State]):
     def staleness(self, state: State, step: int) -> int:
         """Steps since the newest parameters received from others were sent."""
 
+    def measures(self, state: State) -> dict[str, float]:
+        """What else ``replica.stats()`` tells of the last exchange; nothing unless overridden."""
+        return {}
+
     @abstractmethod
     def save(self, state: State) -> Saved:
         """What a resumed run needs to go on bit for bit; no communication."""

@@ -17,7 +17,7 @@ from offbeat.graphs import (
     Ring,
     Symmetric,
 )
-from offbeat.parameters import Average, PushSum
+from offbeat.parameters import AdasumUpdate, Average, PushSum
 from offbeat.topology import Topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
@@ -84,6 +84,25 @@ def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
     4
     """
     return Algorithm(_inside(within), Average(every=every, over=_between(within)))
+
+
+def adasum(
+    every: int = 1,
+    wire: Literal["bf16", "fp16"] | None = None,
+    method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
+    within: Within = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+) -> Algorithm:
+    """Adasum of the optimizers' updates: their sum where orthogonal, their mean where parallel.
+
+    With ``within="local"`` gradients are averaged inside each node in every backward, and the
+    nodes' updates are combined. See :class:`offbeat.parameters.AdasumUpdate`.
+
+    >>> adasum(wire="bf16").parameters.wire
+    'bf16'
+    """
+    update = AdasumUpdate(every, wire, method, _between(within), nonfinite)
+    return Algorithm(_inside(within), update)
 
 
 def sgp(
@@ -155,6 +174,7 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     d_psgd,
     lags,
     slgs,
+    adasum,
     torch_ddp,
     alone,
 )

@@ -81,7 +81,7 @@ class Replica:
             self._watch.stepped()
         self.steps += 1
         self.settled = False
-        self._telemetry.stepped(staleness)
+        self._telemetry.stepped(staleness, self._measures)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
         """Whether the next backward exchanges gradients: False for all but the last micro-batch.
@@ -201,6 +201,7 @@ class Replica:
             "size": self.groups.size,
             "step": self.steps,
             "notes": list(self.notes),
+            "measures": self._measures(),
             **self._telemetry.stats(),
             **(exchange.stats(state) if exchange is not None else {}),
         }
@@ -221,6 +222,11 @@ class Replica:
         """The exchange in the slot "gradients" or "parameters" and its state, if it is in use."""
         state = getattr(self, f"{name}_state")
         return (getattr(self.algorithm, name), state) if state is not None else (None, None)
+
+    def _measures(self) -> dict[str, float]:
+        exchange, state = self.slot("parameters")
+        measures: dict[str, float] = exchange.measures(state) if exchange is not None else {}
+        return measures
 
     def _fill(self, slot: str, optimizers: tuple[Optimizer, ...], scaler: Any) -> Any:
         exchange = getattr(self.algorithm, slot)

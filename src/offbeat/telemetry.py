@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ class Telemetry:
             self.meter.span("forward", self._time, first)
             self.meter.span("backward", first, last)
 
-    def stepped(self, staleness: int) -> None:
-        """Note what this step added."""
+    def stepped(self, staleness: int, measures: Callable[[], Stats]) -> None:
+        """Note what this step added; ``measures`` are asked for only while recording."""
         now, totals = time.perf_counter(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
         self.last |= {"seconds": now - self._time, "staleness": staleness}
@@ -58,7 +59,8 @@ class Telemetry:
                 axis: count - self._sent.get(axis, 0)
                 for axis, count in self.meter.bytes_sent.items()
             }
-            self._record("step", **self.last, bytes_by_axis=sent, loss=loss, spans=spans)
+            more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
+            self._record("step", **self.last, **more)
             self.loss = None
         self.restart()
 
@@ -147,8 +149,8 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
         self._writer = SummaryWriter(str(folder))
 
     def __call__(self, stats: Stats, **more: float) -> None:
-        """Write one step's scalars: ``last`` and ``total`` of the stats, and your own."""
-        groups = {"last": stats["last"], "total": stats["total"], "run": more}
+        """Write one step's scalars: ``last``, ``total``, ``measures``, and your own."""
+        groups = {key: stats[key] for key in ("last", "total", "measures")} | {"run": more}
         for group, values in groups.items():
             for name, value in values.items():
                 self._writer.add_scalar(f"{group}/{name}", value, stats["step"])

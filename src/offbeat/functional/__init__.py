@@ -1,5 +1,14 @@
 """Floor 1: pure mathematics on tensors, without groups, state or device logic."""
 
+from offbeat.functional.adasum import (
+    adasum,
+    coefficients,
+    combine,
+    gram,
+    orthogonality,
+    pair_coefficients,
+    tree,
+)
 from offbeat.functional.cost import (
     Wire,
     adaptive_ratio,
@@ -8,24 +17,31 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
-from offbeat.functional.packing import Layout, blocks, memory, pack, partition, wide
+from offbeat.functional.packing import Layout, Span, blocks, memory, pack, partition, wide
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
 from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
 
 __all__ = [
     "Layout",
+    "Span",
     "Wire",
     "adaptive_ratio",
+    "adasum",
     "blocks",
+    "coefficients",
+    "combine",
     "delta",
     "drift",
+    "gram",
     "is_cheaper_dense",
     "kept",
     "max_speedup",
     "memory",
     "numerator",
+    "orthogonality",
     "pack",
+    "pair_coefficients",
     "partition",
     "sampled_top_k",
     "share_out",
@@ -36,6 +52,7 @@ __all__ = [
     "take_in",
     "top_k",
     "total",
+    "tree",
     "warm_density",
     "wide",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ class Place:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of one tensor's elements: the ``layer``-th tensor's, at ``flat[start:stop]``."""
+
+    layer: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,21 @@ class Layout:
             name: flat[place.section][place.offset :].as_strided(place.shape, place.strides)
             for name, place in self.places.items()
         }
+
+    def spans(self, section: int, start: int, stop: int) -> list[Span]:
+        """Whose elements lie in ``flat[section][start:stop]``, counted from ``start``.
+
+        >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).spans(0, 4, 7)
+        [Span(layer=0, start=0, stop=2), Span(layer=1, start=2, stop=3)]
+        """
+        found = []
+        for layer, place in enumerate(self.places.values()):
+            if place.section == section:
+                first = max(place.offset, start) - start
+                last = min(place.offset + prod(place.shape), stop) - start
+                if first < last:
+                    found.append(Span(layer, first, last))
+        return found
 
 
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:

@@ -1,0 +1,58 @@
+"""Who combines with whom, and how their small sums become equal on all of them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from offbeat.collectives import Handle, all_reduce, broadcast
+from offbeat.groups import Group
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ``size`` participants of an Adasum.
+
+    ``group`` joins this rank with its counterparts, which hold the same slice of every layer; it
+    is None on a rank that only receives. ``inside`` joins the ranks of a node, which hold the
+    other slices; where it has more members than ``slices``, the last ones only receive.
+    ``nested``: some node has several ranks, though perhaps not this rank's.
+    ``on_lane``: these exchanges run on the group's own thread, and whoever submits them watches.
+    """
+
+    size: int
+    group: Group | None
+    inside: Group | None = None
+    slices: int = 1
+    nested: bool = False
+    on_lane: bool = False
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among its counterparts."""
+        return self.group.rank if self.group is not None else 0
+
+    def wait(self, handle: Handle) -> None:
+        """Wait, watched on the training thread only."""
+        if self.on_lane:
+            handle.join()
+        else:
+            handle.wait()
+
+    def total(self, partial: Tensor, over_group: bool = True) -> Tensor:
+        """Sum what each rank knows of its part of the layers; equal on all, bit for bit.
+
+        ``over_group`` where counterparts hold different parts; otherwise they hold the same.
+        """
+        # Nodes first: sums inside a node may round differently from node to node, and what is
+        # decided from the total (a NaN, a layer to redo) must be decided alike everywhere. The
+        # last hop between counterparts makes it so.
+        if self.inside is not None:
+            self.wait(all_reduce(partial, self.inside))
+        if self.group is not None:
+            if over_group:
+                self.wait(all_reduce(partial, self.group))
+            elif self.nested:
+                self.wait(broadcast(partial, 0, self.group))
+        if self.inside is not None and self.inside.size > self.slices:
+            self.wait(broadcast(partial, 0, self.inside))
+        return partial

@@ -1,0 +1,47 @@
+"""What every wire algorithm of Adasum does, in two phases."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from offbeat.adasum_wire.cut import Piece
+from offbeat.adasum_wire.narrow import Narrow
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    r"""What all ranks know of an exchange before anything is changed; (layers,) in float64.
+
+    ``energy`` is :math:`\sum_i |g_i|^2`; not finite where some rank's vector is not.
+    ``orthogonality`` is :math:`|AS(g)|^2` over it; NaN where all vectors are zero.
+    """
+
+    energy: Tensor
+    orthogonality: Tensor
+
+    def is_finite(self) -> bool:
+        """Whether the exchange may go on; on a GPU this waits for it."""
+        return bool(self.energy.isfinite().all())
+
+
+class Wire(ABC):
+    """Combines the same slice of all peers, in place; buffers are allocated once.
+
+    Two phases, so that a vector that is not finite stops all ranks before an error of rounding
+    is kept. Subclasses are final: compose, do not inherit further.
+    """
+
+    @property
+    @abstractmethod
+    def roundings(self) -> list[tuple[list[Piece], Narrow]]:
+        """What rounds to 16 bits on the way, and of which pieces it keeps the errors."""
+
+    @abstractmethod
+    def compare(self, slices: Sequence[Tensor]) -> Verdict:
+        """Exchange vectors and learn how they lie to each other; all ranks call."""
+
+    @abstractmethod
+    def combine(self, slices: Sequence[Tensor]) -> None:
+        """Write the combination over ``slices``, equal on all peers; all ranks call."""

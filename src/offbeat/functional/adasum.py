@@ -1,0 +1,183 @@
+"""The Adasum operator: of two vectors, and of many through their inner products."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from offbeat.functional.packing import Span
+
+BLOCK = 2**15  # elements of a row widened to float64 at a time: a few rows of them fit a cache
+CANCELLATION = 1e-6  # below this share of its parts' squared norm a sum has lost half its digits
+
+
+def adasum(a: Tensor, b: Tensor, leaves: tuple[int, int] = (1, 1)) -> Tensor:
+    r"""Combine two vectors: their sum where they are orthogonal, their mean where parallel.
+
+    .. math::
+        AS(a, b) = \left(1 - \frac{n_a}{N} \frac{a \cdot b}{|a|^2}\right) a
+        + \left(1 - \frac{n_b}{N} \frac{a \cdot b}{|b|^2}\right) b, \quad N = n_a + n_b
+
+    ``leaves`` says how many ranks' vectors a and b hold already; equal numbers give the paper's
+    operator, any others keep the mean of parallel vectors true. A zero vector passes the other
+    through. Same shape and dtype in and out; dot products accumulate in float64, and only the
+    result is rounded. Four passes; memory: two vectors in float64.
+
+    Source: Maleki et al. 2021, equation 8; there :math:`n_a = n_b`.
+
+    >>> adasum(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]))
+    tensor([1.2500, 0.7500])
+    """
+    wide_a, wide_b = a.double(), b.double()
+    ca, cb = pair_coefficients(_products(wide_a, wide_b), leaves[0] / sum(leaves))
+    return (ca * wide_a + cb * wide_b).to(a.dtype)
+
+
+def pair_coefficients(products: Tensor, share: Tensor | float = 0.5) -> tuple[Tensor, Tensor]:
+    r"""The factors of a and b in their Adasum, from :math:`a \cdot a, a \cdot b, b \cdot b`.
+
+    ``products`` (..., 3) in float64, ``share`` is :math:`n_a / N`, see :func:`adasum`.
+
+    >>> pair_coefficients(torch.tensor([1.0, 1.0, 2.0]))
+    (tensor(0.5000), tensor(0.7500))
+    """
+    aa, ab, bb = products.unbind(-1)
+    return 1 - share * _ratio(ab, aa), 1 - (1 - share) * _ratio(ab, bb)
+
+
+def tree(rows: Tensor, total: Callable[[Tensor], Tensor] = lambda products: products) -> Tensor:
+    r"""Combine one layer of all ranks, ``rows`` (P, m), pair by pair; (m,) in float64.
+
+    .. math:: AS(g_{[0,n)}) = AS(AS(g_{[0,n/2)}), AS(g_{[n/2,n)}))
+
+    Adjacent ranks first; where a level has an odd number of nodes the last is carried up. The
+    order of the ranks matters. ``total`` completes a level's products, (pairs, 3), where
+    ``rows`` are only a part of the layer. Memory: two copies in float64.
+
+    Source: Maleki et al. 2021, equation 9, for powers of two.
+
+    >>> tree(torch.tensor([[1.0], [2.0], [6.0]]))
+    tensor([3.], dtype=torch.float64)
+    """
+    level: list[tuple[int, Tensor]] = [(1, row) for row in rows.double().unbind()]
+    while len(level) > 1:
+        pairs = list(zip(level[::2], level[1::2], strict=False))
+        products = total(torch.stack([_products(a, b) for (_, a), (_, b) in pairs]))
+        merged = []
+        for ((na, a), (nb, b)), known in zip(pairs, products, strict=True):
+            ca, cb = pair_coefficients(known, na / (na + nb))
+            merged.append((na + nb, ca * a + cb * b))
+        level = merged + level[len(level) // 2 * 2 :]
+    return level[0][1]
+
+
+def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
+    r"""Add the inner products of all pairs of rows, layer by layer.
+
+    .. math:: G_l \leftarrow G_l + X_l X_l^T
+
+    ``rows`` (P, m) of any float dtype, ``out`` (layers, P, P) in float64. Products and sums are
+    in float64, so that nothing of a narrower dtype overflows or vanishes. One pass.
+
+    >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
+    >>> gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Span(0, 0, 2)], out)
+    >>> out.tolist()
+    [[[1.0, 1.0], [1.0, 2.0]]]
+    """
+    for span in spans:
+        for start in range(span.start, span.stop, BLOCK):
+            wide = rows[:, start : min(start + BLOCK, span.stop)].double()
+            out[span.layer].addmm_(wide, wide.T)
+
+
+def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
+    r"""What the tree makes of each rank's vector, known from their inner products alone.
+
+    .. math:: AS(g_{[0,n)}) = \sum_i c_i g_i, \qquad c = c(G), \quad G_{ij} = g_i \cdot g_j
+
+    Every node of :func:`tree` is a linear combination of the inputs, and so are the inner
+    products of nodes of G's. ``gram`` is (layers, P, P) in float64. Returns c (layers, P), and
+    (layers,) booleans: there nearly opposite vectors have cancelled inside the tree, and c has
+    lost digits: call :func:`tree` for that layer. Non-finite inputs give non-finite c.
+
+    >>> both, cancelled = coefficients(torch.tensor([[[1.0, 1.0], [1.0, 2.0]]]))
+    >>> both, cancelled
+    (tensor([[0.5000, 0.7500]]), tensor([False]))
+    """
+    count = gram.shape[-1]
+    leaves = torch.ones(count, dtype=gram.dtype, device=gram.device)
+    result = torch.eye(count, dtype=gram.dtype, device=gram.device).expand_as(gram)
+    cancelled = torch.zeros(gram.shape[0], dtype=torch.bool, device=gram.device)
+    while count > 1:
+        pairs, norms = count // 2, gram.diagonal(dim1=-2, dim2=-1)
+        left, right = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        aa, bb = norms[:, left], norms[:, right]
+        ab = gram[:, left, right].diagonal(dim1=-2, dim2=-1)
+        share = leaves[left] / (leaves[left] + leaves[right])
+        ca, cb = pair_coefficients(torch.stack([aa, ab, bb], -1), share)
+        merge = _merging(ca, cb, odd=count % 2 == 1)
+        gram = merge @ gram @ merge.mT
+        result, leaves = merge @ result, _merging_leaves(leaves)
+        count = result.shape[-2]
+        if count > 1:  # the root is not an operand any more
+            parts = ca * (ca * aa) + cb * (cb * bb)
+            left_over = gram.diagonal(dim1=-2, dim2=-1)[:, :pairs]
+            cancelled |= ((left_over <= CANCELLATION * parts) & (parts > 0)).any(-1)
+    return result[:, 0], cancelled
+
+
+def combine(rows: Tensor, spans: Sequence[Span], weights: Tensor, out: Tensor) -> None:
+    r"""Write the weighted sum of the rows, layer by layer: :math:`out_l = \sum_i c_{li} x_{li}`.
+
+    ``rows`` (P, m), ``weights`` (layers, P) in float64, ``out`` (m,), which may be one of the
+    rows. Sums in float64, rounded once. One pass.
+
+    >>> out = torch.zeros(1)
+    >>> combine(torch.tensor([[1.0], [2.0]]), [Span(0, 0, 1)], torch.tensor([[3.0, 0.5]]), out)
+    >>> out
+    tensor([4.])
+    """
+    for span in spans:
+        for start in range(span.start, span.stop, BLOCK):
+            stop = min(start + BLOCK, span.stop)
+            out[start:stop] = rows[:, start:stop].double().T.mv(weights[span.layer].double())
+
+
+def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
+    r"""How close Adasum comes to the sum, layer by layer: 1 for orthogonal vectors.
+
+    .. math:: |AS(g_{[0,n)})|^2 \Big/ \sum_i |g_i|^2
+
+    ``gram`` (layers, P, P) and ``weights`` (layers, P), see :func:`coefficients`; 1/P for equal
+    vectors, NaN where all are zero. Source: Maleki et al. 2021, section 5.1.3.
+
+    >>> orthogonality(torch.eye(2)[None], torch.ones(1, 2))
+    tensor([1.])
+    """
+    combined = (weights[:, None] @ gram @ weights[..., None]).squeeze((-2, -1))
+    return combined / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
+
+
+def _ratio(ab: Tensor, aa: Tensor) -> Tensor:
+    # Compared with zero, so that a NaN is not taken for a zero vector and stays.
+    return torch.where(aa == 0, torch.zeros_like(ab), ab / aa)
+
+
+def _merging(ca: Tensor, cb: Tensor, odd: bool) -> Tensor:
+    """The matrices that turn one level of the tree into the next: two entries in each row."""
+    pairs = ca.shape[-1]
+    merge = ca.new_zeros(ca.shape[0], pairs + odd, 2 * pairs + odd)
+    merge[:, :pairs, 0 : 2 * pairs : 2].diagonal(dim1=-2, dim2=-1).copy_(ca)
+    merge[:, :pairs, 1 : 2 * pairs : 2].diagonal(dim1=-2, dim2=-1).copy_(cb)
+    if odd:
+        merge[:, -1, -1] = 1
+    return merge
+
+
+def _merging_leaves(leaves: Tensor) -> Tensor:
+    pairs = len(leaves) // 2
+    return torch.cat([leaves[: 2 * pairs].view(pairs, 2).sum(1), leaves[2 * pairs :]])

@@ -1,0 +1,243 @@
+"""Adasum of what the optimizers have done since the last exchange."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from offbeat.adasum_wire import METHODS, Cut, Method, Peers, Verdict, Wire, choose
+from offbeat.collectives import broadcast, gather_numbers
+from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.functional import Layout, pack
+from offbeat.schedule import due
+
+
+@dataclass(eq=False)
+class AdasumState:
+    """What :class:`AdasumUpdate` knows of one replica.
+
+    ``anchor`` holds the parameters after the last exchange, ``flat`` is scratch for updates.
+    """
+
+    site: Site
+    layout: Layout
+    cut: Cut
+    flat: list[Tensor]
+    anchor: list[Tensor]
+    wire: Wire
+    orthogonality: Tensor
+    skipped: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class AdasumUpdate(ParameterExchange[AdasumState]):
+    r"""Add updates where they are orthogonal, average them where they are parallel.
+
+    .. math::
+        u_i = x_i - a, \quad x_i \leftarrow a \leftarrow a + AS(u_0, \ldots, u_{n-1})
+        \quad \text{if } (k+1) \bmod every = 0
+
+    a is the model after the last exchange, u whatever the optimizer has made of it since; AS acts
+    on each parameter tensor by itself, see :func:`offbeat.functional.adasum` and
+    :func:`offbeat.functional.tree`. All ranks hold the same model after an exchange, bit for bit.
+    A rank whose optimizer skipped its step gives a zero update, and the others' pass through.
+
+    ``method`` is how it travels: "gather" (small models), "gram" (any world), "rvhdd" (the
+    paper's, powers of two), or "auto", the faster one as measured. ``wire`` rounds messages to
+    16 bits; what rounding took is added to the next update. "fp16" scales every layer by a power
+    of two, so that small updates do not vanish. ``over="node"``: nodes are the participants.
+
+    An update that is not finite is an error on all ranks alike, before anything is changed; with
+    ``nonfinite="skip"`` all ranks return to the anchor instead and go on.
+
+    Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
+    all-reduce, and 8 n^2 a layer; "gather": n-1 times the model's. Extra memory: the anchor, the
+    update, and one model of rows ("gather": n); with 16 bits two models more. Passes over
+    memory: six.
+
+    Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
+    participants.
+    """
+
+    every: int = 1
+    wire: Literal["bf16", "fp16"] | None = None
+    method: Method = "auto"
+    over: Literal["world", "node"] = "world"
+    nonfinite: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every={self.every!r}, expected a whole number of steps, 1 or more")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                expected = ", ".join(map(repr, known))
+                raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {expected}")
+        if self.method == "rvhdd" and self.wire is not None:
+            raise ValueError(
+                f"method='rvhdd' with wire={self.wire!r}: it would round at every level; use "
+                "method='gram', which rounds once"
+            )
+
+    def init(self, site: Site) -> AdasumState:
+        """Allocate the anchor and the buffers of the exchange."""
+        # Every slice is cut again between its owners, into equal shares.
+        layout = Layout.of(site.parameters, site.slices * site.size)
+        flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
+        nested = site.size < site.groups.size
+        peers = Peers(site.size, site.group, site.inside, site.slices, nested)
+        cut = Cut(layout, peers, site.inside.rank if site.inside is not None else 0)
+        wire = choose(self.method, cut, _slices(site, flat), self.wire)
+        unknown = torch.full((cut.layers,), torch.nan, dtype=torch.float64)
+        state = AdasumState(site, layout, cut, flat, anchor, wire, unknown)
+        self.settle(state)
+        return state
+
+    def step(self, state: AdasumState, step: int) -> None:
+        """Combine the updates if it is time."""
+        if not due(step, self.every):
+            return
+        slices = _update(state)
+        verdict = state.wire.compare(slices)
+        anchors = state.layout.views(state.anchor)
+        if verdict.is_finite():
+            state.orthogonality = verdict.orthogonality
+            state.wire.combine(slices)
+            state.site.gather(state.flat)
+            for anchor, combined in zip(state.anchor, state.flat, strict=True):
+                anchor.add_(combined)
+        elif self.nonfinite == "raise":
+            raise _fault(state, verdict)
+        else:
+            state.skipped += 1
+        pack(state.site.parameters.values(), anchors.values())
+
+    def mass(self, state: AdasumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """The model as the exchange that is due would leave it, the same on all ranks.
+
+        In full precision, with what earlier roundings took. Nothing of the state changes.
+        """
+        slices, wire = _update(state), state.wire
+        if self.wire is not None:
+            for pieces, narrow in wire.roundings:
+                for piece, error in zip(pieces, narrow.errors, strict=True):
+                    piece.of(slices).add_(error)
+            wire = choose(self.method, state.cut, slices, None)
+        verdict = wire.compare(slices)
+        if not verdict.is_finite():
+            raise _fault(state, verdict)
+        wire.combine(slices)
+        state.site.gather(state.flat)
+        for flat, anchor in zip(state.flat, state.anchor, strict=True):
+            flat.add_(anchor)
+        return state.flat, state.layout.views(state.flat), 1.0
+
+    def settle(self, state: AdasumState) -> None:
+        """Start anew from equal replicas: anchor = parameters, nothing is owed."""
+        pack(state.layout.views(state.anchor).values(), state.site.parameters.values())
+        for _, narrow in state.wire.roundings:
+            narrow.forget()
+
+    def staleness(self, state: AdasumState, step: int) -> int:
+        """Steps since the last exchange."""
+        return step % self.every
+
+    def measures(self, state: AdasumState) -> dict[str, float]:
+        """Orthogonality of each layer that moved and their mean; steps skipped by all ranks.
+
+        1 where the last updates were orthogonal, 1/n where they were equal: the paper's Fig. 2.
+        """
+        found = {
+            f"orthogonality/{name}": value
+            for name, value in zip(state.layout.places, state.orthogonality.tolist(), strict=True)
+            if isfinite(value)
+        }
+        mean = {"orthogonality": sum(found.values()) / len(found)} if found else {}
+        return {"skipped": state.skipped, **mean, **found}
+
+    def save(self, state: AdasumState) -> Saved:
+        """The anchor where steps lie between exchanges, and what roundings took."""
+        saved: Saved = {"skipped": state.skipped}
+        if self.every > 1:
+            saved["anchor"] = _copies(state, state.anchor)
+        for index, (pieces, narrow) in enumerate(state.wire.roundings):
+            full = [torch.zeros_like(flat) for flat in state.flat]
+            slices = _slices(state.site, full)
+            for piece, error in zip(pieces, narrow.errors, strict=True):
+                piece.of(slices).copy_(error)
+            saved[_ROUNDINGS[index]] = _copies(state, full)
+        return saved
+
+    def load(self, state: AdasumState, saved: Saved) -> None:
+        """Take over the anchor and what roundings took."""
+        self.settle(state)
+        state.skipped = int(saved["skipped"])
+        if self.every > 1:
+            _restore(state, state.anchor, saved["anchor"])
+        for index, (pieces, narrow) in enumerate(state.wire.roundings):
+            full = [torch.zeros_like(flat) for flat in state.flat]
+            _restore(state, full, saved[_ROUNDINGS[index]])
+            for piece, error in zip(pieces, narrow.errors, strict=True):
+                error.copy_(piece.of(_slices(state.site, full)))
+
+
+_CHOICES = {
+    "wire": (None, "bf16", "fp16"),
+    "method": METHODS,
+    "over": ("world", "node"),
+    "nonfinite": ("raise", "skip"),
+}
+_ROUNDINGS = ("error_of_update", "error_of_combination")
+
+
+def _slices(site: Site, flat: list[Tensor]) -> list[Tensor]:
+    return [site.slice(part) for part in flat]
+
+
+def _update(state: AdasumState) -> list[Tensor]:
+    """Fill the flat copy with what the optimizer has done; this rank's slice of it."""
+    pack(state.layout.views(state.flat).values(), state.site.parameters.values())
+    slices = _slices(state.site, state.flat)
+    for update, anchor in zip(slices, _slices(state.site, state.anchor), strict=True):
+        update.sub_(anchor)
+    return slices
+
+
+def _fault(state: AdasumState, verdict: Verdict) -> ValueError:
+    """Name the first rank and parameter that made the exchange impossible; all ranks alike."""
+    site, names = state.site, list(state.layout.places)
+    own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
+    found = torch.tensor([-1, -1], device=site.device)
+    if site.group is not None:
+        everyone = gather_numbers([own[0] if own else -1], site.group)
+        for participant, (layer,) in reversed(list(enumerate(everyone))):
+            if layer >= 0:
+                found = torch.tensor([participant, int(layer)], device=site.device)
+    if site.inside is not None:
+        broadcast(found, 0, site.inside).wait()
+    participant, layer = found.tolist()
+    if participant < 0:
+        layer = int((~verdict.energy.isfinite()).nonzero()[0])
+        return ValueError(
+            f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
+            "learning rate, or clip gradients"
+        )
+    nodes, ranks = site.groups.nodes, site.groups.ranks
+    rank = nodes[participant][0] if site.axis == "node" else ranks[participant]
+    return ValueError(
+        f"rank {rank}: parameter {names[layer]!r} is not finite after the optimizer's step; go "
+        "back to a checkpoint and lower the learning rate, use a GradScaler, or let such steps be "
+        "skipped with nonfinite='skip'"
+    )
+
+
+def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:
+    return {name: view.clone() for name, view in state.layout.views(flat).items()}
+
+
+def _restore(state: AdasumState, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
+    views = state.layout.views(flat)
+    pack(views.values(), [saved[name] for name in views])

@@ -1,0 +1,94 @@
+"""Adasum of tensors by hand: results, several in flight, errors on all ranks alike."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import offbeat
+from offbeat.groups import Group, Groups, Links
+from offbeat.testing import ThreadWorld
+from reference.adasum import combine
+
+
+def world(size: int, work: Any) -> list[Any]:
+    """Call ``work(group)`` on every rank."""
+
+    def worker(groups: Groups) -> Any:
+        links = Links.connect(groups)
+        try:
+            return work(links.open("world"))
+        finally:
+            links.close()
+
+    return ThreadWorld(size).run(worker)
+
+
+def drawn(rank: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    kinds = ((3, 4), torch.float64), ((7,), torch.float32), ((), torch.float64)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in kinds]
+
+
+def expected(size: int, index: int, seed: int = 0) -> Any:
+    return combine([drawn(r, seed)[index].double().flatten().numpy() for r in range(size)])
+
+
+@pytest.mark.parametrize("method", ["gather", "gram"])
+def test_every_tensor_is_a_layer(method: Any) -> None:
+    def work(group: Group) -> list[torch.Tensor]:
+        tensors = drawn(group.rank)
+        assert offbeat.adasum_all_reduce(tensors, group, method=method) is None
+        return tensors
+
+    results = world(3, work)
+    for index in range(3):
+        found = [result[index] for result in results]
+        assert all(torch.equal(f, found[0]) for f in found)
+        tolerance = 100 * torch.finfo(found[0].dtype).eps
+        np.testing.assert_allclose(
+            found[0].double().flatten(), expected(3, index), rtol=tolerance, atol=tolerance
+        )
+
+
+def test_several_in_flight_at_once() -> None:
+    def work(group: Group) -> list[list[torch.Tensor]]:
+        sets = [drawn(group.rank, seed) for seed in range(4)]
+        handles = [offbeat.adasum_all_reduce(s, group, async_op=True) for s in sets]
+        for handle in reversed(handles):
+            assert handle is not None
+            handle.wait()
+        return sets
+
+    for sets in world(3, work):
+        for seed, tensors in enumerate(sets):
+            np.testing.assert_allclose(tensors[0].flatten(), expected(3, 0, seed), rtol=1e-12)
+
+
+def test_a_nan_is_an_error_on_all_ranks_and_changes_nothing() -> None:
+    def work(group: Group) -> str:
+        tensors = drawn(group.rank)
+        if group.rank == 1:
+            tensors[1][2] = torch.nan
+        before = [t.clone() for t in tensors]
+        with pytest.raises(ValueError, match="tensor 1 is not finite") as error:
+            offbeat.adasum_all_reduce(tensors, group)
+        for now, then in zip(tensors, before, strict=True):
+            assert torch.equal(now.nan_to_num(9), then.nan_to_num(9))
+        return str(error.value)
+
+    assert len(set(world(3, work))) == 1
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [([], "got 0 tensors"), ([torch.ones(2, dtype=torch.int64)], "got 1 tensors, of torch.int64")],
+    ids=["none", "integers"],
+)
+def test_what_cannot_be_combined_is_refused(tensors: Any, message: str) -> None:
+    def work(group: Group) -> None:
+        with pytest.raises(ValueError, match=message):
+            offbeat.adasum_all_reduce(tensors, group)
+
+    world(2, work)
