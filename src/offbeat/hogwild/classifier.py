@@ -60,7 +60,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Attributes after ``fit``: ``classes_``, ``coef_`` (1 or classes, features), ``intercept_``,
     ``n_features_in_``, ``n_iter_`` (passes done), ``n_updates_``, and ``loss_curve_``, the mean
-    log-loss of each pass: of every batch just before its update, without the l2 term.
+    log-loss of each pass: of every batch just before its update, without the l2 term. Threads do
+    not wait for each other between passes: theirs of one number need not be of one moment.
 
     Raises:
         ValueError: for data that cannot be learned from, for settings out of range, and when the

@@ -26,8 +26,8 @@ class NodeReplica:
 
     All nodes call :meth:`step` equally often, say at every so many steps of the shared
     optimizer. Moments and buffers are not exchanged. Only algorithms with an empty gradients
-    slot; nodes are the ranks of the process group. Bytes: the algorithm's, per call. Extra memory: two models,
-    and the algorithm's. Passes over memory: four, and the algorithm's.
+    slot; nodes are the ranks of the process group. Bytes: the algorithm's, per call. Extra
+    memory: two models, and the algorithm's. Passes over memory: four, and the algorithm's.
 
     Racy, and allowed: the copy is not one moment's, since workers write while it is made; and an
     addition may overwrite a worker's update of the same coordinate, or the other way round, as
