@@ -96,8 +96,7 @@ def main(args: argparse.Namespace) -> None:
     if not together or dist.get_rank() == 0:
         for seconds, loss in curve:
             print(f"{seconds:7.2f} s  held-out loss {loss:.4f}")
-        rate = optimizer.steps / curve[-1][0]
-        print(json.dumps({"workers": args.workers, "steps_per_second": rate, "curve": curve}))
+        print(json.dumps({"steps_per_second": optimizer.steps / curve[-1][0], "curve": curve}))
     if together:
         dist.destroy_process_group()
 
