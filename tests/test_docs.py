@@ -64,7 +64,7 @@ def documented(site: Path) -> set[str]:
 def public_names() -> set[str]:
     """What people may import: the packages' lists, and what single modules define themselves."""
     names = set()
-    packages = ("gradients", "parameters", "functional", "lab", "compare")
+    packages = ("gradients", "parameters", "functional", "lab", "compare", "hogwild")
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in ("topology", "collectives", "schedule", "consensus", "testing"):

@@ -25,6 +25,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> object:
         ("char_gpt.py", "--steps 4 --report-every 2 --sample 20 --algorithm sgp"),
         ("digits_cnn.py", "--steps 4 --train-size 600 --algorithm local_sgd(every=2)"),
         ("lstm_text.py", "--steps 4 --accumulate 2 --width 64 --algorithm ddp(wire='bf16')"),
+        ("skipgram.py", "--steps 40 --exchange-every 10 --words 20000 --workers 2"),
     ],
 )
 def test_an_example_trains_with_two_workers(script: str, options: str) -> None:

@@ -1,5 +1,6 @@
 """Floor 1: pure mathematics on tensors, without groups, state or device logic."""
 
+from offbeat.functional.adam import adam_step_size, masked_adam, touched
 from offbeat.functional.adasum import (
     adasum,
     coefficients,
@@ -26,6 +27,7 @@ __all__ = [
     "Layout",
     "Span",
     "Wire",
+    "adam_step_size",
     "adaptive_ratio",
     "adasum",
     "blocks",
@@ -36,6 +38,7 @@ __all__ = [
     "gram",
     "is_cheaper_dense",
     "kept",
+    "masked_adam",
     "max_speedup",
     "memory",
     "numerator",
@@ -52,6 +55,7 @@ __all__ = [
     "take_in",
     "top_k",
     "total",
+    "touched",
     "tree",
     "warm_density",
     "wide",

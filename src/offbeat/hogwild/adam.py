@@ -1,0 +1,278 @@
+"""Adam for workers that share memory: a torch optimizer, dense and sparse."""
+
+import os
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.functional import adam_step_size
+from offbeat.hogwild import worker
+from offbeat.hogwild.target import Target
+
+LINE = 8  # int64 in a cache line: no two workers count on one line
+Moments = Literal["shared", "private"]
+
+
+@final
+class AsyncAdam(Optimizer):
+    r"""Adam whose workers update one set of parameters without locks.
+
+    .. math::
+        \forall g_j \ne 0:\quad
+        m_j &\leftarrow \beta_1 m_j + (1 - \beta_1) g_j, \quad
+        v_j \leftarrow \beta_2 v_j + (1 - \beta_2) g_j^2 \\
+        \theta_j &\leftarrow (1 - \alpha_0 \lambda)\,\theta_j
+            - \alpha_t\, m_j / (\sqrt{v_j} + \epsilon), \quad
+        \alpha_t = \alpha_0 \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)
+
+    With ``moments="shared"`` (Algorithm 1) all T workers update one m and one v, and worker i
+    takes :math:`t = t_i T + 1 + \mathrm{uniform}\{0..T-1\}`, then :math:`t_i \leftarrow t_i + 1`.
+    With ``moments="private"`` (Algorithm 2) each has its own m, v and t. Coordinates with g = 0
+    keep parameter and moments bit for bit; weight decay is decoupled and acts on touched
+    coordinates only, so that sparse stays sparse. ``t`` is counted for each parameter, by each
+    worker: steps in which it had a gradient.
+
+    Everything is allocated here, in shared memory, before any worker starts: build it in the
+    parent and hand it to :func:`launch`. Parameters are moved to shared memory in place. Dense
+    gradients, and sparse ones of embeddings, duplicates included. A gradient that is infinite or
+    NaN anywhere skips the whole step, which ``skipped`` counts. CPU only; float32 and float64 run
+    in compiled kernels, other dtypes in plain torch.
+
+    Extra memory: two models ("shared") or 2 T ("private"), and 64 bytes per worker and parameter.
+    One read of the gradient to check it, one pass over what it touches to apply it. No bytes are
+    sent. What is racy is described in ``docs/hogwild.md``.
+
+    Args:
+        params: parameters or groups of them, as for every torch optimizer.
+        lr: step size alpha_0.
+        betas: decay rates of the moments, each in [0, 1).
+        eps: added to the root of v, as in ``torch.optim.SparseAdam``.
+        weight_decay: lambda, per step of a touched coordinate, times the learning rate.
+        moments: "shared" or "private".
+        workers: T, how many workers will step.
+
+    Raises:
+        ValueError: for settings out of range, for parameters that cannot be shared, and in
+            ``step`` where the state would silently not be shared: after a fork, outside
+            ``launch`` with several workers, or when parameters were replaced.
+
+    Source: Renda, Asynchronous Adam, section 3. There t can be 0 at the first step, which is 0/0;
+    here it starts at 1.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(3))
+    >>> optimizer = AsyncAdam([weight], lr=0.1)
+    >>> weight.grad = torch.tensor([0.0, 5.0, -0.2])
+    >>> optimizer.step()
+    >>> weight.data
+    tensor([ 0.0000, -0.1000,  0.1000])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        moments: Moments = "shared",
+        workers: int = 1,
+    ) -> None:
+        if moments not in ("shared", "private"):
+            raise ValueError(f"moments={moments!r}, expected 'shared' or 'private'")
+        if type(workers) is not int or workers < 1:
+            raise ValueError(f"workers={workers!r}, expected how many will step, 1 or more")
+        self.moments, self.workers = moments, workers
+        self._counters = torch.zeros(workers, LINE, dtype=torch.int64).share_memory_()
+        self._enter(None)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Share the group's parameters and allocate their state; in the parent only."""
+        if worker.number() is not None:
+            raise ValueError(
+                f"worker {worker.number()} builds or extends an AsyncAdam whose state the others "
+                "would not see; build it in the parent and pass it in launch(args=...)"
+            )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _check_settings(group)
+        for parameter in group["params"]:
+            _check_parameter(parameter)
+            parameter.share_memory_()
+            self.state[parameter] = self._allocate(parameter)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all workers together, skipped ones not counted."""
+        return int(self._counters[:, 0].sum())
+
+    @property
+    def skipped(self) -> int:
+        """Steps of all workers that were skipped because a gradient was not finite."""
+        return int(self._counters[:, 1].sum())
+
+    def as_worker(self, number: int) -> "AsyncAdam":
+        """This optimizer as worker ``number`` uses it: settings of its own, state shared.
+
+        For workers that take turns in one process; :func:`launch` does without. Gradients stay
+        with the parameters, so such workers cannot run at once.
+        """
+        if not 0 <= number < self.workers:
+            raise ValueError(f"worker {number} of {self.workers}; numbers start at 0")
+        twin = AsyncAdam.__new__(AsyncAdam)
+        twin.__setstate__(self.__getstate__())
+        twin.param_groups = [dict(group) for group in self.param_groups]
+        twin._enter(number)
+        return twin
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Apply ``.grad`` of all parameters, or none of them if one is not finite."""
+        number = self._number()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        used = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        finite = all(self._target(p, number).is_finite(p.grad) for p, _ in used)
+        if finite:
+            for parameter, group in used:
+                self._update(parameter, parameter.grad, group, number)
+        self._counters[number, 0 if finite else 1] += 1
+        worker.stepped()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a saved state into the shared one; workers see it at once."""
+        own = dict(self.state)
+        saved = state_dict["state"]
+        for index, state in enumerate(own.values()):
+            for name, tensor in state.items():
+                found = getattr(saved.get(index, {}).get(name), "shape", None)
+                if found != tensor.shape:
+                    raise ValueError(
+                        f"{name} of parameter {index} is {found} in the saved state and "
+                        f"{tensor.shape} here; load with the moments and the number of workers "
+                        "that saved it"
+                    )
+        super().load_state_dict(state_dict)
+        for parameter, state in own.items():
+            for name, tensor in state.items():
+                tensor.copy_(self.state[parameter][name])
+            self.state[parameter] = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("moments", "workers", "_counters")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._enter(None)
+
+    def _enter(self, number: int | None) -> None:
+        """What belongs to this process alone."""
+        self._own_number, self._process = number, os.getpid()
+        self._random = random.Random(number)
+        self._targets: dict[Tensor, Target] = {}
+
+    def _allocate(self, parameter: Tensor) -> dict[str, Tensor]:
+        copies = (self.workers,) if self.moments == "private" else ()
+        shape = (*copies, *parameter.shape)
+        counts = torch.zeros(self.workers, LINE, dtype=torch.int64)
+        moments = [torch.zeros(shape, dtype=parameter.dtype) for _ in range(2)]
+        names = ("step", "exp_avg", "exp_avg_sq")
+        return {
+            name: tensor.share_memory_()
+            for name, tensor in zip(names, (counts, *moments), strict=True)
+        }
+
+    def _number(self) -> int:
+        if self._process != os.getpid():
+            raise ValueError(
+                "this process was forked after the optimizer was built; a forked copy of torch is "
+                "not safe to train with: start workers with offbeat.hogwild.launch"
+            )
+        seat = worker.number() if self._own_number is None else self._own_number
+        if seat is None and self.workers > 1:
+            raise ValueError(
+                f"step() outside a worker, with workers={self.workers}; run the training function "
+                "with offbeat.hogwild.launch, or use optimizer.as_worker(number)"
+            )
+        seat = seat or 0
+        if seat >= self.workers:
+            raise ValueError(
+                f"worker {seat} uses an AsyncAdam for {self.workers}; build it with the number "
+                "that launch starts: AsyncAdam(..., workers=...)"
+            )
+        return seat
+
+    def _target(self, parameter: Tensor, number: int) -> Target:
+        """Where this worker's updates of a parameter go; refused if nobody else sees it there."""
+        target = self._targets.get(parameter)
+        if target is None:
+            state = self.state[parameter]
+            moments = (state["exp_avg"], state["exp_avg_sq"])
+            if self.moments == "private":
+                moments = (moments[0][number], moments[1][number])
+            target = self._targets[parameter] = Target(parameter.detach(), *moments)
+        if parameter.data_ptr() != target.pointer or not parameter.is_shared():
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} is not where the optimizer put it "
+                "into shared memory: it was cast, moved or replaced; do that before AsyncAdam is "
+                "built"
+            )
+        return target
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], number: int
+    ) -> None:
+        lr, betas = float(group["lr"]), group["betas"]
+        self._target(parameter, number).update(
+            gradient,
+            alpha=adam_step_size(lr, betas, self._tick(parameter, number)),
+            betas=betas,
+            eps=group["eps"],
+            decay=lr * group["weight_decay"],
+        )
+
+    def _tick(self, parameter: Tensor, number: int) -> int:
+        """The time t of this update: own steps, spread over all workers' where m is shared."""
+        counts = self.state[parameter]["step"]
+        before = int(counts[number, 0])
+        counts[number, 0] = before + 1
+        if self.moments == "private":
+            return before + 1
+        return before * self.workers + 1 + self._random.randrange(self.workers)
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    b1, b2 = group["betas"]
+    ranges = {
+        "lr": (float(group["lr"]) >= 0.0, "0 or more"),
+        "betas": (0.0 <= b1 < 1.0 and 0.0 <= b2 < 1.0, "two numbers in [0, 1)"),
+        "eps": (group["eps"] >= 0.0, "0 or more"),
+        "weight_decay": (group["weight_decay"] >= 0.0, "0 or more"),
+    }
+    for name, (holds, expected) in ranges.items():
+        if not holds:
+            raise ValueError(f"{name}={group[name]!r}, expected {expected}")
+
+
+def _check_parameter(parameter: Tensor) -> None:
+    shape = tuple(parameter.shape)
+    if parameter.device.type != "cpu":
+        raise ValueError(
+            f"a parameter of shape {shape} is on {parameter.device}; workers share the memory of "
+            "the CPU: call model.cpu() first"
+        )
+    if not parameter.is_floating_point() or parameter.is_sparse:
+        raise ValueError(
+            f"a parameter of shape {shape} is {parameter.dtype}, {parameter.layout}; expected a "
+            "dense tensor of real floating-point numbers"
+        )

@@ -1,0 +1,23 @@
+"""Machine code for inner loops: numba, without the interpreter's lock."""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+# No "nnan", no "ninf": kernels look for what is not finite. Sums may be reordered and fused.
+_FAST = {"contract", "reassoc", "nsz", "arcp"}
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile on first call, and keep the code on disk for the next process.
+
+    Where no folder can be written the code is compiled anew in every process, which takes
+    seconds. Kernels that call each other lie in one file: the stored code is renewed when that
+    file changes, not when another one does.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # "no locator available": nowhere to write
+        return njit(**options)(function)

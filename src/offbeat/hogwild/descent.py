@@ -1,0 +1,113 @@
+"""The memory of asynchronous logistic regression, and the threads that work on it."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.hogwild import logistic
+from offbeat.hogwild.logistic import Data, Memory, Settings, Thread
+
+Array = NDArray[Any]
+LINE = 64  # bytes that cores hand to each other at a time
+ROUND_ROWS = 2**17  # rows between looks at the loss: milliseconds, long against starting threads
+# Up to this many bytes a feature has cache lines to itself. Then two threads wait for each other
+# only where they update one feature; beyond, they rarely meet, and memory is better saved.
+PADDED_BYTES = 2**21
+
+
+@dataclass
+class Descent:
+    """theta, moments and counters of ``workers`` threads; what ``partial_fit`` carries on.
+
+    One row a feature and the last for the intercept: theta, m, v of all classes and the l2
+    factor, side by side, so that an update touches one place in memory. With private moments
+    theta and the factor are in ``shared`` and m and v in one block for each thread.
+    """
+
+    features: int
+    columns: int  # 1 for two classes, else the number of classes
+    dtype: np.dtype[Any]
+    workers: int
+    private: bool
+    random: np.random.RandomState
+    counts: Array = field(init=False)
+    shared: Array = field(init=False)
+    own: list[Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Allocate all of it, zeroed."""
+        self.counts = np.zeros((self.workers, LINE // 8), np.int64)
+        width = (1 if self.private else 3) * self.columns + 1
+        self.shared = self._block(width, padded=self.workers > 1)
+        self.own = [
+            self._block(2 * self.columns, padded=False)
+            for _ in range(self.workers if self.private else 0)
+        ]
+
+    @property
+    def theta(self) -> Array:
+        """Coefficients by feature and class, the intercept last; a view."""
+        return self.shared[:, : self.columns]
+
+    @property
+    def updates(self) -> int:
+        """Updates of all threads so far."""
+        return int(self.counts[:, 1].sum())
+
+    def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
+        """Go over the rows ``count`` times; the mean loss of each pass.
+
+        Each thread takes its share of a pass's updates, from a shuffled order of all rows that
+        is its own, and waits for the others only after the last pass.
+        """
+        self.shared[:, -1] = decay
+        rows = len(x.indptr) - 1
+        updates = -(-rows // settings.batch)
+        shares = [(updates + i) // self.workers for i in range(self.workers)]
+        losses = np.zeros((self.workers, -(-count // (LINE // 8)) * (LINE // 8)))
+        kernel: Callable[..., None] = logistic.binary if self.columns == 1 else logistic.multinomial
+        self.counts[:, 0] = rows  # every thread begins a pass of its own
+        jobs = [
+            (x, self._memory(i), self._thread(i, rows), settings, share, losses[i, :count])
+            for i, share in enumerate(shares)
+        ]
+        if self.workers == 1:
+            kernel(*jobs[0])
+        else:
+            with ThreadPoolExecutor(self.workers) as pool:
+                list(pool.map(lambda job: kernel(*job), jobs))
+        mean: Array = losses[:, :count].sum(0) / (updates * settings.batch)
+        return mean
+
+    def _memory(self, worker: int) -> Memory:
+        k = self.columns
+        decay = self.shared[:, -1]
+        if self.private:
+            own = self.own[worker]
+            parts = (self.shared[:, :k], own[:, :k], own[:, k:])
+        else:
+            parts = (self.shared[:, :k], self.shared[:, k : 2 * k], self.shared[:, 2 * k : 3 * k])
+        if k == 1:
+            parts = (parts[0][:, 0], parts[1][:, 0], parts[2][:, 0])
+        return Memory(*parts, decay)
+
+    def _thread(self, worker: int, rows: int) -> Thread:
+        order = self.random.permutation(rows).astype(np.uint32)
+        state = np.zeros(LINE // 8, np.uint64)
+        state[0] = self.random.randint(1, 2**31)  # zero would stay zero
+        return Thread(order, self.counts[worker], state)
+
+    def _block(self, width: int, *, padded: bool) -> Array:
+        """Zeroed rows that start on a cache line, each on a line of its own if ``padded``."""
+        line = LINE // self.dtype.itemsize
+        full = -(-width // line) * line
+        rows = self.features + 1
+        if padded and rows * full * self.dtype.itemsize <= PADDED_BYTES:
+            memory = np.zeros(rows * full + line, self.dtype)
+            start = -memory.ctypes.data % LINE // self.dtype.itemsize
+            return memory[start:][: rows * full].reshape(rows, full)
+        return np.zeros((rows, width), self.dtype)

@@ -1,0 +1,74 @@
+"""Kernels of :class:`AsyncAdam`: one gradient applied to shared memory, coordinate by coordinate.
+
+Loads and stores are plain. Two workers at one coordinate may both read the old value, and then
+one of the two updates is lost; a value itself is never torn, since aligned 4 and 8 bytes are
+written at once. Nothing is written where g = 0: writing an old value back there would undo what
+another worker wrote in between.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from offbeat.hogwild.compiled import compiled
+
+Array = Any  # numba specializes on the dtype at the first call
+
+
+@compiled
+def is_finite(g: Array) -> bool:
+    """Whether no element is infinite or NaN: their product with zero is not zero."""
+    total = g.dtype.type(0)
+    for i in range(g.shape[0]):
+        total += abs(g[i] * g.dtype.type(0))
+    return bool(total == g.dtype.type(0))
+
+
+@compiled
+def update(theta: Array, m: Array, v: Array, g: Array, at: int, constants: Array) -> None:
+    """The masked update of ``theta[at:]`` by all of ``g``.
+
+    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay.
+    """
+    alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
+    c2, eps, keep = constants[4], constants[5], constants[6]
+    for i in range(g.shape[0]):
+        gi = g[i]
+        if gi != 0:
+            j = at + i
+            first = b1 * m[j] + c1 * gi
+            second = b2 * v[j] + c2 * gi * gi
+            m[j] = first
+            v[j] = second
+            theta[j] = keep * theta[j] - alpha * first / (np.sqrt(second) + eps)
+
+
+@compiled
+def sum_rows(rows: Array, values: Array, place: Array, unique: Array, sums: Array) -> int:
+    """Add up the values of equal rows: how many rows there are, in ``unique`` and ``sums``.
+
+    ``place`` maps a row of the parameter to its line of ``sums``; it is all -1 before and after.
+    """
+    count = 0
+    for i in range(rows.shape[0]):
+        k = place[rows[i]]
+        if k < 0:
+            place[rows[i]] = count
+            unique[count] = rows[i]
+            sums[count] = values[i]
+            count += 1
+        else:
+            sums[k] += values[i]
+    for i in range(count):
+        place[unique[i]] = -1
+    return count
+
+
+@compiled
+def update_rows(
+    theta: Array, m: Array, v: Array, unique: Array, sums: Array, count: int, constants: Array
+) -> None:
+    """The masked update of the rows of a sparse gradient; ``theta``, ``m``, ``v`` are flat."""
+    width = sums.shape[1]
+    for k in range(count):
+        update(theta, m, v, sums[k], unique[k] * width, constants)

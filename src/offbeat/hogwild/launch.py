@@ -1,0 +1,183 @@
+"""Start workers that share memory, watch them, and collect what they return."""
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from signal import Signals
+from typing import Any
+
+import torch.multiprocessing as mp
+from torch import nn
+from torch.optim import Optimizer
+
+from offbeat.hogwild import worker
+from offbeat.hogwild.adam import AsyncAdam
+from offbeat.hogwild.progress import Progress
+
+LOOK_SECONDS = 0.1
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised or died; names it and, where there is one, shows its traceback."""
+
+
+def launch(
+    fn: Callable[..., Any],
+    workers: int = 4,
+    args: Sequence[Any] = (),
+    *,
+    replacements: int = 0,
+    progress: bool = True,
+    meanwhile: Callable[[], object] | None = None,
+) -> list[Any]:
+    """Run ``fn(worker, *args)`` in ``workers`` processes that share ``args``; their results.
+
+    Processes are spawned, each with one thread for matrix products. Modules in ``args`` must be
+    in shared memory and optimizers be :class:`AsyncAdam`, so that what one worker writes is what
+    the others read. Results come back by worker number, pickled.
+
+    When a worker raises or dies, the others are ended; on Ctrl-C all are. Nobody is left behind,
+    whatever ends the parent. A worker that was killed loses at most the update it was in, since
+    all state is shared: with ``replacements`` > 0 so many dead workers are replaced by a process
+    that calls ``fn`` anew with the same number (what raised is never replaced).
+
+    Args:
+        fn: a function at the top level of a module, which workers can import.
+        workers: how many processes.
+        args: passed on after the worker's number.
+        replacements: how many dead workers to replace in all.
+        progress: on a terminal, show steps, steps per second and the loss last given to
+            :func:`report_loss` for every worker.
+        meanwhile: called in the parent about every 0.1 s while workers run. What it raises ends
+            them too.
+
+    Raises:
+        ValueError: if arguments are not shared or cannot be handed over.
+        WorkerFailed: with the number and traceback of each worker that failed.
+
+    Source: Niu et al. 2011, Hogwild!, section 2, with processes for threads.
+    """
+    if type(workers) is not int or workers < 1:
+        raise ValueError(f"workers={workers!r}, expected how many processes to start, 1 or more")
+    _check_shared(args)
+    crew = _Crew(fn, tuple(args), workers, replacements)
+    try:
+        with Progress(crew.board, shown=progress) as display:
+            while crew.running:
+                crew.look(LOOK_SECONDS)
+                display.refresh()
+                if meanwhile is not None:
+                    meanwhile()
+        return [crew.results[number] for number in range(workers)]
+    finally:
+        crew.end()
+
+
+class _Crew:
+    """The running workers, what they returned, and how many may still be replaced."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], workers: int, replacements: int
+    ) -> None:
+        self.board = worker.new_board(workers)
+        self.results: dict[int, Any] = {}
+        self.running: dict[int, tuple[BaseProcess, connection.Connection]] = {}
+        self._fn, self._args, self._replacements = fn, args, replacements
+        try:
+            for number in range(workers):
+                self._start(number)
+        except BaseException:
+            self.end()
+            raise
+
+    def look(self, seconds: float) -> None:
+        """Wait for news at most so long; take results, replace the dead, raise failures."""
+        channels = [channel for _, channel in self.running.values()]
+        ready = connection.wait(channels, seconds)
+        failures = []
+        for number, (process, channel) in list(self.running.items()):
+            if channel in ready:
+                del self.running[number]
+                failure = self._receive(number, process, channel)
+                if failure is not None:
+                    failures.append(failure)
+        if failures:
+            raise WorkerFailed("\n".join(failures))
+
+    def end(self) -> None:
+        """End whoever still runs."""
+        for process, _ in self.running.values():
+            process.terminate()
+        deadline = time.monotonic() + 3.0
+        for process, channel in self.running.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+            channel.close()
+        self.running = {}
+
+    def _start(self, number: int) -> None:
+        context = mp.get_context("spawn")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(
+            target=worker.main,
+            args=(number, self.board, sender, self._fn, self._args),
+            name=f"hogwild-{number}",
+            daemon=True,
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{self._fn!r} or its arguments cannot be handed to another process ({error}); "
+                "give launch a function defined at the top level of a module, and plain arguments"
+            ) from error
+        finally:
+            sender.close()  # now the pipe ends when the worker does
+        self.running[number] = (process, receiver)
+
+    def _receive(
+        self, number: int, process: BaseProcess, channel: connection.Connection
+    ) -> str | None:
+        """Take a worker's result, or say how it failed; a dead one may be replaced."""
+        try:
+            returned, value = pickle.loads(channel.recv_bytes())
+        except EOFError:
+            process.join()
+            if self._replacements > 0:
+                self._replacements -= 1
+                self._start(number)
+                return None
+            return f"worker {number} {_death(process.exitcode)}"
+        finally:
+            channel.close()
+        process.join()
+        if not returned:
+            return f"worker {number} raised\n{value}"
+        self.results[number] = value
+        return None
+
+
+def _death(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"was ended by {Signals(-exitcode).name}"
+    return f"ended with exit code {exitcode} and without a result"
+
+
+def _check_shared(args: Sequence[Any]) -> None:
+    """Refuse what would silently become a copy of each worker's own."""
+    for place, value in enumerate(args):
+        if isinstance(value, Optimizer) and not isinstance(value, AsyncAdam):
+            raise ValueError(
+                f"args[{place}] is a {type(value).__name__}, whose state each worker would keep "
+                "to itself; use offbeat.hogwild.AsyncAdam, built before launch"
+            )
+        if isinstance(value, nn.Module):
+            for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+                if tensor.device.type != "cpu" or not tensor.is_shared():
+                    raise ValueError(
+                        f"{name!r} of args[{place}] is on {tensor.device}, not in shared memory; "
+                        "call model.cpu() and model.share_memory() before AsyncAdam is built"
+                    )

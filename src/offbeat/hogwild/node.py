@@ -1,0 +1,108 @@
+"""Lock-free inside a node, an exchange between nodes."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+
+from offbeat.attach import replicate
+from offbeat.exchange import Algorithm
+from offbeat.groups import Groups
+
+
+class NodeReplica:
+    r"""One process a node that exchanges, while the node's workers go on updating.
+
+    .. math::
+        s \leftarrow \theta, \quad s' = \mathrm{exchange}(s), \quad
+        \theta \leftarrow \theta + (s' - s)
+
+    theta is the model in shared memory, s a copy of it, with which an ordinary
+    :class:`offbeat.Replica` does the algorithm's exchange. The difference that the exchange made
+    is added in place: what workers did to theta in the meantime stays. Push-sum's numerator is
+    :math:`w\,a + (s - a)` with the anchor a, which is s' of the exchange before: all that the
+    workers have added since.
+
+    All nodes call :meth:`step` equally often, say at every so many steps of the shared
+    optimizer. Moments and buffers are not exchanged. Only algorithms with an empty gradients
+    slot; nodes are the ranks of the process group. Bytes: the algorithm's, per call. Extra
+    memory: two models, and the algorithm's. Passes over memory: four, and the algorithm's.
+
+    Racy, and allowed: the copy is not one moment's, since workers write while it is made; and an
+    addition may overwrite a worker's update of the same coordinate, or the other way round, as
+    two workers' updates may. A lost difference is not lost mass for good: the next exchange
+    starts from what is in memory then.
+
+    Args:
+        model: the module that the workers update, in shared memory.
+        algorithm: what :func:`offbeat.sgp`, :func:`offbeat.local_sgd` or another recipe returns.
+        mesh: as in :func:`offbeat.replicate`.
+
+    Raises:
+        ValueError: if the model is not shared, or the algorithm exchanges gradients.
+
+    >>> import offbeat
+    >>> from offbeat.testing import ThreadWorld
+    >>> def train(groups):
+    ...     model = nn.Linear(1, 1, bias=False).share_memory()
+    ...     node = NodeReplica(model, offbeat.local_sgd(every=1), mesh=groups)
+    ...     with torch.no_grad():
+    ...         model.weight.fill_(float(groups.rank))  # what the workers of the node found
+    ...     node.step()
+    ...     return model.weight.item()
+    >>> ThreadWorld(2).run(train)
+    [0.5, 0.5]
+    """
+
+    def __init__(
+        self, model: nn.Module, algorithm: Algorithm, *, mesh: DeviceMesh | Groups | None = None
+    ) -> None:
+        unshared = [name for name, p in model.named_parameters() if not p.is_shared()]
+        if unshared:
+            raise ValueError(
+                f"parameters {unshared[:3]} are not in shared memory, where workers would update "
+                "them; build AsyncAdam first, or call model.share_memory()"
+            )
+        if algorithm.gradients is not None:
+            raise ValueError(
+                f"{algorithm!r} exchanges gradients, which stay with the workers; use one that "
+                "exchanges parameters only, such as offbeat.sgp() or offbeat.local_sgd()"
+            )
+        snapshot = copy.deepcopy(model)
+        self.replica = replicate(snapshot, algorithm, mesh=mesh)
+        self._pairs: list[tuple[Tensor, Tensor]] = [
+            (shared.detach(), own.detach())
+            for shared, own in zip(model.parameters(), snapshot.parameters(), strict=True)
+            if shared.requires_grad
+        ]
+        self._before = [torch.empty_like(own) for _, own in self._pairs]
+        for shared, own in self._pairs:  # rank 0's start; no worker runs yet
+            shared.copy_(own)
+
+    def step(self) -> None:
+        """Exchange, if the algorithm says so; all nodes call, workers may run."""
+        self._read()
+        self.replica.step()
+        self._add()
+
+    def finish(self) -> None:
+        """Average all nodes; call it when no worker runs, and all nodes are then equal."""
+        self._read()
+        self.replica.finish()
+        for shared, own in self._pairs:
+            shared.copy_(own)
+
+    def detach(self) -> None:
+        """Remove every thread and group."""
+        self.replica.detach()
+
+    def _read(self) -> None:
+        for before, (shared, own) in zip(self._before, self._pairs, strict=True):
+            before.copy_(shared)
+            own.copy_(before)
+
+    def _add(self) -> None:
+        for before, (shared, own) in zip(self._before, self._pairs, strict=True):
+            if not own.equal(before):  # writing back unchanged values would race for nothing
+                shared.add_(torch.sub(own, before, out=before))

@@ -1,0 +1,163 @@
+"""Logistic regression by asynchronous Adam: the reference, scikit-learn's rules, threads."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from offbeat.hogwild import AsyncAdamClassifier
+from reference.async_adam import async_adam
+
+Array = NDArray[Any]
+
+
+def problem(classes: int = 2, n: int = 400, d: int = 60, density: float = 0.1) -> tuple[Any, Array]:
+    """Sparse rows, labelled at random by a dense hyperplane for each class."""
+    random = np.random.default_rng(0)
+    x = sp.random(n, d, density, format="csr", random_state=random, data_rvs=random.standard_normal)
+    logits = x @ random.normal(size=(d, classes)) + random.gumbel(size=(n, classes))
+    return x, logits.argmax(axis=1)
+
+
+def objective(model: Any, x: Any, y: Array, l2: float) -> float:
+    likely = model.predict_proba(x)[np.arange(len(y)), y]
+    weights = model.coef_ if len(model.classes_) > 2 else model.coef_[0]
+    return float(-np.log(likely).mean() + l2 / 2 * np.square(weights).sum())
+
+
+@parametrize_with_checks([AsyncAdamClassifier(), AsyncAdamClassifier("private")])
+def test_it_is_a_scikit_learn_estimator(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("moments", ["shared", "private"])
+def test_full_batches_follow_the_reference(moments: str, classes: int) -> None:
+    """A batch of all rows has no order: every gradient can be computed apart."""
+    x, y = problem(classes)
+    l2, columns = 0.01, 1 if classes == 2 else classes
+    target = (y[:, None] == 1) if classes == 2 else y[:, None] == np.arange(classes)
+    theta = np.zeros((x.shape[1] + 1, columns))
+    full = sp.hstack([x, np.ones((len(y), 1))]).tocsr()
+    steps: list[tuple[int, int, Array]] = []
+    for t in range(1, 16):
+        z = full @ theta
+        z = z - z.max(1, keepdims=True) if classes > 2 else z
+        likely = (
+            np.exp(z) / np.exp(z).sum(1, keepdims=True) if classes > 2 else 1 / (1 + np.exp(-z))
+        )
+        g = full.T @ (likely - target) / len(y)
+        g[:-1] += l2 * theta[:-1] * (g[:-1] != 0)  # every feature is in every batch
+        steps.append((0, t, g.flatten()))
+        flat, *_ = async_adam(np.zeros(theta.size), steps, workers=1, private=False, alpha=0.05)
+        theta = flat.reshape(theta.shape)
+    model = AsyncAdamClassifier(
+        moments, batch_size=len(y), l2=l2, learning_rate=0.05, max_iter=15, tol=None
+    ).fit(x, y)
+    np.testing.assert_allclose(model.coef_.T, theta[:-1], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(model.intercept_, theta[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("moments", ["shared", "private"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_optimum_is_that_of_the_regularized_problem(
+    threads: int, moments: str, classes: int
+) -> None:
+    """The sparse l2 term has the gradient of the dense one, in expectation."""
+    x, y = problem(classes)
+    best = LogisticRegression(C=1 / (0.02 * len(y)), tol=1e-8).fit(x, y)
+    model = AsyncAdamClassifier(moments, n_jobs=threads, l2=0.02, tol=None, random_state=0)
+    for rate, passes in ((0.01, 150), (0.001, 100)):
+        model.set_params(learning_rate=rate)
+        for _ in range(passes):
+            model.partial_fit(x, y, classes=np.arange(classes))
+    # Within 1 %: noise of small batches at a small, constant step size.
+    assert objective(model, x, y, 0.02) < 1.01 * objective(best, x, y, 0.02)
+    assert model.n_updates_ == 250 * 25
+
+
+@pytest.mark.parametrize("moments", ["shared", "private"])
+def test_four_threads_reach_the_loss_of_one(moments: str) -> None:
+    x, y = problem(n=2000, d=300, density=0.03)
+    settings = {"l2": 0.002, "max_iter": 60, "tol": None, "random_state": 0}
+    serial = AsyncAdamClassifier(**settings).fit(x, y)
+    threads = AsyncAdamClassifier(moments, n_jobs=4, **settings).fit(x, y)
+    assert np.isfinite(threads.coef_).all()
+    assert threads.n_updates_ == serial.n_updates_ == 60 * 125
+    assert objective(threads, x, y, 0.002) < 1.05 * objective(serial, x, y, 0.002)
+
+
+def test_a_feature_that_no_row_has_stays_zero() -> None:
+    x, y = problem()
+    x = x.tolil()
+    x[:, 7] = 0.0
+    model = AsyncAdamClassifier(max_iter=5).fit(x.tocsr(), y)
+    assert model.coef_[0, 7] == 0.0
+    assert (np.delete(model.coef_[0], 7) != 0.0).all()
+
+
+def test_dense_and_sparse_input_give_the_same_model() -> None:
+    x, y = problem()
+    models = [AsyncAdamClassifier(random_state=0, max_iter=5).fit(z, y) for z in (x, x.toarray())]
+    assert np.array_equal(models[0].coef_, models[1].coef_)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_dtype_stays(kind: type) -> None:
+    x, y = problem()
+    model = AsyncAdamClassifier(max_iter=2, random_state=0).fit(x.astype(kind), y)
+    assert model.coef_.dtype == model.decision_function(x.astype(kind)).dtype == kind
+
+
+def test_fit_stops_when_the_loss_stays_and_keeps_its_history() -> None:
+    x, y = problem(n=100)
+    model = AsyncAdamClassifier(max_iter=5000, tol=1e-3, random_state=0).fit(x, y)
+    assert model.n_iter_ == len(model.loss_curve_) < 5000
+    assert model.loss_curve_[0] > model.loss_curve_[-1]
+    assert model.loss_curve_[0] == pytest.approx(np.log(2), rel=0.1)
+
+
+def test_one_seed_one_model_and_pickles_go_on() -> None:
+    x, y = problem()
+    whole, parts = (AsyncAdamClassifier(random_state=3, moments="private") for _ in range(2))
+    for _ in range(4):
+        whole.partial_fit(x, y, classes=[0, 1])
+        parts = pickle.loads(pickle.dumps(parts.partial_fit(x, y, classes=[0, 1])))
+    assert np.array_equal(whole.coef_, parts.coef_)
+
+
+def test_progress_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    AsyncAdamClassifier(max_iter=2, verbose=True).fit(*problem())
+    assert capsys.readouterr().out.startswith("pass 2  loss 0.")
+
+
+BAD = {
+    "moments": "own", "batch_size": 0, "l2": -1.0, "learning_rate": 0.0, "beta_1": 1.0,
+    "beta_2": -0.1, "epsilon": -1.0, "max_iter": 0, "n_iter_no_change": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{name}={value!r}, expected"):
+        AsyncAdamClassifier().set_params(**{name: value}).fit(*problem())
+
+
+def test_labels_that_were_not_announced_are_refused() -> None:
+    x, y = problem(3)
+    with pytest.raises(ValueError, match="has no classes"):
+        AsyncAdamClassifier().partial_fit(x, y)
+    with pytest.raises(ValueError, match=r"y holds \[2\], which are not among the classes"):
+        AsyncAdamClassifier().partial_fit(x, y, classes=[0, 1])
+
+
+def test_a_loss_that_overflows_is_an_error_with_the_fix() -> None:
+    x, y = problem()
+    with pytest.raises(ValueError, match="scale the features"):
+        AsyncAdamClassifier(learning_rate=1e300, max_iter=20).fit(x, y)
