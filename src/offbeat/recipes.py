@@ -44,7 +44,7 @@ def lags(
     selection: Literal["sampled", "exact"] = "sampled",
     momentum: float = 0.0,
     warmup: int | None = None,
-    message_mb: float = 0.0625,
+    message_mb: float = 1 / 64,
     units: Literal["lr", "gradient"] | None = None,
     retune: int = 1000,
 ) -> Algorithm:

@@ -81,7 +81,7 @@ def take(acc: Tensor, indices: Tensor) -> Tensor:
     >>> take(acc, torch.tensor([1])), acc
     (tensor([-3.]), tensor([1., 0., 2.]))
     """
-    values = acc[indices]
+    values = acc.index_select(0, indices)
     acc.index_fill_(0, indices, 0.0)
     return values
 

@@ -14,6 +14,8 @@ from offbeat.gradients.bucket import like, put, require_plain
 from offbeat.gradients.message import Message, Scales
 from offbeat.groups import Group
 
+_LIMIT = 2**31 - 1  # entries that an int32 index can name
+
 
 @dataclass(eq=False)
 class Block:
@@ -23,7 +25,6 @@ class Block:
     start: int  # in the message's flat tensors
     end: int
     k: int
-    first: int  # place of its entries in the message
 
 
 @dataclass(eq=False)
@@ -75,8 +76,12 @@ class SparseMessage(Message):
         self.blocks = _lay_out(site, blocks)
         self.home = {name: block for block in self.blocks for name in block.names}
         self.place = {name: index for index, name in enumerate(self.names)}
+        sizes = torch.tensor([site.parameters[name].numel() for name in self.names])
+        self.ends = sizes.cumsum(0).to(self.new.whole.device)
+        self.chosen: list[Tensor] = []  # places in the flat tensors
         self.rows = _rows(self)
         self.handle: Handle | None = None
+        self.mine_has = [False] * len(self.names)  # written in one go: an element costs as much
         self.had: dict[str, bool] = {}  # whether anybody had this gradient
         self.handed: dict[str, tuple[Tensor, int]] = {}  # what we put into .grad, as we left it
         # A further backward before the step: what .grad held before it, and of the exchanges
@@ -100,7 +105,7 @@ class SparseMessage(Message):
         if grad is not None:
             require_plain(self.group, name, grad)
             grad = self._new_part(name, grad, accumulated)
-        self._mine.flags[self.place[name]] = int(grad is not None)
+        self.mine_has[self.place[name]] = grad is not None
         if self.speeds:  # u = m u + g, and u is what is added up
             before, now = (speed.views[name] for speed in self.speeds)
             torch.mul(before, self.momentum, out=now)
@@ -114,13 +119,22 @@ class SparseMessage(Message):
         self.missing.discard(name)
         block = self.home[name]
         if self.missing.isdisjoint(block.names):
-            self._choose(block, scales)
+            acc = self.new.whole[block.start : block.end]
+            self.chosen.append(self.select(acc, block.k).add_(block.start))
 
     def launch(self, scales: Scales) -> None:
-        """Send this rank's choice; what is not finite was chosen, so a look at it is enough."""
-        mine = self._mine
+        """Send what was chosen; what is not finite was, so a look at that is enough."""
+        # All layers at once: for most of them an operation costs more than its arithmetic.
+        indices, mine = torch.cat(self.chosen), self._mine
+        factor = self._factor(indices, scales)
+        values = _remove(self.new.whole, indices, factor)
+        if self.speeds:  # a sent entry starts anew: its momentum was about older gradients
+            _remove(self.speeds[1].whole, indices, factor)
+        mine.values.copy_(values.mul_(factor / self.group.size))
+        mine.indices.copy_(indices)
+        mine.flags[:-1] = torch.tensor(self.mine_has, dtype=torch.int32)
         mine.flags[-1:] = mine.values.isfinite().all().logical_not_()
-        self.handle = all_gather(self.rows.whole, mine.words, self.group)
+        self.handle, self.chosen = all_gather(self.rows.whole, mine.words, self.group), []
 
     def wait(self) -> bool:
         """Until all rows are there."""
@@ -172,16 +186,13 @@ class SparseMessage(Message):
     def _nobody(self) -> list[str]:
         return [name for name, had in self.had.items() if not had]
 
-    def _choose(self, block: Block, scales: Scales) -> None:
-        part = slice(block.start, block.end)
-        indices = self.select(self.new.whole[part], block.k)
-        factor = _factor(self.site, block, indices, scales)
-        sent = slice(block.first, block.first + block.k)
-        values = _remove(self.new.whole[part], indices, factor)
-        self._mine.values[sent] = values * factor / self.group.size
-        self._mine.indices[sent] = indices + block.start
-        if self.speeds:  # a sent entry starts anew: its momentum was about older gradients
-            _remove(self.speeds[1].whole[part], indices, factor)
+    def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
+        """From the residual's units to the gradient's: one factor, or one for each entry."""
+        factors = [scales[name].leave for name in self.names]
+        if len(set(factors)) == 1:
+            return factors[0]
+        owner = torch.bucketize(indices, self.ends, right=True)
+        return torch.tensor(factors, dtype=self.new.whole.dtype, device=indices.device)[owner]
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
@@ -196,8 +207,7 @@ class SparseMessage(Message):
         if grad is not last or grad._version != version + accumulated:
             return grad  # made anew, zeroed or clipped since: all of it counts
         if self.earlier is None:
-            # The rows of the last exchange: ours is written over block by block, each after the
-            # last of its parameters came by here.
+            # The rows of the last exchange: ours is written over when this message leaves.
             self.earlier = self.carried or Flat.of(self.site, self.names, self.new.whole.dtype)
             self._spread(self.earlier.whole)
         self.again.add(name)
@@ -247,22 +257,17 @@ def _rows(message: SparseMessage) -> Rows:
 
 
 def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[Block]:
-    laid, start, first = [], 0, 0
+    laid, start = [], 0
     for names, k in blocks:
         end = start + sum(site.parameters[name].numel() for name in names)
-        laid.append(Block(tuple(names), start, end, k, first))
-        start, first = end, first + k
+        laid.append(Block(tuple(names), start, end, k))
+        start = end
+    if start > _LIMIT:
+        raise ValueError(
+            f"{start} entries compete in one message, and its indices are int32; use a smaller "
+            "message_mb, or lags() instead of slgs()"
+        )
     return laid
-
-
-def _factor(site: Site, block: Block, indices: Tensor, scales: Scales) -> Tensor | float:
-    """From the residual's units to the gradient's: one factor, or one for each entry."""
-    factors = [scales[name].leave for name in block.names]
-    if len(set(factors)) == 1:
-        return factors[0]
-    sizes = torch.tensor([site.parameters[name].numel() for name in block.names])
-    owner = torch.bucketize(indices, sizes.cumsum(0).to(indices.device), right=True)
-    return torch.tensor(factors, device=indices.device)[owner]
 
 
 def _remove(flat: Tensor, indices: Tensor, factor: Tensor | float) -> Tensor:
