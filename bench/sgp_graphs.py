@@ -80,7 +80,7 @@ def main(
     full: Annotated[bool, typer.Option("--full", help="With 32 workers too, 5 seeds.")] = False,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 2,
     samples: Annotated[int, typer.Option(help="Images seen by all workers together.")] = 20_000,
-    nodes: Annotated[int, typer.Option(help="Nodes of the lab, at most 16.")] = 16,
+    nodes: Annotated[int, typer.Option(help="Nodes of the lab.")] = 8,
 ) -> None:
     """Compare one peer, two peers and hybrids with 16 workers."""
     rows, judged, measured = [], [], {}

@@ -49,11 +49,12 @@ def compare(nodes: int, rate: str, steps: int, rounds: int) -> tuple[Comparison,
 
 def decent_dp(place: Place, steps: int) -> float:
     """Seconds per step."""
-    console.print("decent-dp")
+    console.print("decent-dp: started")
     printed: list[str] = []
     command = [sys.executable, str(RIVAL), "--steps", str(steps), *MODEL]
     if place.run(command, on_line=lambda rank, line: printed.append(line)):
         raise RuntimeError("decent-dp failed:\n" + "\n".join(printed[-15:]))
+    console.print(f"decent-dp: {float(printed[-1]):.3f} s/step")
     return float(printed[-1])
 
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import offbeat
 
 BENCH = Path(__file__).parent.parent / "bench"
-SCRIPTS = sorted(path for path in BENCH.glob("sgp_*.py"))
+SCRIPTS = sorted(BENCH.glob("sgp_*.py"))
+RESULTS = sorted((BENCH / "results").glob("sgp_*.json"))
 
 
 @pytest.fixture
@@ -89,11 +90,14 @@ def test_benches_stay_short(path: Path) -> None:
     assert path.read_text("utf-8").count("\n") <= 150
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_result_is_committed_with_its_verdicts(path: Path) -> None:
-    result = json.loads((BENCH / "results" / f"{path.stem}.json").read_text("utf-8"))
-    assert result["claims"]
-    assert all({"text", "paper", "ours", "holds"} == set(claim) for claim in result["claims"])
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_committed_result_has_its_script_and_the_verdicts_of_its_page(path: Path) -> None:
+    assert (BENCH / f"{path.stem}.py").exists()
+    claims = json.loads(path.read_text("utf-8"))["claims"]
+    lines = path.with_suffix(".md").read_text("utf-8").splitlines()[2:]
+    verdicts = [(c["text"], c["paper"], c["ours"], "yes" if c["holds"] else "NO") for c in claims]
+    assert claims
+    assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts]
 
 
 @pytest.fixture
