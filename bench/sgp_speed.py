@@ -23,7 +23,7 @@ from offbeat.lab import Place
 SCRIPT = Path(__file__).parents[1] / "examples" / "char_gpt.py"
 RIVAL = Path(__file__).with_name("_decent_dp.py")
 FP32, BF16 = "sgp(overlap=1)", "sgp(overlap=1,wire='bf16')"
-ALGORITHMS = f"ddp,sgp,{FP32},{BF16}"
+ALGORITHMS = f"ddp,local_sgd(every=8),sgp,{FP32},{BF16}"
 MODEL = ("--width", "256", "--depth", "4", "--context", "128", "--batch-size", "3")
 EPILOG = "Examples: `python bench/sgp_speed.py`, `python bench/sgp_speed.py --nodes 4 --steps 40`"
 app = typer.Typer(pretty_exceptions_enable=False)
