@@ -73,7 +73,7 @@ def claims(found: Found, world: int) -> list[Claim]:
 def main(
     full: Annotated[bool, typer.Option("--full", help="With 16 nodes too.")] = False,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
-    samples: Annotated[int, typer.Option(help="Images seen by all workers together.")] = 16_000,
+    samples: Annotated[int, typer.Option(help="Images seen by all workers together.")] = 12_000,
     stall: Annotated[float, typer.Option(help="Seconds a stall lasts.")] = 0.1,
 ) -> None:
     """Train five times with all-reduce and with SGP, some worker now and then being late."""
