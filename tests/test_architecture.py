@@ -21,7 +21,15 @@ FLOORS = (
         "collectives",
     ),  # the only code that communicates
     ("exchange", "gradients", "parameters", "recipes"),  # what fills the two slots
-    ("attach", "backward", "consensus", "checkpoint", "replica", "telemetry"),  # a training run
+    (
+        "attach",
+        "backward",
+        "consensus",
+        "checkpoint",
+        "recovery",
+        "replica",
+        "telemetry",
+    ),  # a training run
     ("testing", "lab", "compare", "cli", "__main__"),  # what people start
 )
 MODULES = sorted(SOURCE.rglob("*.py"))
