@@ -26,8 +26,10 @@ FLOORS = (
         "backward",
         "consensus",
         "checkpoint",
+        "recovery",
         "replica",
         "telemetry",
+        "traits",
         "hogwild",
     ),  # a training run
     ("testing", "lab", "compare", "cli", "__main__"),  # what people start

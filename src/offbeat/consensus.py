@@ -50,6 +50,18 @@ def average_buffers(buffers: Sequence[Tensor], group: Group | None) -> None:
         buffer.detach().copy_(wire.view(buffer.shape))
 
 
+def agree_on_steps(steps: int, verb: str, group: Group | None) -> None:
+    """Raise alike unless all ranks have made the same number of steps."""
+    if group is None:
+        return
+    everyone = [int(k) for (k,) in gather_numbers([steps], group)]
+    if len(set(everyone)) > 1:
+        raise ValueError(
+            f"{verb}() was called after different numbers of steps: {everyone} by rank; call "
+            "step() equally often on all ranks"
+        )
+
+
 def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) -> dict[str, float]:
     """Mean and maximum L2 distance of the replicas' parameters to their average.
 

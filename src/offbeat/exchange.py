@@ -152,6 +152,9 @@ class ParameterExchange(ABC, Generic[State]):
     """
 
     over: Literal["world", "node"]
+    # What a lost rank means. "continue": after a wait has raised PeerLost the parameters are still
+    # this rank's own, and `init` between the survivors, from parameters that differ, is a start.
+    on_loss: Literal["raise", "continue"] = "raise"
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -213,3 +216,9 @@ class Algorithm:
                     f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
+        if self.gradients is not None and self.parameters and self.parameters.on_loss != "raise":
+            raise ValueError(
+                f"on_loss='continue' beside {self.gradients!r} in the gradients slot: a loss may "
+                "surface inside backward, and what that leaves in .grad is no gradient; leave the "
+                "gradients slot empty, or use on_loss='raise'"
+            )

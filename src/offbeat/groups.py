@@ -4,8 +4,8 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal
 
@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
 from offbeat.backends import backends_of, open_group, timeout_of
-from offbeat.heartbeat import Heartbeat
+from offbeat.heartbeat import Heartbeat, PeerLost
 from offbeat.lane import Lane
 from offbeat.meter import Meter
 
 Axis = Literal["world", "node", "local"]
 Opener = Callable[[Store, int, int], ProcessGroup]  # where to meet, rank, size
+RECONNECT = 60.0  # seconds that survivors of a loss have to connect anew
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,8 @@ class Groups:
     """The layout of a world: ``nodes[i]`` lists the ranks on node i, which may be unequal.
 
     Give it to ``replicate(mesh=...)`` to describe nodes yourself. It opens no connection until
-    then, and every replica opens its own.
+    then, and every replica opens its own. ``lost`` are ranks that a run has gone on without; the
+    others keep their numbers.
 
     >>> groups = Groups(rank=2, nodes=((0, 1), (2,)), store=dist.HashStore(), opener=None)
     >>> groups.size, groups.local_rank, groups.slices, groups.members("node", 0)
@@ -38,11 +40,13 @@ class Groups:
     nodes: tuple[tuple[int, ...], ...]
     store: Store
     opener: Opener | None
+    lost: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a layout in which somebody is missing or sits twice."""
-        placed = sorted(itertools.chain(*self.nodes))
-        if placed != list(range(len(placed))) or self.rank not in placed or () in self.nodes:
+        placed = sorted((*itertools.chain(*self.nodes), *self.lost))
+        here = self.rank in placed and self.rank not in self.lost
+        if placed != list(range(len(placed))) or not here or () in self.nodes:
             raise ValueError(
                 f"nodes {self.nodes} do not place each rank, {self.rank} among them, exactly once; "
                 "list every rank in one node, for example ((0, 1), (2,))"
@@ -93,6 +97,17 @@ class Groups:
         for rank, host in enumerate(hosts):
             nodes.setdefault(host, []).append(rank)
         return cls.of(list(nodes.values()))
+
+    def among(self, living: Collection[int]) -> "Groups":
+        """This layout without the ranks that are lost.
+
+        >>> groups = Groups(rank=2, nodes=((0, 1), (2,)), store=dist.HashStore(), opener=None)
+        >>> groups.among((1, 2)).nodes, groups.among((1, 2)).lost
+        (((1,), (2,)), (0,))
+        """
+        kept = [tuple(rank for rank in node if rank in living) for node in self.nodes]
+        lost = (*self.lost, *(rank for rank in self.ranks if rank not in living))
+        return replace(self, nodes=tuple(node for node in kept if node), lost=lost)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -180,6 +195,14 @@ class Links:
         store = PrefixStore(str(number), groups.store)
         return cls(groups, str(number), Heartbeat(store, groups.rank, groups.ranks), Meter())
 
+    def among(self, living: Collection[int]) -> "Links":
+        """New links between the living, whose counters go on; these are then to be closed."""
+        groups = self.groups.among(living)
+        name = f"{self.name} without {groups.lost}"
+        heartbeat = Heartbeat(PrefixStore(name, groups.store), groups.rank, groups.ranks)
+        heartbeat.phase = (self.heartbeat.phase[0], "")
+        return Links(groups, name, heartbeat, self.meter)
+
     def open(self, axis: Axis) -> Group | None:
         """A new group over ``axis``; None where this rank would be alone in it or has no part."""
         number = next(self.numbers)  # counted even where this rank has no part: names must agree
@@ -189,7 +212,8 @@ class Links:
         assert self.groups.opener is not None, "a layout without an opener cannot connect"
         meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", self.groups.store)
         place = members.index(self.groups.rank)
-        process_group = self.groups.opener(meet, place, len(members))
+        opener = partial(_in_time, self.groups.opener) if self.groups.lost else self.groups.opener
+        process_group = opener(meet, place, len(members))
         self.heartbeat.guard(process_group)
         group = Group(process_group, members, axis, self.heartbeat, self.meter)
         self.opened.append(group)
@@ -212,6 +236,26 @@ class Links:
         drop = threading.Thread(target=dropped.clear, daemon=True)
         drop.start()
         drop.join(timeout=5.0)
+
+
+def _in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:
+    """Open a group of survivors, who all come at once.
+
+    If another rank dies now, the others would wait for it until the timeout of the process group,
+    half an hour: so they do it in a thread, and leave it behind.
+    """
+    opened: list[ProcessGroup] = []
+    lane = Lane("offbeat-reconnect")
+    try:
+        lane.submit(lambda: opened.append(opener(meet, rank, size))).result(RECONNECT)
+    except (TimeoutError, RuntimeError) as error:
+        raise PeerLost(
+            f"the survivors of a loss could not connect within {RECONNECT:.0f} s: another rank was "
+            f"lost meanwhile ({error}); start again from the last checkpoint"
+        ) from error
+    finally:
+        lane.close()
+    return opened[0]
 
 
 def _require_world() -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Literal
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, Store
@@ -50,6 +51,7 @@ class Heartbeat:
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
         self._seen: dict[int, tuple[bytes, float]] = {}
+        self._silent: dict[int, bytes] = {}  # the last beat of those that we found silent
         self._verdict: Exception | None = None
         self._stop = threading.Event()
         self._count = 0
@@ -107,6 +109,20 @@ class Heartbeat:
         self._verdict = cls(verdict["text"])
         return self._verdict
 
+    def gone(self, since: float) -> dict[int, Literal["left", "lost"]]:
+        """Who has left (detach), and who gives no sign of life; one look at the store.
+
+        Silence counts from ``since``, except that of a rank which was found silent before and has
+        not beaten again: whoever found it knows already.
+        """
+        found: dict[int, Literal["left", "lost"]] = {}
+        for rank, (_, verb), silence in self._signs(since):
+            if verb == "left":
+                found[rank] = "left"
+            elif silence > BROKEN_AFTER or self._silent.get(rank) == self._seen[rank][0]:
+                found[rank] = "lost"
+        return found
+
     def stop(self) -> None:
         """Say goodbye and end the thread."""
         if self._stop.is_set():
@@ -147,6 +163,17 @@ class Heartbeat:
         if self._store.check(["verdict"]):
             self.condemn(PeerLost("unreachable: a verdict stands already"))
             return
+        waited = time.monotonic() - since
+        for rank, phase, silence in self._signs(since):
+            if silence > patience:
+                self._silent[rank] = self._seen[rank][0]
+            fault = self._fault(rank, phase, silence, patience, waited)
+            if fault is not None:
+                self.condemn(fault)
+                return
+
+    def _signs(self, since: float) -> Iterator[tuple[int, tuple[int, str], float]]:
+        """The other ranks, their phases, and for how long they have been silent."""
         now = time.monotonic()
         # A rank that has not attached yet has no key, and asking for it would block.
         others = [rank for rank in self.ranks if self._store.check([f"rank{rank}"])]
@@ -156,16 +183,13 @@ class Heartbeat:
                 continue
             if self._seen.get(rank, (b"", 0.0))[0] != beat:
                 self._seen[rank] = (beat, now)
-            silence = now - max(self._seen[rank][1], since)
-            fault = self._fault(rank, json.loads(beat)[1:], silence, patience, now - since)
-            if fault is not None:
-                self.condemn(fault)
-                return
+            _, calls, verb = json.loads(beat)
+            yield rank, (calls, verb), now - max(self._seen[rank][1], since)
 
     def _fault(
-        self, rank: int, phase: list[object], silence: float, patience: float, waited: float
+        self, rank: int, phase: tuple[int, str], silence: float, patience: float, waited: float
     ) -> Exception | None:
-        (calls, verb), mine = (int(str(phase[0])), str(phase[1])), self.phase
+        (calls, verb), mine = phase, self.phase
         if verb == "left":
             if calls <= mine[0] or waited > patience:
                 return PeerLost(

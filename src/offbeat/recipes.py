@@ -112,6 +112,7 @@ def sgp(
     wire: Literal["bf16"] | None = None,
     within: Within = None,
     biased: bool = False,
+    on_loss: Literal["raise", "continue"] = "raise",
 ) -> Algorithm:
     """Stochastic Gradient Push: after every step send a share of oneself to a few peers.
 
@@ -119,7 +120,8 @@ def sgp(
     "complete", a :class:`offbeat.Topology`, a networkx graph or a function that makes one of the
     number of participants, or phases of these: ``[(300, "complete"), (None, "exponential")]``.
     ``overlap`` is for how many steps a message may travel while training goes on. With
-    ``within="local"`` gradients are averaged inside each node and the nodes gossip. See
+    ``within="local"`` gradients are averaged inside each node and the nodes gossip. With
+    ``on_loss="continue"`` the survivors of a lost rank train on, where the launcher lets them. See
     :class:`offbeat.parameters.PushSum`.
 
     >>> sgp("ring").parameters.topology
@@ -128,7 +130,8 @@ def sgp(
     1
     """
     graph = _graph(topology, peers)
-    return Algorithm(_inside(within), PushSum(graph, _between(within), overlap, wire, biased))
+    gossip = PushSum(graph, _between(within), overlap, wire, biased, on_loss)
+    return Algorithm(_inside(within), gossip)
 
 
 def d_psgd(

@@ -1,23 +1,32 @@
 """A model that trains together with its copies on other ranks."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat import checkpoint
+from offbeat import checkpoint, recovery
 from offbeat.backward import BackwardWatch
-from offbeat.collectives import gather_numbers
-from offbeat.consensus import average_buffers, average_parameters, consensus_distance
+from offbeat.consensus import (
+    agree_on_steps,
+    average_buffers,
+    average_parameters,
+    consensus_distance,
+)
 from offbeat.exchange import Algorithm, Saved, Site
 from offbeat.functional import pack
 from offbeat.groups import Group, Groups, Links
+from offbeat.heartbeat import PeerLost
 from offbeat.meter import Meter
 from offbeat.telemetry import Telemetry
+from offbeat.traits import changed, traits
+
+Result = TypeVar("Result")
+Tensors = Sequence[Tensor]
 
 
 class Replica:
@@ -43,9 +52,11 @@ class Replica:
         self.steps = 0
         self.settled = True  # no step since all replicas were equal
         self.notes: list[str] = []
+        self.lost: list[dict[str, int]] = []
+        self._exchanges_from = 0  # the step at which survivors of a loss have caught up
         self._links, self._control = links, control
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._traits = _traits(model)
+        self._traits = traits(model)
         self.gradients_state = self._fill("gradients", optimizers, scaler)
         self.parameters_state = self._fill("parameters", optimizers, scaler)
         self._site = self._average_site()
@@ -67,21 +78,13 @@ class Replica:
         if parameters were replaced, frozen, unfrozen, cast or moved since ``replicate``.
         """
         self._refuse()
-        with self._calling("step"):
-            self._check_parameters()
-            self._watch.require_closed()
-            self._join_backward()
-            staleness = 0
-            exchange, state = self.slot("parameters")
-            if exchange is not None:
-                with torch.no_grad():
-                    exchange.step(state, self.steps)
-                staleness = exchange.staleness(state, self.steps + 1)
-            self._telemetry.backward(self._watch.first_gradient, self._watch.last_gradient)
-            self._watch.stepped()
+        self._together("step", self._step)
+        exchange, state = self.slot("parameters")
         self.steps += 1
         self.settled = False
-        self._telemetry.stepped(staleness, self._measures)
+        self._telemetry.stepped(
+            0 if exchange is None else exchange.staleness(state, self.steps), self._measures
+        )
 
     def set_requires_sync(self, requires_sync: bool) -> None:
         """Whether the next backward exchanges gradients: False for all but the last micro-batch.
@@ -98,13 +101,7 @@ class Replica:
         averaged, others come from the first rank.
         """
         self._refuse()
-        with self._calling("finish"):
-            self._agree_on_steps("finish")
-            self._telemetry.finished(consensus_distance(self._parameters, self._control))
-            self._average()
-            exchange, state = self.slot("parameters")
-            if exchange is not None:
-                exchange.settle(state)
+        self._telemetry.finished(self._together("finish", self._finish))
         self._watch.begun = self._watch.exchanged = False
         self.settled = True
         self._restart_clock()
@@ -119,9 +116,7 @@ class Replica:
         self._refuse()
         shown = [*self._parameters.values(), *self.model.buffers()]
         own = [tensor.detach().clone() for tensor in shown]
-        with self._calling("consensus"):
-            self._agree_on_steps("consensus")
-            self._average()
+        self._together("consensus", lambda: self._average("consensus", shown, own))
         self._closed = _SHOWN
         try:
             yield self.model
@@ -135,8 +130,9 @@ class Replica:
     def consensus_distance(self) -> dict[str, float]:
         """How far the replicas are apart; see :func:`offbeat.consensus.consensus_distance`."""
         self._refuse()
-        with self._calling("consensus_distance"):
-            distance = consensus_distance(self._parameters, self._control)
+        distance = self._together(
+            "consensus_distance", lambda: consensus_distance(self._parameters, self._control)
+        )
         self._restart_clock()
         return distance
 
@@ -189,7 +185,8 @@ class Replica:
         self._refuse()
         with self._calling("load_state_dict"):
             checkpoint.load(self, saved, self._control)
-            self._agree_on_steps("load_state_dict")
+            agree_on_steps(self.steps, "load_state_dict", self._control)
+        self._exchanges_from = 0
         self._watch.begun = self._watch.exchanged = False
 
     def stats(self) -> dict[str, Any]:
@@ -202,6 +199,7 @@ class Replica:
             "step": self.steps,
             "notes": list(self.notes),
             "measures": self._measures(),
+            "lost": [dict(loss) for loss in self.lost],
             **self._telemetry.stats(),
             **(exchange.stats(state) if exchange is not None else {}),
         }
@@ -251,10 +249,31 @@ class Replica:
             return site
         return Site.on("world", self._links, self.model) if self._links else None
 
-    def _average(self) -> None:
+    def _step(self) -> None:
+        self._check_parameters()
+        self._watch.require_closed()
+        self._join_backward()
+        exchange, state = self.slot("parameters")
+        if exchange is not None and self.steps >= self._exchanges_from:
+            with torch.no_grad():
+                exchange.step(state, self.steps)
+        self._telemetry.backward(self._watch.first_gradient, self._watch.last_gradient)
+        self._watch.stepped()
+
+    def _finish(self) -> dict[str, float]:
+        distance = consensus_distance(self._parameters, self._control)
+        self._average("finish")
+        exchange, state = self.slot("parameters")
+        if exchange is not None:
+            exchange.settle(state)
+        return distance
+
+    def _average(self, verb: str, shown: Tensors = (), own: Tensors = ()) -> None:
+        agree_on_steps(self.steps, verb, self._control)
         if self._site is None:
             return
         with torch.no_grad():
+            pack(shown, own)  # a loss may have come in the middle of a first try
             average_parameters(*self.slot("parameters"), self._site)
             average_buffers(list(self.model.buffers()), self._control)
 
@@ -268,15 +287,29 @@ class Replica:
             yield
         self._links.heartbeat.next_call()
 
-    def _agree_on_steps(self, verb: str) -> None:
-        if self._control is None:
-            return
-        steps = [int(k) for (k,) in gather_numbers([self.steps], self._control)]
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"{verb}() was called after different numbers of steps: {steps} by rank; call "
-                "step() equally often on all ranks"
-            )
+    def _together(self, verb: str, call: Callable[[], Result]) -> Result:
+        """Make a collective call; after a loss that ends nothing, once more among survivors."""
+        while True:
+            try:
+                with self._calling(verb):
+                    return call()
+            except PeerLost as loss:
+                self._go_on(loss)
+
+    def _go_on(self, loss: PeerLost) -> None:
+        """Connect to the other survivors, and start from the models as they are."""
+        exchange, state = self.slot("parameters")
+        if exchange is None or exchange.on_loss == "raise" or self._links is None:
+            raise loss
+        agreed = recovery.agree(self._links, self.steps, loss)
+        self._links, site = recovery.regroup(self._links, agreed), state.site
+        self.groups, self._exchanges_from = self.groups.among(agreed.living), agreed.step
+        self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
+        self._control = self._links.open("world") if self._links else None
+        self.parameters_state = self._fill("parameters", site.optimizers, site.scaler)
+        self._site = self._average_site()
+        self._watch.heartbeat = self._links.heartbeat if self._links else None
+        warnings.warn(agreed.text(self.groups.rank), RuntimeWarning, stacklevel=4)
 
     def _join_backward(self) -> None:
         """Take part, with zeros, in the exchange of a backward that this rank did not run."""
@@ -285,7 +318,8 @@ class Replica:
             return
         # Gradients that lie there still are of an earlier step; copies, since they may be views
         # of what is exchanged. What arrives is too late for this step and wrong for the next.
-        had = {name: _copy(p.grad) for name, p in self._parameters.items()}
+        grads = {name: parameter.grad for name, parameter in self._parameters.items()}
+        had = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
         if not watch.begun:
             for parameter in self._parameters.values():
                 parameter.grad = None
@@ -295,17 +329,12 @@ class Replica:
         note = "a step() without a backward: this rank gave zeros and missed the others' update"
         if note not in self.notes:
             self.notes.append(note)
-            warnings.warn(f"rank {self.groups.rank}: {note}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"rank {self.groups.rank}: {note}", RuntimeWarning, stacklevel=5)
 
     def _check_parameters(self) -> None:
-        now = _traits(self.model)
-        if now == self._traits:
+        names = changed(self._traits, traits(self.model))
+        if not names:
             return
-        names = [
-            name
-            for name, trait in {**self._traits, **now}.items()
-            if (self._traits.get(name), now.get(name)) != (trait, trait)
-        ]
         fault = ValueError(
             f"rank {self.groups.rank}: parameters {names[:3]} were replaced, added, removed, "
             "frozen, unfrozen, cast or moved since replicate(); call finish() and detach() before "
@@ -320,11 +349,3 @@ class Replica:
 
 _SHOWN = "inside consensus(): leave the block first"
 _DETACHED = "after detach(): call replicate() again"
-
-
-def _copy(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else grad.clone()
-
-
-def _traits(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype, torch.device]]:
-    return {n: (id(p), p.requires_grad, p.dtype, p.device) for n, p in model.named_parameters()}

@@ -54,7 +54,9 @@ class PushSum(ParameterExchange[PushSumState]):
     flight is missing from x and w alike. ``wire="bf16"`` halves the bytes: the error of the cast
     stays with the sender, no mass is lost. ``biased=True`` takes x for the model, whatever w: the
     paper's ablation (Table 4), for comparisons only. ``over="node"``: nodes are the participants,
-    each local rank exchanges its slice of the model with its counterparts.
+    each local rank exchanges its slice of the model with its counterparts. ``on_loss="continue"``:
+    survivors of a lost rank forget what was in flight and start anew from their models, x = z and
+    w = 1, on the same graphs for fewer: they converge to the mean of these. Between ranks only.
 
     Bytes sent per exchange: the model's for every peer of the moment (half of them with "bf16";
     its slice, plus a gather inside the node) and 16 more. Extra memory: one message for each
@@ -73,6 +75,7 @@ class PushSum(ParameterExchange[PushSumState]):
     overlap: int = 0
     wire: Literal["bf16"] | None = None
     biased: bool = False
+    on_loss: Literal["raise", "continue"] = "raise"
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
@@ -88,10 +91,20 @@ class PushSum(ParameterExchange[PushSumState]):
             raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
         if type(self.biased) is not bool:
             raise ValueError(f"biased={self.biased!r}, expected True or False")
+        if self.on_loss not in ("raise", "continue"):
+            raise ValueError(f"on_loss={self.on_loss!r}, expected 'raise' or 'continue'")
+        if self.on_loss == "continue" and self.over == "node":
+            raise ValueError(
+                "on_loss='continue' with over='node' (within='local'): a loss may surface inside "
+                "backward, and what that leaves in .grad is no gradient; use on_loss='raise', or "
+                "let ranks gossip (within=None)"
+            )
 
     def init(self, site: Site) -> PushSumState:
         """Check the graphs for this world, alike on all ranks, and allocate the messages."""
         validate(self.topology, site.size)
+        if self.on_loss == "continue" and not site.groups.lost:
+            _require_shrinking(self.topology, site.size)
         _agree_on_graphs(self.topology, site)
         layout = Layout.of(site.parameters, site.slices)
         flat = None if _works_in_place(site) else layout.empty(site.device, site.chunks)
@@ -227,6 +240,18 @@ def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
 
 def _wide(part: Tensor) -> Tensor:
     return part.float() if part.dtype.itemsize < 4 else part.clone()
+
+
+def _require_shrinking(topology: Topology, size: int) -> None:
+    """Better now than in the night when a rank is lost. One participant needs no graph."""
+    try:
+        if size > 2:
+            validate(topology, size - 1)
+    except ValueError as fault:
+        raise ValueError(
+            "on_loss='continue' needs a graph that holds without one participant too; use "
+            f"'exponential' or 'ring', or on_loss='raise': {fault}"
+        ) from fault
 
 
 def _agree_on_graphs(topology: Topology, site: Site) -> None:

@@ -1,0 +1,304 @@
+"""Survivors of a lost rank train on: between threads whose heartbeat stops, and real processes."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore, ProcessGroup
+
+import offbeat
+from offbeat import groups as groups_module
+from offbeat.gradients import Mean
+from offbeat.groups import Groups, Links
+from offbeat.heartbeat import PeerLost
+from offbeat.lab import Loopback
+from offbeat.parameters import Average, PushSum
+from offbeat.recovery import Agreement, agree
+from offbeat.testing import ThreadWorld, snapshot
+from problems import Quadratic, flat
+from reference.participants import Array
+
+CONTINUE = "sgp(on_loss='continue')"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Impatient heartbeats: all ranks are threads of one process, so that nobody is late."""
+    for name, seconds in {"BEAT": 0.2, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 3.0}.items():
+        monkeypatch.setattr(f"offbeat.heartbeat.{name}", seconds)
+
+
+def perish(links: Links | None) -> None:
+    """What remains of a process that dies is silence; a thread cannot be killed."""
+    assert links is not None
+    links.heartbeat._end_thread()
+
+
+def errors_of(work: Callable[[Groups], object], size: int) -> list[BaseException | None]:
+    def guarded(groups: Groups) -> BaseException | None:
+        try:
+            work(groups)
+        except Exception as error:
+            return error
+        return None
+
+    return ThreadWorld(size).run(guarded)
+
+
+@pytest.mark.usefixtures("quick")
+def test_survivors_agree_on_the_living_and_on_the_furthest_step() -> None:
+    def work(groups: Groups) -> Agreement | None:
+        links = Links.connect(groups)
+        if groups.rank == 2:
+            perish(links)
+            return None
+        time.sleep(3.0 if groups.rank == 3 else 0.0)  # computes for longer than the dead is silent
+        agreed = agree(links, {0: 5, 1: 7, 3: 6}[groups.rank], PeerLost("somebody"))
+        links.close()
+        return agreed
+
+    assert set(ThreadWorld(4).run(work)) == {None, Agreement((0, 1, 3), (2,), 7)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_whom_the_others_gave_up_is_told() -> None:
+    decided = threading.Event()
+
+    def work(groups: Groups) -> None:
+        links = Links.connect(groups)
+        if groups.rank == 2:
+            perish(links)
+            assert decided.wait(30)
+        agree(links, 1, PeerLost("somebody"))
+        decided.set()
+
+    errors = errors_of(work, 3)
+    assert errors[:2] == [None, None]
+    assert isinstance(errors[2], PeerLost)
+    assert "rank 2 was given up by the others" in str(errors[2])
+
+
+def test_where_nobody_is_lost_the_error_stays() -> None:
+    def work(groups: Groups) -> None:
+        agree(Links.connect(groups), 1, PeerLost("a connection broke"))
+
+    assert {str(error) for error in errors_of(work, 3)} == {"a connection broke"}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("more", ["", "overlap=1, ", "overlap=2, wire='bf16', "])
+def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(more: str) -> None:
+    """No optimizer: what moves the models is gossip alone."""
+    start = np.random.default_rng(1).normal(size=(4, 9))
+    victim, last, steps = 3, 1, 24  # two exchanges would be the mean already
+
+    def work(groups: Groups) -> tuple[Array, Array, int, dict[str, Any]] | None:
+        model = Quadratic()
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(f"sgp({more}on_loss='continue')"), mesh=groups
+        )
+        with torch.no_grad():
+            for parameter, part in ((model.matrix, slice(6)), (model.vector, slice(6, None))):
+                parameter.copy_(torch.tensor(start[groups.rank, part]).view_as(parameter))
+        at_loss, came_to = flat(snapshot(model)), 0
+        for step in range(steps):
+            if (groups.rank, step) == (victim, last):
+                perish(replica._links)
+                return None
+            before = flat(snapshot(model))
+            replica.step()
+            if replica.lost and not came_to:
+                at_loss, came_to = before, step + 1
+        replica.finish()
+        stats = replica.stats()
+        result = flat(snapshot(model)), at_loss, came_to - 1, stats
+        replica.detach()
+        return result
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[3\] are lost; \[0, 1, 2\] train on"):
+        results = [result for result in ThreadWorld(4).run(work) if result is not None]
+    ends, at_loss, came_at, stats = zip(*results, strict=True)
+    assert len(set(came_at)) > 1, "somebody had to catch up"
+    for end, told in zip(ends, stats, strict=True):
+        assert told["lost"] == [{"rank": victim, "step": max(came_at)}]
+        assert (told["size"], told["step"]) == (3, steps)
+        assert np.array_equal(end, ends[0])
+        # Mass is conserved from then on, casts included: only the order of float64 sums differs.
+        np.testing.assert_allclose(end, np.mean(at_loss, axis=0), rtol=0, atol=1e-12)
+    assert np.abs(ends[0] - start.mean(0)).max() > 1e-3, "not the mean of all four"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("verb", ["finish", "consensus", "consensus_distance"])
+def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
+    def work(groups: Groups) -> tuple[float, float] | None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.algorithm(CONTINUE), mesh=groups)
+        with torch.no_grad():
+            model.vector.fill_(float(groups.rank))
+        if groups.rank == 2:
+            perish(replica._links)
+            return None
+        if verb == "consensus":
+            with replica.consensus():
+                shown = model.vector[0].item()
+        else:
+            getattr(replica, verb)()
+            shown = model.vector[0].item()
+        replica.detach()
+        return shown, model.vector[0].item()
+
+    with pytest.warns(RuntimeWarning, match="train on"):
+        results = ThreadWorld(3).run(work)
+    expected = {
+        "finish": [(0.5, 0.5), (0.5, 0.5), None],
+        "consensus": [(0.5, 0.0), (0.5, 1.0), None],
+        "consensus_distance": [(0.0, 0.0), (1.0, 1.0), None],
+    }
+    assert results == expected[verb]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_last_survivor_trains_alone() -> None:
+    def work(groups: Groups) -> dict[str, Any] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=groups)
+        if groups.rank == 0:
+            perish(replica._links)
+            return None
+        for _ in range(3):
+            replica.step()
+        replica.finish()
+        replica.detach()
+        return replica.stats()
+
+    with pytest.warns(RuntimeWarning, match="train on"):
+        _, stats = ThreadWorld(2).run(work)
+    assert stats is not None
+    assert (stats["rank"], stats["size"], stats["step"]) == (1, 1, 3)
+    assert stats["lost"] == [{"rank": 0, "step": 0}]
+    assert "nobody to exchange with" in stats["notes"][0]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("text", "said"), [("sgp", "is lost"), (CONTINUE, "has left (detach)")])
+def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> None:
+    def work(groups: Groups) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=groups)
+        if groups.rank == 1:
+            return replica.detach() if text == CONTINUE else perish(replica._links)
+        for _ in range(3):
+            replica.step()
+        return None
+
+    errors = errors_of(work, 3)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, PeerLost)
+        assert f"rank 1 {said}" in str(error)
+
+
+def test_raise_is_the_default_everywhere() -> None:
+    assert PushSum().on_loss == Average().on_loss == "raise"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sgp(on_loss='stop')", "on_loss='stop', expected 'raise' or 'continue'"),
+        ("sgp(on_loss='continue', within='local')", "a loss may surface inside backward"),
+    ],
+)
+def test_settings_that_mean_nothing(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        offbeat.algorithm(text)
+
+
+def test_no_exchange_inside_backward_beside_it() -> None:
+    with pytest.raises(ValueError, match="leave the gradients slot empty"):
+        offbeat.Algorithm(Mean(), PushSum(on_loss="continue"))
+
+
+def test_a_graph_that_cannot_shrink_is_refused_by_all_when_it_is_attached() -> None:
+    def work(groups: Groups) -> None:
+        algorithm = offbeat.algorithm("sgp('bipartite', on_loss='continue')")
+        offbeat.replicate(Quadratic(), algorithm, mesh=groups)
+
+    errors = errors_of(work, 4)
+    assert all(isinstance(error, ValueError) for error in errors)
+    assert "without one participant too" in str(errors[0])
+    assert "at size 3: pairs need an even number" in str(errors[0])
+    assert errors_of(work, 2) == [None, None], "one that is left alone needs no graph"
+
+
+def test_another_loss_while_survivors_connect_ends_in_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("offbeat.groups.RECONNECT", 0.1)
+
+    def waits_for_the_dead(*_: object) -> ProcessGroup:
+        time.sleep(1)
+        raise AssertionError("nobody waits for this")
+
+    with pytest.raises(PeerLost, match=r"could not connect within .* s: another rank was lost"):
+        groups_module._in_time(waits_for_the_dead, HashStore(), 0, 2)
+
+
+TRAIN = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import offbeat
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]))
+losses = []
+for step in range(500):
+    x = torch.randn(32, 5)
+    loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
+    losses.append(loss.item())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 2 and step == 137:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replica.step()
+own = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+replica.finish()
+end = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+print(json.dumps({"losses": losses, "own": own, "end": end, "stats": replica.stats()}))
+replica.detach()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_survivors_of_a_killed_process_train_to_the_end() -> None:
+    lines: list[tuple[int | None, str]] = []
+    with Loopback(4) as place:
+        code = place.run(
+            [sys.executable, "-c", TRAIN, "sgp(overlap=1, on_loss='continue')"],
+            keep_going=True,
+            on_line=lambda *line: lines.append(line),
+        )
+    assert code == 128 + 9, lines
+    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
+    assert sorted(rank for rank in said if rank is not None) == [0, 1, 3]
+    (lost,) = said[0]["stats"]["lost"]
+    assert lost["rank"] == 2
+    assert 137 <= lost["step"] <= 140
+    for result in said.values():
+        assert result["stats"]["lost"] == [lost]
+        assert result["end"] == said[0]["end"]
+        before, after = result["losses"][: lost["step"]], result["losses"][lost["step"] :]
+        assert np.mean(after[-50:]) < 0.5 * np.mean(before[-50:]), "it goes on falling"
+    # The weights of the three are one up to what is in flight, and equal models hide them.
+    mean = np.mean([result["own"] for result in said.values()], axis=0)
+    np.testing.assert_allclose(said[0]["end"], mean, rtol=0, atol=1e-3)
