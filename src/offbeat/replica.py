@@ -82,9 +82,8 @@ class Replica:
         exchange, state = self.slot("parameters")
         self.steps += 1
         self.settled = False
-        self._telemetry.stepped(
-            0 if exchange is None else exchange.staleness(state, self.steps), self._measures
-        )
+        staleness = 0 if exchange is None else exchange.staleness(state, self.steps)
+        self._telemetry.stepped(staleness, self._measures)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
         """Whether the next backward exchanges gradients: False for all but the last micro-batch.
