@@ -19,6 +19,7 @@ FLOORS = (
         "lane",
         "groups",
         "collectives",
+        "calls",
     ),  # the only code that communicates
     ("exchange", "gradients", "parameters", "recipes"),  # what fills the two slots
     ("attach", "backward", "consensus", "checkpoint", "replica", "telemetry"),  # a training run

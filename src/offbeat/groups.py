@@ -158,7 +158,7 @@ class Group:
     @cached_property
     def lane(self) -> Lane:
         """The one thread that runs this group's longer exchanges; never two."""
-        return Lane(f"offbeat-{self.axis}")
+        return Lane(f"offbeat-{self.axis}", lambda: self.heartbeat.release(self.process_group))
 
 
 @dataclass(eq=False)

@@ -56,7 +56,7 @@ class Telemetry:
             loss = None if self.loss is None else float(self.loss)
             sent = {
                 axis: count - self._sent.get(axis, 0)
-                for axis, count in self.meter.bytes_sent.items()
+                for axis, count in dict(self.meter.bytes_sent).items()  # a lane may add one
             }
             self._record("step", **self.last, bytes_by_axis=sent, loss=loss, spans=spans)
             self.loss = None
