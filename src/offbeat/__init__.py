@@ -15,7 +15,7 @@ from offbeat.graphs import (
 )
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
-from offbeat.recipes import algorithm, alone, d_psgd, ddp, local_sgd, sgp, torch_ddp
+from offbeat.recipes import ad_psgd, algorithm, alone, d_psgd, ddp, local_sgd, sgp, torch_ddp
 from offbeat.replica import Replica
 from offbeat.telemetry import JsonLines, TensorBoard
 from offbeat.topology import Peers, Topology
@@ -41,6 +41,7 @@ __all__ = [
     "TensorBoard",
     "Topology",
     "__version__",
+    "ad_psgd",
     "algorithm",
     "alone",
     "d_psgd",

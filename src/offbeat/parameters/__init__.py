@@ -1,6 +1,7 @@
 """Floor 3: what fills the parameters slot, one final class a file."""
 
 from offbeat.parameters.average import Average
+from offbeat.parameters.pair_average import PairAverage
 from offbeat.parameters.push_sum import PushSum
 
-__all__ = ["Average", "PushSum"]
+__all__ = ["Average", "PairAverage", "PushSum"]
