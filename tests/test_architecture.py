@@ -19,6 +19,7 @@ FLOORS = (
         "lane",
         "groups",
         "collectives",
+        "calls",
     ),  # the only code that communicates
     ("exchange", "adasum_wire", "gradients", "parameters", "recipes"),  # what fills the two slots
     (

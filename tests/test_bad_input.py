@@ -19,7 +19,7 @@ from torch.optim import SGD
 import offbeat
 from offbeat.gradients import Mean
 from offbeat.groups import Groups
-from offbeat.parameters import Average, PushSum
+from offbeat.parameters import Average, PairAverage, PushSum
 from offbeat.testing import ThreadWorld
 from offbeat.topology import Peers, Topology
 
@@ -380,6 +380,8 @@ ARGUMENTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Mean(over="node"), "over='node', expected"),
     (lambda: Average(over="local"), "over='local', expected"),
     (lambda: PushSum(over="local"), "over='local', expected"),
+    (lambda: PairAverage(over="local"), "over='local', expected"),
+    (lambda: offbeat.ad_psgd(within="node"), "within='node', expected"),
     (lambda: PushSum(topology="ring"), "topology='ring', expected"),
     (lambda: offbeat.Algorithm(gradients=Average()), "the gradients slot holds"),
     (lambda: offbeat.Algorithm(parameters=Mean()), "the parameters slot holds"),

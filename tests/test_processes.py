@@ -53,7 +53,13 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("workers", "text"),
-    [(2, "ddp(wire='bf16')"), (3, "sgp(within='local')"), (4, "sgp('ring')"), (4, "local_sgd(4)")],
+    [
+        (2, "ddp(wire='bf16')"),
+        (3, "sgp(within='local')"),
+        (4, "sgp('ring')"),
+        (4, "local_sgd(4)"),
+        (3, "ad_psgd"),
+    ],
 )
 def test_a_script_trains_under_torchrun(workers: int, text: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -72,6 +78,21 @@ def test_a_script_trains_under_torchrun(workers: int, text: str, tmp_path: Path)
     assert result["distance"] == {"mean": 0.0, "max": 0.0}
     assert result["total"]["bytes_sent"] > 0
     assert sum(result["losses"][-5:]) < 0.5 * sum(result["losses"][:5])
+
+
+def test_a_script_that_never_detaches_ends(tmp_path: Path) -> None:
+    """The thread of ad_psgd waits for messages when the interpreter goes down."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.split("replica.finish()")[0] + "dist.barrier()\n")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=3", str(script), "ad_psgd"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 class Spawned:
@@ -128,6 +149,8 @@ def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
+            # No step of ad_psgd waits: this many must last until the heartbeats are missed.
+            time.sleep(0.006 if text == "ad_psgd" else 0.0)
     except offbeat.PeerLost as lost:
         error = str(lost)
     results.put((rank, error, time.time()))
@@ -136,7 +159,7 @@ def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int
     os._exit(0)
 
 
-@pytest.mark.parametrize("text", ["ddp", "sgp"])
+@pytest.mark.parametrize("text", ["ddp", "sgp", "ad_psgd"])
 def test_a_killed_rank_is_named_by_every_survivor(text: str) -> None:
     victim, at = random.randrange(5), random.randrange(20)
     print(f"{text}: rank {victim} dies at step {at}")

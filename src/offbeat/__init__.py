@@ -18,6 +18,7 @@ from offbeat.graphs import (
 from offbeat.groups import Groups
 from offbeat.heartbeat import PeerLost
 from offbeat.recipes import (
+    ad_psgd,
     adasum,
     algorithm,
     alone,
@@ -54,6 +55,7 @@ __all__ = [
     "TensorBoard",
     "Topology",
     "__version__",
+    "ad_psgd",
     "adasum",
     "adasum_all_reduce",
     "algorithm",

@@ -173,7 +173,7 @@ class Group:
     @cached_property
     def lane(self) -> Lane:
         """The one thread that runs this group's longer exchanges; never two."""
-        return Lane(f"offbeat-{self.axis}")
+        return Lane(f"offbeat-{self.axis}", lambda: self.heartbeat.release(self.process_group))
 
 
 @dataclass(eq=False)
@@ -245,7 +245,7 @@ def _in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:
     half an hour: so they do it in a thread, and leave it behind.
     """
     opened: list[ProcessGroup] = []
-    lane = Lane("offbeat-reconnect")
+    lane = Lane("offbeat-reconnect", wake=lambda: None)
     try:
         lane.submit(lambda: opened.append(opener(meet, rank, size))).result(RECONNECT)
     except (TimeoutError, RuntimeError) as error:

@@ -50,6 +50,7 @@ class Heartbeat:
         self.phase: tuple[int, str] = (0, "")
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
+        self._attending_since: float | None = None
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._silent: dict[int, bytes] = {}  # the last beat of those that we found silent
         self._verdict: Exception | None = None
@@ -78,17 +79,35 @@ class Heartbeat:
         """One more collective verb is done; all ranks must have called the same one."""
         self.phase = (self.phase[0] + 1, "")
 
+    def release(self, group: ProcessGroup) -> None:
+        """This rank leaves: end what still waits on ``group``, and tell nobody."""
+        self._stop.set()
+        _end_waits(group)
+
+    def require_no_verdict(self) -> None:
+        """Raise the verdict, if there is one."""
+        if self._verdict is not None:
+            raise self._verdict
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the others during a wait of the training thread."""
-        if self._verdict is not None:
-            raise self._verdict
+        self.require_no_verdict()
         self._waiting_since = time.monotonic()
         try:
             with self.explaining():
                 yield
         finally:
             self._waiting_since = None
+
+    @contextlib.contextmanager
+    def attending(self) -> Iterator[None]:
+        """Watch from a lane, meanwhile, whether the others live; whatever they do is fine."""
+        self._attending_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._attending_since = None
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -149,17 +168,23 @@ class Heartbeat:
     def _tick(self) -> None:
         try:
             self._beat()
-            since = self._waiting_since
-            if since is not None and time.monotonic() - since > BEAT:
-                self._judge(since, SILENT_AFTER)
+            now, since, attending = time.monotonic(), self._waiting_since, self._attending_since
+            if since is not None and now - since > BEAT:
+                self._judge(since, SILENT_AFTER, self.phase)
+            elif attending is not None and now - attending > BEAT:
+                self._judge(attending, SILENT_AFTER, None)
         except RuntimeError as error:
             self._verdict = PeerLost(_store_is_gone(error))
-        if self._verdict is not None and self._waiting_since is not None:
+        waits = self._waiting_since is not None or self._attending_since is not None
+        if self._verdict is not None and waits:
             for group in self._groups:
                 _end_waits(group)
 
-    def _judge(self, since: float, patience: float) -> None:
-        """Look at everyone's heartbeat once, and condemn the first fault."""
+    def _judge(self, since: float, patience: float, mine: tuple[int, str] | None) -> None:
+        """Look at everyone's heartbeat once, and condemn the first fault.
+
+        ``mine`` is the phase in which this rank waits for all; None if only death is a fault.
+        """
         if self._store.check(["verdict"]):
             self.condemn(PeerLost("unreachable: a verdict stands already"))
             return
@@ -167,7 +192,7 @@ class Heartbeat:
         for rank, phase, silence in self._signs(since):
             if silence > patience:
                 self._silent[rank] = self._seen[rank][0]
-            fault = self._fault(rank, phase, silence, patience, waited)
+            fault = self._fault(rank, phase, mine, silence, patience, waited)
             if fault is not None:
                 self.condemn(fault)
                 return
@@ -187,11 +212,17 @@ class Heartbeat:
             yield rank, (calls, verb), now - max(self._seen[rank][1], since)
 
     def _fault(
-        self, rank: int, phase: tuple[int, str], silence: float, patience: float, waited: float
+        self,
+        rank: int,
+        phase: tuple[int, str],
+        mine: tuple[int, str] | None,
+        silence: float,
+        patience: float,
+        waited: float,
     ) -> Exception | None:
-        (calls, verb), mine = phase, self.phase
+        calls, verb = phase
         if verb == "left":
-            if calls <= mine[0] or waited > patience:
+            if mine is not None and (calls <= mine[0] or waited > patience):
                 return PeerLost(
                     f"rank {rank} has left (detach) after {calls} calls, while rank {self.rank} "
                     f"waits in {_call(mine)}; call detach() on all ranks after the same step"
@@ -202,6 +233,8 @@ class Heartbeat:
                 f"heard of in {_call((calls, verb))}. Look at the end of its log, then start again "
                 "from the last checkpoint"
             )
+        elif mine is None:
+            return None
         elif verb and mine[1] and calls == mine[0] and verb != mine[1]:
             return ValueError(
                 f"rank {rank} is in {_call((calls, verb))}, but rank {self.rank} is in "
@@ -219,8 +252,10 @@ class Heartbeat:
         """Find out why a wait ended in an error; ask the heartbeats until one tells."""
         since = time.monotonic()
         while self._verdict is None and time.monotonic() - since < SILENT_AFTER + 2 * BEAT:
+            if self._stop.is_set():
+                return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
             try:
-                self._judge(since, BROKEN_AFTER)
+                self._judge(since, BROKEN_AFTER, self.phase)
             except RuntimeError as gone:
                 self._verdict = PeerLost(_store_is_gone(gone))
             self._stop.wait(0.2)

@@ -1,5 +1,6 @@
 """A thread that runs jobs one after the other, and that no process waits for at its end."""
 
+import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,26 +16,37 @@ class Lane:
 
     Like an executor with one worker, except that its thread is a daemon: an executor's is joined
     when the interpreter exits, and a rank that fails while its lane waits for a message would
-    never exit, and go on beating.
+    never exit, and go on beating. ``wake`` ends such a wait; a job that waits for something else
+    looks at ``closing``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, wake: Callable[[], None]) -> None:
         """Start the thread."""
+        self.closing = threading.Event()
+        self._wake = wake
+        self._last: Future[None] | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        # A daemon thread that wakes up inside a finalizing interpreter aborts the process.
+        atexit.register(self.close)
 
     def submit(
         self, job: Callable[Arguments, None], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> "Future[None]":
         """Run ``job`` after all that was submitted before; the future tells when, or its error."""
         future: Future[None] = Future()
+        self._last = future
         self._jobs.put((future, lambda: job(*args, **kwargs)))
         return future
 
     def close(self) -> None:
-        """End the thread when its last job is done."""
+        """End the thread, with an error of the job that it runs."""
+        atexit.unregister(self.close)
+        self.closing.set()
         self._jobs.put(None)
+        if self._last is not None and not self._last.done():
+            self._wake()
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:

@@ -1,5 +1,6 @@
 """What one replica has sent and how long it has waited."""
 
+import threading
 from dataclasses import dataclass, field
 
 Span = tuple[str, float, float]  # kind, start, end
@@ -18,11 +19,13 @@ class Meter:
     messages: int = 0
     seconds_stalled: float = 0.0
     spans: list[Span] | None = None  # what happened when, while somebody records
+    _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
 
     def sent(self, axis: str, count: int, messages: int = 1) -> None:
         """Count one launched exchange."""
-        self.bytes_sent[axis] = self.bytes_sent.get(axis, 0) + count
-        self.messages += messages
+        with self._lock:  # lanes count too
+            self.bytes_sent[axis] = self.bytes_sent.get(axis, 0) + count
+            self.messages += messages
 
     def span(self, kind: str, start: float, end: float) -> None:
         """Note what went on between two readings of ``time.perf_counter()``, if recording."""

@@ -17,7 +17,7 @@ from offbeat.graphs import (
     Ring,
     Symmetric,
 )
-from offbeat.parameters import AdasumUpdate, Average, PushSum
+from offbeat.parameters import AdasumUpdate, Average, PairAverage, PushSum
 from offbeat.topology import Topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
@@ -150,6 +150,18 @@ def d_psgd(
     return Algorithm(_inside(within), PushSum(graph, _between(within), wire=wire))
 
 
+def ad_psgd(within: Within = None) -> Algorithm:
+    """Asynchronous decentralized SGD: average with one random partner at a time, never wait.
+
+    With ``within="local"`` gradients are averaged inside each node and the nodes meet. See
+    :class:`offbeat.parameters.PairAverage`.
+
+    >>> ad_psgd().parameters
+    PairAverage(over='world')
+    """
+    return Algorithm(_inside(within), PairAverage(_between(within)))
+
+
 def alone() -> Algorithm:
     """No exchange at all: every rank trains by itself. The floor of time, not a method.
 
@@ -175,6 +187,7 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     local_sgd,
     sgp,
     d_psgd,
+    ad_psgd,
     lags,
     slgs,
     adasum,

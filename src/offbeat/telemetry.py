@@ -57,7 +57,7 @@ class Telemetry:
             loss = None if self.loss is None else float(self.loss)
             sent = {
                 axis: count - self._sent.get(axis, 0)
-                for axis, count in self.meter.bytes_sent.items()
+                for axis, count in dict(self.meter.bytes_sent).items()  # a lane may add one
             }
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
             self._record("step", **self.last, **more)

@@ -19,6 +19,7 @@ from offbeat.functional.cost import (
     warm_density,
 )
 from offbeat.functional.packing import Layout, Span, blocks, memory, pack, partition, wide
+from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
 from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
@@ -27,6 +28,7 @@ __all__ = [
     "Layout",
     "Span",
     "Wire",
+    "absorb",
     "adam_step_size",
     "adaptive_ratio",
     "adasum",
@@ -40,6 +42,7 @@ __all__ = [
     "kept",
     "masked_adam",
     "max_speedup",
+    "meet",
     "memory",
     "numerator",
     "orthogonality",
@@ -48,6 +51,7 @@ __all__ = [
     "partition",
     "sampled_top_k",
     "share_out",
+    "shoot",
     "sketch",
     "speedup",
     "spread",

@@ -2,6 +2,7 @@
 
 from offbeat.parameters.adasum_update import AdasumUpdate
 from offbeat.parameters.average import Average
+from offbeat.parameters.pair_average import PairAverage
 from offbeat.parameters.push_sum import PushSum
 
-__all__ = ["AdasumUpdate", "Average", "PushSum"]
+__all__ = ["AdasumUpdate", "Average", "PairAverage", "PushSum"]

@@ -1,0 +1,442 @@
+"""Asynchronous pair averaging: exact where the order is known, conserved where it is not."""
+
+import io
+import random
+import threading
+import time
+from concurrent.futures import wait
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD
+
+import offbeat
+from offbeat import heartbeat
+from offbeat.functional import absorb, meet, shoot
+from offbeat.groups import Group, Groups
+from offbeat.testing import ThreadWorld, snapshot
+from problems import DIMENSION, OPTIMA, START, Quadratic, flat, gradient, loss, optimum
+from reference.pair_average import Event, replay
+from reference.participants import Array, Nodes
+
+LR = 0.1
+UNEQUAL: Nodes = ((0, 1, 2), (3, 4), (5, 6))  # two slices; rank 2 only receives
+every_world = pytest.mark.parametrize("size", [2, 3, 4, 5])
+
+
+def attach(groups: Groups, dtype: torch.dtype = torch.float64) -> tuple[Quadratic, Any]:
+    model = Quadratic(dtype)
+    return model, offbeat.replicate(model, offbeat.ad_psgd(), mesh=groups)
+
+
+def train(model: Quadratic, replica: offbeat.Replica, step: int, lr: float = LR) -> Array:
+    """One step; returns what the optimizer added to the parameters."""
+    before = flat(snapshot(model))
+    loss(model, replica.groups.rank, step).backward()
+    SGD(model.parameters(), lr=lr).step()
+    model.zero_grad()
+    update = flat(snapshot(model)) - before
+    replica.step()
+    return update
+
+
+def visited(replica: Any) -> None:
+    """Wait until this rank's visit is over, if it is one that visits."""
+    swaps = replica.parameters_state.swaps
+    if swaps is not None and swaps.visits:
+        wait([swaps.job], timeout=30)
+
+
+def mass(replica: Any) -> Array:
+    """Parameters with what is pending, exchanges at rest."""
+    exchange, state = replica.slot("parameters")
+    with torch.no_grad():
+        _, views, weight = exchange.mass(state)
+    assert weight == 1.0
+    return flat(views)
+
+
+def test_both_sides_of_a_pair_cancel_bit_for_bit() -> None:
+    x, y = torch.randn(2, 1000).mul(1e3).bfloat16()
+    left, right = torch.zeros(2, 1000)
+    meet(left, x, y)
+    meet(right, y, x)
+    assert torch.equal(left, -right)
+    assert torch.equal(x.float() + left, y.float() + right)
+
+
+def test_rounding_loses_nothing() -> None:
+    z, delta = torch.full((100,), 256.0).bfloat16(), torch.zeros(100)
+    for _ in range(10):  # each far below the spacing of 2
+        delta += 0.25
+        absorb(z, delta)
+    assert torch.equal(z.float() + delta, torch.full((100,), 258.5))
+    assert z[0] == 258
+    shoot(z, delta, out := torch.empty(100, dtype=torch.bfloat16))
+    assert torch.equal(out, z)
+    absorb(x := torch.full((100,), 256.0), d := torch.full((100,), 0.25))
+    assert torch.equal(x, torch.full((100,), 256.25))
+    assert not d.any()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
+    """Rank 1 answers, the others visit it in turns."""
+    steps, turns = 6, threading.Barrier(size, timeout=30)
+    order = [1, *(rank for rank in range(size) if rank != 1)]
+    events: list[Event] = []
+    for k in range(steps):
+        for rank in order:
+            events.append(("step", rank, k))
+            events += [("meet", rank, 1)] if rank != 1 else []
+
+    swaps: dict[int, Any] = {}
+
+    def worker(groups: Groups) -> tuple[Array, Array]:
+        model, replica = attach(groups)
+        swaps[groups.rank] = replica.parameters_state.swaps
+        with torch.no_grad():
+            model.matrix += groups.rank
+        for k in range(steps):
+            for rank in order:
+                turns.wait()
+                if rank == groups.rank:
+                    before = swaps[1].delta[0].clone()
+                    train(model, replica, k)
+                    visited(replica)
+                    while rank != 1 and torch.equal(swaps[1].delta[0], before):
+                        time.sleep(0.001)  # the other side may take a moment longer
+        turns.wait()
+        z = flat(snapshot(model))
+        pending = mass(replica) - z
+        replica.detach()
+        return z, pending
+
+    start = np.tile(START, (size, 1))
+    start[:, :6] += np.arange(size)[:, None]
+    z, pending = replay(start, gradient, events, LR)
+    runs = ThreadWorld(size).run(worker)
+    np.testing.assert_allclose([run[0] for run in runs], z, rtol=0, atol=1e-12)
+    np.testing.assert_allclose([run[1] for run in runs], pending, rtol=0, atol=1e-12)
+    assert np.abs(pending).max() > 0.01
+
+
+@every_world
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> None:
+    """Whatever the delays, looked at three times on the way."""
+
+    def worker(groups: Groups) -> tuple[list[Array], int]:
+        model, replica = attach(groups, dtype)
+        pauses, seen = random.Random(groups.rank), []
+        with torch.no_grad():
+            model.matrix += groups.rank**2
+        own = flat(snapshot(model))  # where updates alone would have led
+        for k in range(45):
+            time.sleep(pauses.choice([0, 0, 0.001, 0.003]))
+            own += train(model, replica, k)
+            if k % 15 == 14:
+                seen.append(mass(replica) - own)
+        exchanges = replica.parameters_state.swaps.newest
+        replica.detach()
+        return seen, exchanges
+
+    runs = ThreadWorld(size).run(worker)
+    moved = np.array([seen for seen, _ in runs])
+    assert all(newest > 0 for _, newest in runs)
+    assert np.abs(moved).max() > 0.1, "exchanges have moved everyone"
+    # The sum of what pairs have brought. Float64: roundings of numbers below 20. Pending changes
+    # of 16-bit parameters are float32: 45 steps with one rounding each of numbers below 20.
+    rounding = 1e-12 if dtype == torch.float64 else 45 * 20 * torch.finfo(torch.float32).eps
+    np.testing.assert_allclose(moved.sum(0), 0, rtol=0, atol=size * rounding)
+
+
+def test_converges_although_every_rank_has_its_own_optimum() -> None:
+    size, pace = 4, threading.Barrier(4, timeout=30)
+
+    def worker(groups: Groups) -> Array:
+        model, replica = attach(groups)
+        for k in range(400):
+            train(model, replica, k, lr=1.0 / (k + 2))
+            visited(replica)
+            pace.wait()  # steps take as long as exchanges: else those that answer run ahead
+        replica.finish()
+        replica.detach()
+        return flat(snapshot(model))
+
+    alone = OPTIMA[:size].mean(0)
+    assert np.abs(alone - optimum(size)).max() > 0.1, "without exchanges it would end elsewhere"
+    for found in ThreadWorld(size).run(worker):
+        # 400 steps of 1/k leave about 1/400 of the start's distance; ranks drift a little apart.
+        np.testing.assert_allclose(found, optimum(size), atol=2e-2)
+
+
+@pytest.mark.parametrize("slow", [0, 1], ids=["a visitor", "one that answers"])
+def test_nobody_waits_for_a_slow_rank(slow: int) -> None:
+    """It makes three steps; the others many, and even those that visit it meet it in between."""
+    size, done, gone = 4, threading.Event(), threading.Barrier(4, timeout=30)
+
+    def worker(groups: Groups) -> tuple[int, int]:
+        model, replica = attach(groups)
+        while groups.rank != slow and not done.is_set():
+            train(model, replica, 0)
+            time.sleep(0.001)
+        for k in range(3 if groups.rank == slow else 0):
+            train(model, replica, k)
+            time.sleep(0.5)
+        done.set()
+        swapped = replica.stats()["bytes_by_axis"]["world"]
+        gone.wait()
+        replica.detach()
+        return replica.steps, swapped
+
+    runs = ThreadWorld(size).run(worker)
+    for rank, (steps, _) in enumerate(runs):
+        # 1.5 s of steps of 1 ms and some work: hundreds, or tens on a machine under load.
+        assert steps == 3 if rank == slow else steps > 30
+    if slow == 1:
+        assert runs[slow][1] > 10 * 3 * DIMENSION * 8, "its thread has answered all the while"
+
+
+@every_world
+def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
+    """Twice, with training in between; the last one finds everyone equal."""
+
+    def worker(groups: Groups) -> list[Array]:
+        model, replica = attach(groups)
+        ends = []
+        for _ in range(2):
+            for k in range(10):
+                train(model, replica, k)
+                time.sleep(0.001 * groups.rank)
+            replica.finish()
+            assert replica.parameters_state.swaps.job is None
+            assert all(not part.any() for part in replica.parameters_state.swaps.delta)
+            ends.append(flat(snapshot(model)))
+        assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
+        replica.finish()
+        ends.append(flat(snapshot(model)))
+        replica.detach()
+        return ends
+
+    first, *others = ThreadWorld(size).run(worker)
+    assert all(np.array_equal(other, first) for other in others)
+    assert not np.array_equal(first[0], first[1])
+    assert np.array_equal(first[1], first[2])
+
+
+def test_consensus_leaves_what_is_pending_for_the_next_step() -> None:
+    size = 3
+
+    def worker(groups: Groups) -> tuple[Array, Array, Array]:
+        model, replica = attach(groups)
+        with torch.no_grad():
+            model.vector += groups.rank
+        replica.step()
+        visited(replica)
+        before = flat(snapshot(model))
+        with replica.consensus():
+            shown = flat(snapshot(model))
+        assert np.array_equal(flat(snapshot(model)), before)
+        pending = mass(replica) - before
+        replica.step()
+        after = flat(snapshot(model))
+        np.testing.assert_allclose(after, before + pending, rtol=0, atol=1e-14)
+        replica.finish()
+        replica.detach()
+        return shown, pending, flat(snapshot(model))
+
+    for shown, pending, finished in ThreadWorld(size).run(worker):
+        np.testing.assert_allclose(shown[6:], START[6:] + 1, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(finished, shown, rtol=0, atol=1e-14)
+        assert np.abs(pending).max() > 0.1
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("offbeat")}
+
+
+@pytest.mark.parametrize("stuck", [False, True], ids=["running", "visiting one that never steps"])
+def test_detach_in_the_middle_ends_the_thread(stuck: bool) -> None:
+    everyone = threading.Barrier(4, timeout=30)
+
+    def worker(groups: Groups) -> bool:
+        model, replica = attach(groups)
+        for k in range(5 if not stuck or groups.rank % 2 == 0 else 0):
+            train(model, replica, k)
+        everyone.wait()
+        lanes = "offbeat-world" in threads()
+        everyone.wait()
+        replica.detach()
+        everyone.wait()
+        return lanes
+
+    assert all(ThreadWorld(4).run(worker))
+    assert not threads()
+
+
+def test_what_was_saved_at_rest_goes_on_with_the_same_mean() -> None:
+    size = 4
+
+    def worker(groups: Groups) -> tuple[Array, Array]:
+        model, replica = attach(groups)
+        for k in range(6):
+            train(model, replica, k)
+            visited(replica)
+        with replica.consensus():
+            pass
+        file = io.BytesIO()
+        torch.save(replica.state_dict(), file)
+        expected = mass(replica)
+        train(model, replica, 6)
+        replica.detach()
+
+        file.seek(0)
+        again, resumed = attach(groups)
+        train(again, resumed, 0)  # exchanges are under way when it loads
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        assert resumed.steps == 6
+        found = mass(resumed)
+        state = resumed.state_dict()[f"rank{groups.rank}"]["parameters"]["random"]
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)[f"rank{groups.rank}"]["parameters"]
+        assert torch.equal(state, saved["random"])
+        train(again, resumed, 6)
+        resumed.finish()
+        resumed.detach()
+        return expected, found
+
+    for expected, found in ThreadWorld(size).run(worker):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_nodes_are_participants(dtype: torch.dtype) -> None:
+    """Unequal ones: each slice meets on its own, a node's ranks stay equal, the mean stays."""
+    pace = threading.Barrier(7, timeout=30)
+
+    def worker(groups: Groups) -> tuple[list[Array], Array]:
+        model = Quadratic(dtype)
+        slot = offbeat.ad_psgd(within="local").parameters
+        replica = offbeat.replicate(model, offbeat.Algorithm(parameters=slot), mesh=groups)
+        with torch.no_grad():
+            model.matrix += groups.node**2
+        seen = []
+        for _ in range(30):
+            replica.step()
+            visited(replica)
+            pace.wait()
+            seen.append(flat(snapshot(model)))
+        replica.finish()
+        replica.detach()
+        return seen, flat(snapshot(model))
+
+    runs = ThreadWorld(nodes=UNEQUAL).run(worker)
+    expected = START.copy()
+    expected[:6] += 5 / 3
+    rounding = 1e-12 if dtype == torch.float64 else 0.02  # START itself is rounded to 2^-9
+    for _, end in runs:
+        np.testing.assert_allclose(end, expected, rtol=0, atol=rounding)
+    for node in UNEQUAL:
+        assert all(np.array_equal(runs[rank][0], runs[node[0]][0]) for rank in node)
+    spread = np.ptp([runs[node[0]][0][-1] for node in UNEQUAL], axis=0).max()
+    assert spread < 0.4, "30 visits brought 0, 1 and 4 together"
+
+
+def test_a_visit_costs_one_model_and_a_call() -> None:
+    everyone = threading.Barrier(2, timeout=30)
+
+    def worker(groups: Groups) -> tuple[int, int]:
+        _, replica = attach(groups)
+        counts, ages = [], []
+        for rank in (1, 0, 0):
+            if groups.rank == rank:
+                replica.step()
+                visited(replica)
+            everyone.wait()
+            counts.append(replica.stats()["total"]["bytes_sent"])
+            ages.append(replica.stats()["last"].get("staleness"))
+        everyone.wait()
+        replica.detach()
+        return counts[2] - counts[1], ages[2]
+
+    model = DIMENSION * 8
+    # The visitor's second step was one after the snapshot that met another was taken.
+    assert ThreadWorld(2).run(worker) == [(model + 8, 1), (model, 1)]
+
+
+def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "backend", lambda self, device: "nccl")
+
+    def worker(groups: Groups) -> None:
+        monkeypatch.setattr("offbeat.attach.wire_device", lambda *_: torch.device("cpu"))
+        monkeypatch.setattr("offbeat.collectives.wire_device", lambda *_: torch.device("cpu"))
+        with pytest.raises(ValueError, match="needs Gloo for CPU tensors, got 'nccl'; call"):
+            attach(groups)
+
+    ThreadWorld(2).run(worker)
+
+
+@pytest.mark.parametrize("leaver", [0, 1], ids=["a visitor leaves", "one that answers leaves"])
+@pytest.mark.parametrize("verb", ["step", "finish"])
+def test_a_rank_that_leaves_is_named_on_the_main_thread(
+    leaver: int, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A broken connection is explained at once, not after 5 s: it is known who has left.
+    monkeypatch.setattr(heartbeat, "BROKEN_AFTER", 0.1)
+
+    def go_on(model: Quadratic, replica: Any) -> None:
+        # Nobody visits any more where the visitor has left: there it matters in finish() only.
+        for k in range(10_000 if verb == "step" and leaver == 1 else 1):
+            train(model, replica, k)
+            time.sleep(0.002)
+        replica.finish()
+
+    def worker(groups: Groups) -> str:
+        model, replica = attach(groups)
+        train(model, replica, 0)
+        if groups.rank == leaver:
+            replica.detach()
+            return ""
+        with pytest.raises(offbeat.PeerLost) as lost:
+            go_on(model, replica)
+        replica.detach()
+        return str(lost.value)
+
+    said = ThreadWorld(2).run(worker)
+    assert f"rank {leaver} has left (detach) after 1 calls" in said[1 - leaver]
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def worker(groups: Groups) -> None:
+        model, replica = attach(groups)
+        swaps = replica.parameters_state.swaps
+
+        def fail(*partner: int) -> None:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(swaps, "_visit" if swaps.visits else "_answer", fail)
+        train(model, replica, 0)
+        wait([swaps.job], timeout=30)
+        with pytest.raises(MemoryError, match="no room"):
+            train(model, replica, 1)
+        replica.detach()
+
+    ThreadWorld(2).run(worker)
+
+
+def test_unequal_numbers_of_steps_are_refused_alike() -> None:
+    def worker(groups: Groups) -> str:
+        model, replica = attach(groups)
+        for k in range(3 + (groups.rank == 2)):
+            train(model, replica, k)
+        with pytest.raises(ValueError, match="call") as refused:
+            replica.finish()
+        replica.detach()
+        return str(refused.value)
+
+    assert len(set(ThreadWorld(3).run(worker))) == 1
