@@ -1,7 +1,5 @@
 """Lock-free inside a node, an exchange between nodes."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
@@ -69,11 +67,19 @@ class NodeReplica:
                 f"{algorithm!r} exchanges gradients, which stay with the workers; use one that "
                 "exchanges parameters only, such as offbeat.sgp() or offbeat.local_sgd()"
             )
-        snapshot = copy.deepcopy(model)
+        # The parameters alone: a module with a sparse embedding could not be replicated, although
+        # no gradient ever reaches this copy. Names of a ParameterDict may not hold dots.
+        snapshot = nn.ParameterDict(
+            {
+                name.replace(".", "/"): nn.Parameter(shared.detach().clone())
+                for name, shared in model.named_parameters()
+                if shared.requires_grad
+            }
+        )
         self.replica = replicate(snapshot, algorithm, mesh=mesh)
         self._pairs: list[tuple[Tensor, Tensor]] = [
-            (shared.detach(), own.detach())
-            for shared, own in zip(model.parameters(), snapshot.parameters(), strict=True)
+            (shared.detach(), snapshot[name.replace(".", "/")].detach())
+            for name, shared in model.named_parameters()
             if shared.requires_grad
         ]
         self._before = [torch.empty_like(own) for _, own in self._pairs]
