@@ -1,9 +1,11 @@
 """Which rank sits on which node, and the process groups that follow from it."""
 
+import atexit
 import itertools
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,6 +21,7 @@ from offbeat.lane import Lane
 from offbeat.meter import Meter
 
 Axis = Literal["world", "node", "local"]
+_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
 Opener = Callable[[Store, int, int], ProcessGroup]  # where to meet, rank, size
 RECONNECT = 60.0  # seconds that survivors of a loss have to connect anew
 
@@ -156,6 +159,10 @@ class Group:
     heartbeat: Heartbeat
     meter: Meter
 
+    def __post_init__(self) -> None:
+        """Remember to let go of the process group before Python ends."""
+        _groups.add(self)
+
     @property
     def rank(self) -> int:
         """This rank's place in the group."""
@@ -222,20 +229,29 @@ class Links:
     def close(self) -> None:
         """End the heartbeat, the lanes and the groups."""
         self.heartbeat.stop()
-        dropped = []
         for group in self.opened:
             if "lane" in vars(group):
                 group.lane.close()
             group.process_group.shutdown()
-            dropped.append(group.process_group)
-            del group.process_group
         self.opened.clear()
-        # Gloo's threads end when the last reference goes. One that lets go of a tensor after
-        # Python has ended aborts the process. Not in our own thread: one that still waits for a
-        # peer, after an error, would keep us.
-        drop = threading.Thread(target=dropped.clear, daemon=True)
-        drop.start()
-        drop.join(timeout=5.0)
+
+
+@atexit.register
+def _drop_groups() -> None:
+    """Let go of all process groups before Python ends: that ends the threads of Gloo.
+
+    One that lets go of a tensor after Python has ended aborts the process. Not earlier, at
+    ``close()``: a peer may still be reading what we have sent, and a closed socket takes that
+    away. And not in this thread: one that still waits for a peer would keep us.
+    """
+    dropped = []
+    for group in list(_groups):
+        group.heartbeat.forget_groups()
+        dropped.append(group.process_group)
+        del group.process_group
+    drop = threading.Thread(target=dropped.clear, daemon=True)
+    drop.start()
+    drop.join(timeout=5.0)
 
 
 def _in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:

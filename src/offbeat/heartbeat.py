@@ -149,9 +149,13 @@ class Heartbeat:
         self._end_thread()
         atexit.unregister(self._end_thread)
         self.phase = (self.phase[0], "left")
-        self._groups.clear()
+        self.forget_groups()
         with contextlib.suppress(RuntimeError):
             self._beat()
+
+    def forget_groups(self) -> None:
+        """Let go of the groups whose waits :meth:`guard` was told to end."""
+        self._groups.clear()
 
     def _end_thread(self) -> None:
         self._stop.set()
