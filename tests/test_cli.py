@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 import offbeat
 from offbeat.cli import app
+from offbeat.recipes import RECIPES
 
 
 def offbeat_command(*words: str) -> Result:
@@ -30,17 +31,7 @@ def test_version() -> None:
 def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
     listed = json.loads(offbeat_command("recipes", "--json").output)
     names = [recipe["name"] for recipe in listed]
-    assert names == [
-        "ddp",
-        "local_sgd",
-        "sgp",
-        "d_psgd",
-        "lags",
-        "slgs",
-        "adasum",
-        "torch_ddp",
-        "alone",
-    ]
+    assert names == [recipe.__name__ for recipe in RECIPES]
     for name in names:
         assert isinstance(offbeat.algorithm(name), offbeat.Algorithm)
         assert name in offbeat_command("recipes").output

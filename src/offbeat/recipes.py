@@ -267,7 +267,8 @@ def _graph(topology: Graph, peers: int) -> Topology:
         return named[topology]
     if isinstance(topology, list | tuple) and all(isinstance(p, list | tuple) for p in topology):
         return Phases(tuple((count, _graph(graph, 1)) for count, graph in topology))
-    if callable(topology) or hasattr(topology, "is_directed"):
+    makes_graphs = callable(topology) and not isinstance(topology, type)
+    if makes_graphs or hasattr(topology, "is_directed"):
         return Digraph(topology)
     raise ValueError(
         f"topology={topology!r}, expected one of {', '.join(map(repr, named))}, a Topology, a "
