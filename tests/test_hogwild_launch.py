@@ -75,8 +75,13 @@ def test_an_end_without_a_result_is_a_failure() -> None:
 
 def test_ctrl_c_ends_all() -> None:
     pids = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(KeyboardInterrupt):
-        launch(scripts.interrupt, 2, args=(pids,))
+    # A shell that starts us in the background has us ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(scripts.interrupt, 2, args=(pids,))
+    finally:
+        signal.signal(signal.SIGINT, before)
     for pid in pids.tolist():
         with pytest.raises(ProcessLookupError) as gone:
             os.kill(pid, signal.SIG_DFL)

@@ -21,7 +21,7 @@ def kept(numel: int, density: float) -> int:
 def top_k(x: Tensor, k: int) -> Tensor:
     r"""Indices (int64, unordered) of the ``k`` largest magnitudes of a flat ``x``, exactly.
 
-    .. math:: TopK(x, k)_i = x_i \text{ if } |x_i| \ge thr, \text{ else } 0
+    .. math:: TopK(x, k)_i = x_i \; \mathrm{if} \; |x_i| \geq thr, \; \mathrm{else} \; 0
 
     with thr the k-th largest :math:`|x|` (eq. 4 of Shi et al. 2020; exactly k of tied entries).
     NaN counts as largest and infinity comes next, so that what is selected is finite only if all
