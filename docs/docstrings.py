@@ -25,7 +25,17 @@ INLINE = re.compile(r":math:`([^`]+)`")
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 BLOCK = re.compile(r"^\.\. math::(.*(?:\n(?:[ \t]+\S.*))*)", re.MULTILINE)
 # What the papers' notation uses and matplotlib does not know.
-SPELLING = ((r"\bmod", r"\;\mathrm{mod}\;"), (r"\Big/", "/"), ("&", ""))
+SPELLING = (
+    (r"\bmod", r"\;\mathrm{mod}\;"),
+    (r"\Big", ""),
+    (r"\bigl", ""),
+    (r"\bigr", ""),
+    (r"\tfrac", r"\frac"),
+    (r"\text{", r"\mathrm{"),
+    (r"\le ", r"\leq "),
+    (r"\ge ", r"\geq "),
+    ("&", ""),
+)
 # What matplotlib draws and a page does not need: its style would hold for the whole page.
 SCENERY = re.compile(
     r'<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</defs>|<g id="patch_1">.*?</g>',
