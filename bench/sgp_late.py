@@ -4,21 +4,18 @@ Of 4 workers of `sgp` one loses its link for 5 s, or has a quarter of its time t
 lab: real processes, a network for each. Needs root.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import typer
+from _claims import Claim, report
 from _sgp_worker import RATE, run
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from offbeat.lab import Cut, Straggler
 
-RESULTS = Path(__file__).parent / "results" / "sgp_late.json"
 LATE_WORKERS, LATE_STEPS, LATE_NODE = 4, 150, 1
 CUT_AT, CUT_SECONDS, SHARE = 8.0, 5.0, 0.25  # ranks need some 5 s to start
 OVERLAPS = (0, 1, 4)
@@ -59,23 +56,32 @@ def delay(overlap: int) -> list[Lateness]:
     ]
 
 
-def show_delays(delays: Sequence[Lateness]) -> None:
-    table = Table(
-        "node 1 has its", "overlap", "undisturbed step", "node 1 is late by", "the others by",
-        title=f"{LATE_WORKERS} workers, {LATE_STEPS} steps, {RATE}",
-    )  # fmt: skip
-    for each in delays:
-        figures = f"{each.step * 1e3:.0f} ms", f"{each.late_node:.2f} s", f"{each.others:.2f} s"
-        table.add_row(each.fault, str(each.overlap), *figures)
-    console.print(table)
+def show(delays: Sequence[Lateness]) -> None:
+    rows = [
+        (
+            each.fault,
+            str(each.overlap),
+            f"{each.step * 1e3:.0f} ms",
+            f"{each.late_node:.2f} s",
+            f"{each.others:.2f} s",
+        )
+        for each in delays
+    ]
+    claims = [
+        Claim(f"others are no later than the node with its {each.fault}, overlap {each.overlap}",
+              f"at most {each.late_node:.2f} s", f"{each.others:.2f} s",
+              each.others <= each.late_node + 10 * each.step)
+        for each in delays
+    ]  # fmt: skip
+    headings = ("node 1 has its", "overlap", "a step without", "node 1 is late by", "others by")
+    title = f"{LATE_WORKERS} workers, {LATE_STEPS} steps, {RATE}"
+    report("sgp_late", title, headings, rows, claims, delays=[*map(asdict, delays)])
 
 
 @app.command(epilog=EPILOG)
 def main() -> None:
-    """Make a node late; print a table and write it as JSON."""
-    delays = [row for tau in track(OVERLAPS, "late nodes", console=console) for row in delay(tau)]
-    show_delays(delays)
-    RESULTS.write_text(json.dumps([*map(asdict, delays)], indent=2) + "\n")
+    """Make a node late, and see by how much the others are."""
+    show([row for tau in track(OVERLAPS, "late nodes", console=console) for row in delay(tau)])
 
 
 if __name__ == "__main__":

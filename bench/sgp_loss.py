@@ -4,22 +4,19 @@ Of 8 workers of `sgp(overlap=1, on_loss="continue")` one gets SIGKILL at a rando
 real processes, a network for each, the store with the launcher. Needs root.
 """
 
-import json
 import random
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from _sgp_worker import run
+from _claims import Claim, report
+from _sgp_worker import RATE, run
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results" / "sgp_loss.json"
 WORKERS, STEPS = 8, 150
 NEAR = 20  # steps over which a loss is averaged
 EPILOG = "Examples: `python bench/sgp_loss.py`, `python bench/sgp_loss.py --seeds 3`"
@@ -63,27 +60,40 @@ def lose(seed: int) -> Loss:
     )
 
 
-def show_losses(losses: Sequence[Loss]) -> None:
-    table = Table(
-        "seed", "killed", "s until training went on", "loss before", "loss at the end", "equal",
-        title=f"one of {WORKERS} workers killed, {STEPS} steps",
-    )  # fmt: skip
-    for loss in losses:
-        seconds = f"{loss.seconds:.1f}"
-        equal = "yes" if loss.named and loss.apart == 0 else "NO"
-        values = f"{loss.before:.4f}", f"{loss.after:.4f}", equal
-        table.add_row(str(loss.seed), f"rank {loss.rank} at {loss.step}", seconds, *values)
-    console.print(table)
+def show(losses: Sequence[Loss]) -> None:
+    rows = [
+        (
+            str(loss.seed),
+            f"rank {loss.rank} at {loss.step}",
+            f"{loss.seconds:.1f}",
+            f"{loss.before:.4f}",
+            f"{loss.after:.4f}",
+            "yes" if loss.named and loss.apart == 0 else "NO",
+        )
+        for loss in losses
+    ]
+    longest = max(loss.seconds for loss in losses)
+    falling = sum(loss.after < loss.before for loss in losses)
+    equal = sum(loss.named and loss.apart == 0 for loss in losses)
+    claims = [
+        Claim("all others train to the end, name the lost rank and are equal after finish()",
+              "every run", f"{equal} of {len(losses)}", equal == len(losses)),
+        Claim("training goes on within 30 s of the loss", "every run", f"{longest:.1f} s at most",
+              longest < 30),
+        Claim("the loss goes on falling", "every run", f"{falling} of {len(losses)}",
+              falling == len(losses)),
+    ]  # fmt: skip
+    headings = ("seed", "killed", "s until training went on", "loss before", "at the end", "equal")
+    title = f"One of {WORKERS} workers killed, {STEPS} steps, {RATE}"
+    report("sgp_loss", title, headings, rows, claims, losses=[*map(asdict, losses)])
 
 
 @app.command(epilog=EPILOG)
 def main(
-    seeds: Annotated[int, typer.Option(help="Runs with a killed rank, 20 s each.")] = 10,
+    seeds: Annotated[int, typer.Option(help="Runs with a killed rank, 25 s each.")] = 10,
 ) -> None:
-    """Kill a rank in every run; print a table and write it as JSON."""
-    losses = [lose(seed) for seed in track(range(seeds), "killing ranks", console=console)]
-    show_losses(losses)
-    RESULTS.write_text(json.dumps([*map(asdict, losses)], indent=2) + "\n")
+    """Kill a rank in every run, and see how the others go on."""
+    show([lose(seed) for seed in track(range(seeds), "killing ranks", console=console)])
 
 
 if __name__ == "__main__":
