@@ -54,7 +54,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes[0].set_xticks([tick for tick in axes[0].get_xticks() if tick <= ends[0].x])
         _name(axes[0], ends)
         for end in _panel(axes[1], curves, lambda point: point.seconds, "seconds of training"):
-            _label(axes[1], end, f"{end.x:.0f} s", end.loss, (-4, 10))
+            _label(axes[1], end, f"{end.x:.0f} s", end.loss, (-4, -16))
         figure.savefig(path, dpi=160, facecolor="white")
         plt.close(figure)
 
