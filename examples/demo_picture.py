@@ -55,6 +55,8 @@ def draw(comparison: Comparison, path: Path) -> None:
         _name(axes[0], ends)
         for end in _panel(axes[1], curves, lambda point: point.seconds, "seconds of training"):
             _label(axes[1], end, f"{end.x:.0f} s", end.loss, (-4, -16))
+        low, high = axes[0].get_ylim()
+        axes[0].set_ylim(low - 0.06 * (high - low), high)  # room for the seconds
         figure.savefig(path, dpi=160, facecolor="white")
         plt.close(figure)
 

@@ -26,7 +26,6 @@ from offbeat.telemetry import Telemetry
 from offbeat.traits import changed, traits
 
 Result = TypeVar("Result")
-Tensors = Sequence[Tensor]
 
 
 class Replica:
@@ -267,7 +266,7 @@ class Replica:
             exchange.settle(state)
         return distance
 
-    def _average(self, verb: str, shown: Tensors = (), own: Tensors = ()) -> None:
+    def _average(self, verb: str, shown: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
         agree_on_steps(self.steps, verb, self._control)
         if self._site is None:
             return
