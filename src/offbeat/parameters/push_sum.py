@@ -175,6 +175,8 @@ class PushSum(ParameterExchange[PushSumState]):
 
     def settle(self, state: PushSumState) -> None:
         """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
+        if state.pending is not None:
+            state.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
         state.weight, state.pending = 1.0, None
         _copy_in(state)
         for z, section, part in _pieces(state):
