@@ -276,12 +276,14 @@ def test_orthogonality_of_layers_and_their_mean() -> None:
         ({"every": 3, "wire": "bf16", "method": "gram"}, ((0,), (1,), (2,))),
         ({"every": 2, "wire": "fp16", "method": "gather"}, ((0,), (1,), (2,))),
         ({"every": 2, "wire": "fp16", "method": "gram", "over": "node"}, TWO_SLICES),
+        ({"every": 2, "wire": "bf16", "over": "node", "partition": True}, ((0, 1), (2, 3))),
     ],
     ids=str,
 )
 def test_resuming_goes_on_bit_for_bit(options: dict[str, Any], nodes: Nodes) -> None:
     """From between two exchanges, with errors of rounding that are still owed."""
-    gradients = Mean(over="local") if "over" in options else None
+    partition = options.get("partition", False)
+    gradients = Mean(over="local", partition=partition) if "over" in options else None
     algorithm = offbeat.Algorithm(gradients, AdasumUpdate(**options))
 
     def worker(groups: Groups) -> None:

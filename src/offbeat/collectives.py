@@ -22,7 +22,7 @@ from typing import ParamSpec
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, Work
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions, Work
 
 from offbeat.groups import Group
 
@@ -100,6 +100,16 @@ def all_reduce(tensor: Tensor, group: Group) -> Handle:
     options.reduceOp = ReduceOp(ReduceOp.SUM)
     work = group.process_group.allreduce([tensor], options)
     _count(group, 2 * (group.size - 1) * tensor.nbytes // group.size)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
+def reduce(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Sum ``tensor`` at the member ``root``, in place; the others' is scratch. Sends it once."""
+    options = ReduceOptions()
+    options.reduceOp, options.rootRank, options.rootTensor = ReduceOp(ReduceOp.SUM), root, 0
+    work = group.process_group.reduce([tensor], options)
+    _count(group, tensor.nbytes if group.rank != root else 0)
     return Handle(group, [work], [tensor])
 
 

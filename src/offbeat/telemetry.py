@@ -73,6 +73,8 @@ class Telemetry:
 
     def report(self, loss: float | Tensor, kind: str) -> None:
         """Take down a loss: this step's, or one on held-out data."""
+        if kind not in ("train", "heldout"):
+            raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if kind == "train":
             self.loss = loss
