@@ -32,6 +32,8 @@ RESULTS = Path(__file__).parent / "results" / "adasum_latency.json"
 PAPER = "Fig. 1: at most 1.45 x all-reduce, 64 GPUs, 100 Gbit/s, up to 256 MB"
 KIB = (1, 16, 64, 256, 1024, 4096, 16384)
 LAYERS = 16
+EPILOG = "Examples: `python bench/adasum_latency.py --rate 250mbit --nodes 4`"
+app = typer.Typer(pretty_exceptions_enable=False)
 console = Console(highlight=False)
 
 
@@ -121,6 +123,7 @@ def table(cases: list[dict[str, Any]], title: str) -> Table:
     return shown
 
 
+@app.command(epilog=EPILOG)
 def main(
     nodes: Annotated[int, typer.Option(help="Ranks, one on each node.")] = 4,
     rate: Annotated[str | None, typer.Option(help="Limit of every node's link.")] = None,
@@ -154,4 +157,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

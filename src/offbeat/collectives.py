@@ -163,6 +163,22 @@ def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Gro
     return Handle(group, works, [tensor for _, tensor in (*sends, *receives)])
 
 
+def all_reduce_directly(tensor: Tensor, group: Group) -> Handle:
+    """Sum a small ``tensor`` over the group, in place, equal on all members bit for bit.
+
+    Sends n-1 times its bytes, in one hop instead of the 2 (n-1) of a ring: 2 KiB between 4 nodes
+    at 250 Mbit/s take 4 ms instead of 10.
+    """
+    everyone = tensor.new_empty(group.size, tensor.numel())
+    everyone[group.rank].copy_(tensor.view(-1))
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    sends = [(rank, everyone[group.rank]) for rank in others]
+    handle = exchange(sends, [(rank, everyone[rank]) for rank in others], group)
+    # In the order of ranks, the same everywhere: sums of floats depend on it.
+    handle.after = lambda: torch.sum(everyone, 0, out=tensor.view(-1))
+    return handle
+
+
 def mean(tensor: Tensor, group: Group) -> Handle:
     """Average ``tensor`` over the group, in place, equal on all members bit for bit.
 

@@ -59,7 +59,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     ``nonfinite="skip"`` all ranks return to the anchor instead and go on.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
-    all-reduce, and 8 n^2 a layer; "gather": n-1 times the model's. Extra memory: the anchor, the
+    all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
+    64 KiB, else by an all-reduce); "gather": n-1 times the model's. Extra memory: the anchor, the
     update, and one model of rows ("gather": n); with 16 bits two models more. Passes over
     memory: six.
 
