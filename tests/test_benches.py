@@ -1,4 +1,4 @@
-"""The benches of Stochastic Gradient Push and of Adasum train what they say, and judge by what they find."""
+"""The benches of Stochastic Gradient Push and of Adasum train and judge as they say."""
 
 import importlib
 import json
