@@ -161,7 +161,7 @@ def _spread_nonfinite(state: MeanState) -> None:
     bad = torch.zeros(1, device=wire_device(state.group))
     if grads:
         norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
-        bad += ~norms.isfinite().all()
+        bad.copy_(~norms.isfinite().all())
     all_reduce(bad, state.group).wait()
     if bad.item():  # on a GPU this waits for backward
         for grad in grads:
