@@ -59,6 +59,8 @@ class Replica:
         self.gradients_state = self._fill("gradients", optimizers, scaler)
         self.parameters_state = self._fill("parameters", optimizers, scaler)
         self._site = self._average_site()
+        exchange, state = self.slot("gradients")
+        self._shared: Site | None = state.site if exchange and exchange.partition else None
         about = {"algorithm": repr(algorithm), "rank": groups.rank, "nodes": groups.nodes}
         self._telemetry = Telemetry(links.meter if links else Meter(), about)
         self._closed: str | None = None
@@ -127,8 +129,8 @@ class Replica:
 
     def owned_parameters(self) -> list[nn.Parameter]:
         """What this rank's optimizer steps: all, or its share with ``adasum(partition=True)``."""
-        site = self._partition()
-        owners, mine = site.owners() if site else {}, self.groups.local_rank
+        owners = self._shared.owners() if self._shared else {}
+        mine = self.groups.local_rank
         return [p for name, p in self._parameters.items() if owners.get(name, mine) == mine]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -138,7 +140,7 @@ class Replica:
         all gradients of the node, and all its ranks call, between backward and the next step.
         """
         self._refuse()
-        site, parameters = self._partition(), self._parameters.values()
+        site, parameters = self._shared, self._parameters.values()
         with self._calling("clip_grad_norm_") if site else nullcontext():
             norm = total_norm(parameters, norm_type, site.group if site else None)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
@@ -235,12 +237,6 @@ class Replica:
         """The exchange in the slot "gradients" or "parameters" and its state, if it is in use."""
         state = getattr(self, f"{name}_state")
         return (getattr(self.algorithm, name), state) if state is not None else (None, None)
-
-    def _partition(self) -> Site | None:
-        """Where a node's ranks share the layers, if they do."""
-        exchange, state = self.slot("gradients")
-        site: Site | None = state.site if exchange is not None and exchange.partition else None
-        return site
 
     def _measures(self) -> dict[str, float]:
         exchange, state = self.slot("parameters")
