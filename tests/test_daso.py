@@ -152,24 +152,18 @@ def test_what_is_not_a_number_is_no_better() -> None:
 @pytest.mark.parametrize("threshold", [0.0, 1e-4, 0.05])
 def test_plateaus_are_those_of_torch(patience: int, threshold: float) -> None:
     noise = random.Random(patience)
-    losses = [max(0.1, 1 - k / 60) + noise.gauss(0, 0.05) for k in range(120)]
+    losses = [max(0.1, 1 - k / 60) + noise.gauss(0, 0.05) for k in range(90)]
     losses[10] = float("nan")
-    start = 2**60  # never down to 1, where ours starts anew and torch's has no such thing
-    optimizer = SGD([nn.Parameter(torch.zeros(()))], lr=1.0)
+    start = 2**100  # never down to 1 in 90 windows: there ours starts anew, and torch's does not
+    optimizer = SGD([nn.Parameter(torch.zeros(()))], lr=float(start))
     scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=patience, threshold=threshold)
     theirs = []
     for value in losses:
         scheduler.step(value)
-        theirs.append(int(start * optimizer.param_groups[0]["lr"]))
-        optimizer.param_groups[0]["lr"] = max(optimizer.param_groups[0]["lr"], 2**-59)
+        theirs.append(int(optimizer.param_groups[0]["lr"]))
     cycle = Cycle(every=start, wait=1, patience=patience, threshold=threshold)
-    ours = [every for every, _ in sequence(cycle, losses)]
-    until = next((k for k, every in enumerate(ours) if every <= 2**20), len(ours))
-    assert until > 10
-    # Torch leaves a rate alone that changes by less than 1e-8: we stop comparing well before.
-    near = next((k for k, every in enumerate(theirs) if every <= start * 2e-8), until)
-    assert ours[:near] == theirs[:near]
-    assert len(set(ours[:near])) > 2, "some plateaus were seen"
+    assert [every for every, _ in sequence(cycle, losses)] == theirs
+    assert len(set(theirs)) > 5, "plateaus were seen"
 
 
 @pytest.mark.parametrize("patience", [0, 2])
@@ -311,14 +305,14 @@ def test_updates_far_below_the_spacing_of_16_bits_reach_the_float32_result() -> 
     def last(algorithm: offbeat.Algorithm) -> torch.Tensor:
         nodes = ((0,), (1,))
         runs = simulate(
-            algorithm, Far, pull, steps=400, nodes=nodes, optimizer=lambda p: SGD(p, lr=0.02)
+            algorithm, Far, pull, steps=250, nodes=nodes, optimizer=lambda p: SGD(p, lr=0.02)
         )
         return runs[0][-1]["x"]
 
-    narrow_wire = last(offbeat.daso(warmup_steps=400))
-    full = last(offbeat.daso(warmup_steps=400, wire=None))
+    narrow_wire = last(offbeat.daso(warmup_steps=250))
+    full = last(offbeat.daso(warmup_steps=250, wire=None))
     assert (full - 100).abs().max() > 0.05
-    # A few units in the last place of float32 near 100, after 400 roundings either way.
+    # A few units in the last place of float32 near 100, after 250 roundings either way.
     torch.testing.assert_close(narrow_wire, full, rtol=0, atol=1e-4)
 
 
@@ -493,7 +487,7 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
         train(model, replica, optimizer, 3)
         own = flat(snapshot(model))
         replica.finish()
-        assert replica.parameters_state.flight is None
+        assert replica.parameters_state.turns.flight is None
         replica.detach()
         return shown, own, flat(snapshot(model))
 

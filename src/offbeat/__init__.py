@@ -1,11 +1,12 @@
 """Data-parallel training for PyTorch that does not wait for the slowest wire.
 
-Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`local_sgd` or
-:func:`sgp`.
+Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`daso`,
+:func:`local_sgd` or :func:`sgp`.
 """
 
 from offbeat.adasum_wire import adasum_all_reduce
 from offbeat.attach import replicate
+from offbeat.batch_norm import sync_batch_norm
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.graphs import (
     BipartiteExponential,
@@ -69,5 +70,6 @@ __all__ = [
     "replicate",
     "sgp",
     "slgs",
+    "sync_batch_norm",
     "torch_ddp",
 ]

@@ -87,12 +87,13 @@ class Site:
         """The part of a flat tensor that this rank exchanges."""
         if self.inside is None:
             return flat
-        return flat.view(self.chunks, -1)[self.inside.rank]
+        return flat.view(self.chunks, flat.numel() // self.chunks)[self.inside.rank]
 
     def gather(self, flat: Sequence[Tensor]) -> None:
         """Complete flat tensors from the slices of the node's ranks, in place."""
         if self.inside is not None:
-            for handle in [all_gather(f, self.slice(f), self.inside) for f in flat]:
+            filled = [f for f in flat if f.numel() > 0]
+            for handle in [all_gather(f, self.slice(f), self.inside) for f in filled]:
                 handle.wait()
 
 

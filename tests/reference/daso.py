@@ -63,8 +63,9 @@ def daso(
     total: int | None = None,
     rounded: Callable[[Array], Array] = lambda x: x,
     pace: Callable[[int], tuple[int, int]] | None = None,
+    inside: Callable[[Array, int], Array] | None = None,
 ) -> Array:
-    """SGD on the node's mean gradient; then step k, counted from 0, by its phase.
+    """SGD on the node's mean gradient, or on `inside(z, k)`; then step k = 0, ... by its phase.
 
     Blocking: x = the nodes' mean. Cycling: where (k+1) mod B = 0 the rows are sent, and merged by
     eq. 1 at step k + W; one sum at a time, merged before the next is sent, and at the latest at
@@ -77,7 +78,8 @@ def daso(
     history, sent, due, w_sent = [z], None, 0, 0
     ends = inf if total is None else total - cooldown
     for k in range(steps):
-        z, velocity = optimizer.step(z, mean_gradients(gradient, groups, z, k), velocity)
+        g = mean_gradients(gradient, groups, z, k) if inside is None else inside(z, k)
+        z, velocity = optimizer.step(z, g, velocity)
         blocks = k < warmup or k >= ends
         if sent is not None and (blocks or k == due):
             z, sent = eq_1(z, sent, w_sent), None
