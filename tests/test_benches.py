@@ -1,4 +1,4 @@
-"""The benches of Stochastic Gradient Push train what they say, and judge by what they find."""
+"""The benches of Stochastic Gradient Push and of Adasum train and judge as they say."""
 
 import importlib
 import json
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import offbeat
 
 BENCH = Path(__file__).parent.parent / "bench"
-SCRIPTS = sorted(BENCH.glob("sgp_*.py"))
-RESULTS = sorted((BENCH / "results").glob("sgp_*.json"))
+SCRIPTS = [*sorted(BENCH.glob("sgp_*.py")), *sorted(BENCH.glob("adasum_*.py"))]
+RESULTS = sorted((BENCH / "results").glob("*.md"))
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_benches_stay_short(path: Path) -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_committed_result_has_its_script_and_the_verdicts_of_its_page(path: Path) -> None:
     assert (BENCH / f"{path.stem}.py").exists()
-    claims = json.loads(path.read_text("utf-8"))["claims"]
-    lines = path.with_suffix(".md").read_text("utf-8").splitlines()[2:]
+    claims = json.loads(path.with_suffix(".json").read_text("utf-8"))["claims"]
+    lines = path.read_text("utf-8").splitlines()[2:]
     verdicts = [(c["text"], c["paper"], c["ours"], "yes" if c["holds"] else "NO") for c in claims]
     assert claims
     assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts]
@@ -172,3 +172,41 @@ def test_deviations_that_follow_the_learning_rate_are_found_to(
     result = json.loads((tmp_path / "sgp_deviations.json").read_text("utf-8"))
     assert all(claim["holds"] for claim in result["claims"])
     assert "2.0 x less" in [claim["ours"] for claim in result["claims"]]
+
+
+def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    module = bench("adasum_throughput")
+    seconds = {module.ALONE: 1.0, module.REDUCE: 3.0, module.DDP: 2.5, module.FP32: 3.1}
+    for narrow, over, faster in ((2.4, 3.1, True), (2.6, 3.2, False)):
+        found = module.claims(4, seconds | {module.BF16: narrow, module.FP32: over})
+        assert [claim.holds for claim in found] == [True, faster, faster]
+
+
+def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    module = bench("adasum_lenet")
+
+    def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
+        return module.Run(method, workers, lr, accuracy, [], 1.0)
+
+    reduce = {8: 0.99, 16: 0.1, 32: 0.1}
+    untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1 * w) for w, a in reduce.items()}
+    untuned |= {("Adasum", w): run("Adasum", w, 0.98, 0.1) for w in reduce}
+    tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.1)}
+    tuned |= {("Adasum", 32): run("Adasum", 32, 0.99, 0.4)}
+    assert [claim.holds for claim in module.claims(untuned, tuned)] == [True] * 4
+    tuned["all-reduce", 32] = run("all-reduce", 32, 0.985, 0.8)
+    untuned["all-reduce", 16] = run("all-reduce", 16, 0.95, 1.6)
+    assert [claim.holds for claim in module.claims(untuned, tuned)] == [False, True, False, False]
+
+
+def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    pytest.importorskip("pytorch_optimizer", reason="LAMB comes from the bench extra")
+    module = bench("adasum_large_batch")
+    assert module.steps_to(2.0, [3.0, 2.0, 2.5]) == 2 * module.EVERY
+    assert module.steps_to(1.0, [3.0, 2.0]) is None
