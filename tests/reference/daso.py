@@ -36,7 +36,8 @@ def paces(
     losses: Sequence[float], every: int, wait: int, patience: int, threshold: float = 1e-4
 ) -> list[tuple[int, int]]:
     """(B, W) after each loss: halved when more than `patience` in a row are no better."""
-    b, w, best, bad, history = every, wait, inf, 0, []
+    b, w, best, bad = every, wait, inf, 0
+    history: list[tuple[int, int]] = []
     for loss in losses:
         if loss < best * (1 - threshold):
             best, bad = loss, 0
@@ -75,7 +76,9 @@ def daso(
     optimizer = SGD(lr, momentum)
     z = start_rows(start, groups)
     velocity = np.zeros_like(z)
-    history, sent, due, w_sent = [z], None, 0, 0
+    r, e = z.mean(axis=0), np.zeros_like(z)
+    sent: Array | None = None
+    history, due, w_sent = [z], 0, 0
     ends = inf if total is None else total - cooldown
     for k in range(steps):
         g = mean_gradients(gradient, groups, z, k) if inside is None else inside(z, k)
