@@ -55,7 +55,7 @@ def replicate(
         )
     links = None
     try:
-        groups = _layout(mesh)
+        groups = layout(mesh)
         links = Links.connect(groups) if groups.size > 1 else None
         control = links.open("world") if links else None
         raise_alike(fault(model), control)
@@ -72,7 +72,8 @@ def replicate(
         raise
 
 
-def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
+def layout(mesh: DeviceMesh | Groups | None) -> Groups:
+    """Which rank sits where: as given, or as the ranks tell each other."""
     if mesh is None:
         return Groups.discover()
     if isinstance(mesh, Groups):
