@@ -1,0 +1,117 @@
+"""What a step of DASO costs behind slow links between nodes, beside methods that wait.
+
+A GPT of 3.5 million parameters on nodes with two processes each. The floor of cycling is a step
+whose gradients are averaged inside the nodes only.
+"""
+
+import os
+from dataclasses import asdict
+from statistics import median
+from typing import Annotated
+
+import typer
+from _claims import Claim, report
+from _lab import console
+from _steps import Pace, Timed, paces
+
+import offbeat
+from offbeat.gradients import Mean
+
+WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
+DDP, FLOOR, ALONE = "torch DDP", "mean in the node only", "compute only"
+HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum travels")
+EPILOG = "Examples: `python bench/daso_speed.py`, `python bench/daso_speed.py --nodes 2 --full`"
+app = typer.Typer(pretty_exceptions_enable=False)
+Found = dict[str, list[Pace]]
+
+
+def cycling(every: int, wait: int) -> Timed:
+    """Two whole cycles of 8 steps are timed, after one that begins them."""
+    algorithm = offbeat.daso(every=every, wait=wait)
+    return Timed(f"cycling, B = {every}, W = {wait}", algorithm, 24, 8)
+
+
+def whole(wait: int, steps: int) -> Timed:
+    algorithm = offbeat.daso(every=8, wait=wait, total_steps=steps)
+    return Timed(f"whole run, {steps} steps", algorithm, steps, 0)
+
+
+def cases(wait: int, steps: int) -> list[Timed]:
+    return [
+        Timed(DDP, offbeat.torch_ddp(), steps),
+        Timed("ddp()", offbeat.ddp(), 10),
+        Timed("hierarchical mean", offbeat.local_sgd(every=1, within="local"), 10),
+        Timed(ALONE, offbeat.alone(), 10),
+        Timed(FLOOR, offbeat.Algorithm(Mean(over="local")), 18),
+        cycling(8, wait),
+        cycling(4, 1),
+        whole(wait, steps),
+    ]
+
+
+def measure(nodes: int, rate: str, steps: int, rounds: int) -> Found:
+    """All methods in turns, in one run; their paces in every round."""
+    line_up = cases(WAITS[nodes], steps)
+    found = paces(line_up * rounds, nodes, 2, rate)
+    return {case.name: found[turn :: len(line_up)] for turn, case in enumerate(line_up)}
+
+
+def ratio(found: Found, over: str, under: str, what: str = "step") -> float:
+    """Of two methods' times in the same round; the median of those."""
+    pairs = zip(found[over], found[under], strict=True)
+    return median(getattr(a, what) / getattr(b, what) for a, b in pairs)
+
+
+def rows(nodes: int, found: Found) -> list[tuple[str, ...]]:
+    def line(name: str) -> tuple[str, ...]:
+        step, stalled, travel = (
+            median(getattr(pace, what) for pace in found[name])
+            for what in ("step", "stalled", "travel")
+        )
+        waiting = "" if name == DDP else f"{stalled:.3f} s"  # torch waits inside backward
+        return (
+            f"{nodes}", name, f"{step:.3f} s", f"{ratio(found, DDP, name):.2f}",
+            f"{ratio(found, FLOOR, name):.2f}", waiting, f"{travel:.2f} s" if travel else "",
+        )  # fmt: skip
+
+    return [line(name) for name in found]
+
+
+def claims(nodes: int, found: Found, steps: int) -> list[Claim]:
+    wait = WAITS[nodes]
+    cycle, run = cycling(8, wait).name, whole(wait, steps).name
+    share, faster = ratio(found, FLOOR, cycle), ratio(found, DDP, run, "whole")
+    step, travel = (median(getattr(p, w) for p in found[cycle]) for w in ("step", "travel"))
+    where = f"{nodes} nodes of 2"
+    return [
+        Claim(f"{where}: cycling is as fast as a mean in the node (B = 8, W = {wait})",
+              "at least 0.95", f"{share:.2f}", share >= 0.95),
+        Claim(f"{where}: the sum travels while W steps are computed",
+              f"at most {wait * step:.2f} s", f"{travel:.2f} s", travel <= wait * step),
+        Claim(f"{where}: a whole run is faster than torch DDP",
+              "1.34 - 1.54 x; goal 2 x", f"{faster:.2f} x", faster >= 2),
+    ]  # fmt: skip
+
+
+@app.command(epilog=EPILOG)
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Three rounds instead of one.")] = False,
+    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes: 2, 4.")] = "2,4",
+    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
+    steps: Annotated[int, typer.Option(help="Optimizer steps of a whole run.")] = 40,
+) -> None:
+    """Time DASO on a GPT behind slow links, beside torch's DDP and a hierarchical mean."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is slow here are sockets: GPUs pass them by
+    console.print(f"two processes a node, {rate} between nodes")
+    lines, judged, measured = [], [], {}
+    for count in map(int, nodes.split(",")):
+        found = measure(count, rate, steps, 3 if full else 1)
+        lines += rows(count, found)
+        judged += claims(count, found, steps)
+        measured[count] = {name: [asdict(pace) for pace in each] for name, each in found.items()}
+    title = f"A step of a GPT, two processes a node, {rate}"
+    report("daso_speed", title, HEADINGS, lines, judged, measured=measured)
+
+
+if __name__ == "__main__":
+    app()
