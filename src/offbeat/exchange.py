@@ -22,7 +22,7 @@ class Site:
     ``group`` joins this rank with its partners; it is None on a rank that only receives, which
     happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
     flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
-    a node puts one model on the wire.
+    a node puts one model on the wire. ``world`` joins all ranks, for numbers on which all agree.
     """
 
     model: nn.Module
@@ -33,6 +33,7 @@ class Site:
     inside: Group | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: torch.amp.GradScaler | None = None
+    world: Group | None = None
 
     @classmethod
     def on(
@@ -42,12 +43,14 @@ class Site:
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
+        world: Group | None = None,
     ) -> "Site":
         """Open the groups of a slot that works over ``axis``; all ranks must call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return cls(model, parameters, links.groups, axis, group, inside, optimizers, scaler)
+        groups = links.groups
+        return cls(model, parameters, groups, axis, group, inside, optimizers, scaler, world)
 
     @property
     def size(self) -> int:
@@ -179,6 +182,9 @@ class ParameterExchange(ABC, Generic[State]):
     @abstractmethod
     def staleness(self, state: State, step: int) -> int:
         """Steps since the newest parameters received from others were sent."""
+
+    def report(self, state: State, loss: float | Tensor) -> None:
+        """Hear this rank's loss of the coming step; no communication."""
 
     def measures(self, state: State) -> dict[str, float]:
         """What else ``replica.stats()`` tells of the last exchange; nothing unless overridden."""
