@@ -129,7 +129,7 @@ def in_threads(case: Case) -> Outcome:
     workers: Sequence[Outcome] = ThreadWorld(nodes=ranks).run(
         lambda mesh: train(case, start, parts, mesh), timeout=400
     )
-    losses = np.mean([worker.losses for worker in workers], axis=0).tolist()
+    losses = np.mean([worker.losses for worker in workers], axis=0).round(4).tolist()
     quality = float(np.mean([worker.quality for worker in workers]))
     console.print(
         f"{case.task.name}, {case.name}, {case.workers} workers, seed {case.seed}: {quality:.1%}",

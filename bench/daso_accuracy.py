@@ -11,19 +11,18 @@ from functools import partial
 from statistics import fmean
 from typing import Annotated
 
-import numpy as np
 import typer
 from _claims import RESULTS, Claim, report
-from _daso import DIGITS, SHAPES, Case, Course, Outcome, console, in_threads
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from _daso import DIGITS, SHAPES, Case, Outcome, console, in_threads
+from _daso_picture import draw
 
 import offbeat
 
 Recipe = Callable[[int], offbeat.Algorithm]  # of the number of steps
-SAMPLES = {DIGITS: 20_000, SHAPES: 10_000}
+SAMPLES = {DIGITS: 16_000, SHAPES: 6_000}
 DRAWN = 8  # workers of the runs that are followed, and of those that leave a part out
 PARTS = ("no cool-down", "B = 2", "B = 8", "B = 16")
+DRAWN_METHODS = ("ddp", "DASO", "no cool-down", "B = 16")
 HEADINGS = ("task", "workers", "method", "steps", "held out", "against ddp")
 EPILOG = "Examples: `python bench/daso_accuracy.py`, `python bench/daso_accuracy.py --full`"
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -106,34 +105,6 @@ def claims(found: Found, worlds: list[int]) -> list[Claim]:
     return made
 
 
-def draw(found: Found) -> None:
-    """Quality, loss, and distance of the replicas over a run: the phases show in the last."""
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    for column, task in zip(figure.subplots(3, 2, sharex="col").T, SAMPLES, strict=True):
-        for name in ("ddp", "DASO", "no cool-down", "B = 16"):
-            outcome = found[task.name, DRAWN, name][0]
-            curves(column, name, outcome.course, outcome.losses)
-        steps = len(outcome.losses)
-        for axes, label in zip(column, (task.quality, "loss", "distance"), strict=True):
-            axes.set_ylabel(label)
-            for start, end in ((0, steps // 20), (steps - steps // 20, steps)):
-                axes.axvspan(start, end, color="0.9")
-        column[0].set_title(f"{task.name}, {DRAWN} workers; grey: warm-up and cool-down")
-        column[0].legend(fontsize="small")
-        column[1].set_yscale("log")
-        column[-1].set_xlabel("steps")
-    RESULTS.mkdir(exist_ok=True)
-    figure.savefig(RESULTS / "daso_accuracy.png", dpi=110)
-
-
-def curves(column: list[Axes], name: str, course: Course, losses: tuple[float, ...]) -> None:
-    window = max(1, len(losses) // 50)
-    smooth = np.convolve(losses, np.ones(window) / window, "valid")
-    column[0].plot(*zip(*course.quality, strict=True), label=name)
-    column[1].plot(np.arange(len(smooth)) + window, smooth)
-    column[2].plot(np.arange(len(course.distance)) + 1, course.distance, linewidth=0.8)
-
-
 @app.command(epilog=EPILOG)
 def main(
     full: Annotated[bool, typer.Option("--full", help="Three seeds instead of one.")] = False,
@@ -146,7 +117,10 @@ def main(
     for case in cases(counts, samples):
         runs = [in_threads(replace(case, seed=seed)) for seed in range(3 if full else 1)]
         found[case.task.name, case.workers, case.name] = runs
-    draw(found)
+    picture = {
+        task: {name: found[task.name, DRAWN, name][0] for name in DRAWN_METHODS} for task in SAMPLES
+    }
+    draw(picture, f"{DRAWN} workers", RESULTS / "daso_accuracy.png")
     measured = {f"{t}, {w}, {n}": [asdict(o) for o in each] for (t, w, n), each in found.items()}
     title = "Figures 7 and 9: held-out accuracy and IoU"
     report("daso_accuracy", title, HEADINGS, rows(found), claims(found, counts), measured=measured)

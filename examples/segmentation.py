@@ -1,6 +1,6 @@
 """Train a small U-Net to tell the shapes in generated pictures apart, pixel by pixel.
 
-torchrun --nproc-per-node 4 examples/segmentation.py --algorithm "local_sgd(every=8)"
+torchrun --nproc-per-node 4 examples/segmentation.py --algorithm "daso(total_steps=300)"
 """
 
 import argparse

@@ -254,7 +254,7 @@ def test_virtual_workers_on_nodes_learn_and_their_course_is_noted(
         return 0.0, (model(part[0]).argmax(1) == part[1]).float().mean().item()
 
     parts = (images, labels), (images, labels)
-    task = _daso.Task("noise", "accuracy", lambda: net, lambda: parts, evaluate, 16, 0.05)
+    task = _daso.Task("noise", "accuracy", lambda: net, lambda: parts, evaluate, 16, 0.4)
 
     def algorithm(steps: int) -> offbeat.Algorithm:
         return offbeat.daso(every=8, total_steps=steps, warmup_steps=4, cooldown_steps=4)
