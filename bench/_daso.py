@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _lab import console
+from _ranks import console
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -3,10 +3,12 @@
 This file is also the script that every rank runs.
 """
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch.distributed as dist
-from _lab import answer, ask
+from _ranks import on_nodes, run_rank
 from _sgp import Case, Data, Outcome, data, net, said, train
 
 RATE = "25mbit"  # of a node's link: the model takes 0.14 s
@@ -14,11 +16,11 @@ RATE = "25mbit"  # of a node's link: the model takes 0.14 s
 
 def in_lab(cases: Sequence[Case], rate: str | None = RATE) -> list[Outcome]:
     """Train real processes on emulated nodes, case by case; all cases have one world size."""
-    outcomes: list[Outcome] = ask(__file__, (list(cases), data()), cases[0].world, 1, rate)
+    outcomes: list[Outcome] = on_nodes(__file__, (list(cases), data()), cases[0].world, rate=rate)
     return outcomes
 
 
-def run_rank(question: tuple[list[Case], Data]) -> list[Outcome]:
+def train_all(question: tuple[list[Case], Data]) -> list[Outcome]:
     """Train all cases."""
     outcomes = []
     cases, parts = question
@@ -32,4 +34,4 @@ def run_rank(question: tuple[list[Case], Data]) -> list[Outcome]:
 
 
 if __name__ == "__main__":
-    answer(run_rank)
+    run_rank(Path(sys.argv[2]), train_all)

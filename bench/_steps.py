@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _lab import answer, ask
+from _ranks import on_nodes, run_rank
 from torch import Tensor, nn
 
 import offbeat
@@ -107,11 +107,11 @@ def paces(
     cases: Sequence[Timed], nodes: int, per_node: int, rate: str, pause: float | None = None
 ) -> list[Pace]:
     """Run all cases in turn. What computes is a GPT of 13.4 MB or, for ``pause`` s, nothing."""
-    found: list[Pace] = ask(__file__, (list(cases), pause), nodes, per_node, rate)
+    found: list[Pace] = on_nodes(__file__, (list(cases), pause), nodes, per_node, rate)
     return found
 
 
-def run_rank(question: tuple[list[Timed], float | None]) -> list[Pace]:
+def train_all(question: tuple[list[Timed], float | None]) -> list[Pace]:
     cases, pause = question
     start, loss_of = task(pause)
     found = []
@@ -145,4 +145,6 @@ def train(case: Timed, model: nn.Module, loss_of: Loss) -> tuple[Recording, floa
 
 
 if __name__ == "__main__":
-    answer(run_rank)
+    import _steps  # what a script itself defines could not be unpickled where the answer goes
+
+    run_rank(Path(sys.argv[2]), _steps.train_all)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from _claims import Claim, report
-from _lab import console
+from _ranks import console
 from _steps import Pace, Timed, paces
 
 import offbeat

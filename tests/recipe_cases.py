@@ -32,6 +32,7 @@ class Case:
     mixes: bool = False  # moves parameters between ranks, and keeps their mean
     agrees: bool = False  # all ranks hold the same model after every step
     hierarchical: bool = False  # nodes are the participants
+    pairs: bool = False  # nodes must be equal: two ranks each, or one where the number is odd
     averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
 
     @property
@@ -41,7 +42,9 @@ class Case:
 
     def nodes(self, size: int) -> Nodes:
         """``size`` ranks, unequally spread over two or three nodes if that matters."""
-        if not self.hierarchical:
+        if self.pairs and size % 2 == 0:
+            return tuple((rank, rank + 1) for rank in range(0, size, 2))
+        if not self.hierarchical or self.pairs:
             return tuple((rank,) for rank in range(size))
         cut = [0, 1, *range(3, size, 3), size] if size > 2 else [0, 1, 2]
         return tuple(tuple(range(a, b)) for a, b in pairwise(cut) if b > a)
@@ -97,6 +100,13 @@ CASES = (
         hierarchical=True,
     ),
     Case("adasum(method='gram', within='local')", _updates(within_local=True), hierarchical=True),
+    Case(
+        "adasum(partition=True)",
+        _updates(within_local=True),
+        averages=False,
+        hierarchical=True,
+        pairs=True,
+    ),
     Case(
         "sgp(overlap=2, within='local')",
         _gossip(one_peer_exponential, overlap=2, within_local=True),

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 import offbeat
 
 BENCH = Path(__file__).parent.parent / "bench"
-SCRIPTS = sorted([*BENCH.glob("sgp_*.py"), *BENCH.glob("daso_*.py")])
-RESULTS = sorted(f for kind in ("sgp", "daso") for f in (BENCH / "results").glob(f"{kind}_*.json"))
-SHORT = sorted(f for kind in ("sgp", "daso", "lab", "steps") for f in BENCH.glob(f"*{kind}*.py"))
+KINDS = ("sgp", "adasum", "daso")
+SCRIPTS = [path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))]
+RESULTS = sorted((BENCH / "results").glob("*.md"))
+SHORT = sorted(f for kind in ("sgp", "daso", "ranks", "steps") for f in BENCH.glob(f"*{kind}*.py"))
 
 
 @pytest.fixture
@@ -94,8 +95,8 @@ def test_benches_stay_short(path: Path) -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_committed_result_has_its_script_and_the_verdicts_of_its_page(path: Path) -> None:
     assert (BENCH / f"{path.stem}.py").exists()
-    claims = json.loads(path.read_text("utf-8"))["claims"]
-    lines = path.with_suffix(".md").read_text("utf-8").splitlines()[2:]
+    claims = json.loads(path.with_suffix(".json").read_text("utf-8"))["claims"]
+    lines = path.read_text("utf-8").splitlines()[2:]
     verdicts = [(c["text"], c["paper"], c["ours"], "yes" if c["holds"] else "NO") for c in claims]
     assert claims
     assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts]
@@ -266,3 +267,41 @@ def test_virtual_workers_on_nodes_learn_and_their_course_is_noted(
     assert apart[:4] == apart[-4:] == [0.0] * 4  # warm-up and cool-down
     assert min(apart[4:-4]) > 0
     assert outcome.course.every == [1] * 4 + [8] * 40 + [1] * 4
+
+
+def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    module = bench("adasum_throughput")
+    seconds = {module.ALONE: 1.0, module.REDUCE: 3.0, module.DDP: 2.5, module.FP32: 3.1}
+    for narrow, over, faster in ((2.4, 3.1, True), (2.6, 3.2, False)):
+        found = module.claims(4, seconds | {module.BF16: narrow, module.FP32: over})
+        assert [claim.holds for claim in found] == [True, faster, faster]
+
+
+def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    module = bench("adasum_lenet")
+
+    def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
+        return module.Run(method, workers, lr, accuracy, [], 1.0)
+
+    reduce = {8: 0.99, 16: 0.1, 32: 0.1}
+    untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1 * w) for w, a in reduce.items()}
+    untuned |= {("Adasum", w): run("Adasum", w, 0.98, 0.1) for w in reduce}
+    tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.1)}
+    tuned |= {("Adasum", 32): run("Adasum", 32, 0.99, 0.4)}
+    assert [claim.holds for claim in module.claims(untuned, tuned)] == [True] * 4
+    tuned["all-reduce", 32] = run("all-reduce", 32, 0.985, 0.8)
+    untuned["all-reduce", 16] = run("all-reduce", 16, 0.95, 1.6)
+    assert [claim.holds for claim in module.claims(untuned, tuned)] == [False, True, False, False]
+
+
+def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    pytest.importorskip("pytorch_optimizer", reason="LAMB comes from the bench extra")
+    module = bench("adasum_large_batch")
+    assert module.steps_to(2.0, [3.0, 2.0, 2.5]) == 2 * module.EVERY
+    assert module.steps_to(1.0, [3.0, 2.0]) is None

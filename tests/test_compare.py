@@ -23,6 +23,7 @@ from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import network
 from offbeat.compare.timeline import choose
 from offbeat.lab import Lab, Loopback, Unavailable
+from offbeat.lab.check import PAYLOAD
 
 Line = dict[str, Any]
 
@@ -304,7 +305,7 @@ def test_medians_and_the_factor_within_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "floor"),
-    [(None, 2.0), (8000, 2.0), (2000, 4.0)],  # 1000 bytes take 1 s or 4 s
+    [(None, 2.0), (8000, 2.0), (2500, 8000 / (2500 * PAYLOAD))],  # 1000 bytes
 )
 def test_floor_is_computing_or_the_wire(tmp_path: Path, rate: int | None, floor: float) -> None:
     rounds = {"ddp": [5.0, 10.0], "alone": [2.0, 4.0]}  # the machine was slower for a while

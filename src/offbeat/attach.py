@@ -60,6 +60,7 @@ def replicate(
         control = links.open("world") if links else None
         raise_alike(fault(model), control)
         agree(fingerprint(model, algorithm, groups.nodes), control)
+        require_shares(model, algorithm, groups.nodes)
         equalize(model, control)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
         return Replica(model, algorithm, groups, links, control, given, scaler)
@@ -164,6 +165,25 @@ def _difference(first: Fingerprint, other: Fingerprint) -> str | None:
     if list(here) != list(there):
         return "their parameters come in different orders"
     return None
+
+
+def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if the ranks of a node are to share the layers and cannot."""
+    if algorithm.gradients is None or not algorithm.gradients.partition:
+        return
+    counts = [len(node) for node in nodes]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"partition=True on nodes of {', '.join(map(str, counts))} ranks: a layer has one "
+            "owner on every node, which meets the others; start equally many ranks on each, or "
+            "leave partition at False"
+        )
+    trainable = sum(p.requires_grad for p in model.parameters())
+    if trainable < counts[0]:
+        raise ValueError(
+            f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "
+            "node: each must own one; leave partition at False"
+        )
 
 
 def equalize(model: nn.Module, group: Group | None) -> None:

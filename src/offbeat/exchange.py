@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.collectives import all_gather, wire_device
+from offbeat.functional import balance
 from offbeat.groups import Axis, Group, Groups, Links
 
 State = TypeVar("State")
@@ -76,6 +77,12 @@ class Site:
         """How many slices of room :meth:`gather` needs."""
         return self.inside.size if self.inside is not None else 1
 
+    def owners(self) -> dict[str, int]:
+        """The local rank that steps each parameter in a partition: whole ones, equal bytes."""
+        sizes = [parameter.nbytes for parameter in self.parameters.values()]
+        homes = balance(sizes, len(self.groups.nodes[0]))
+        return dict(zip(self.parameters, homes, strict=True))
+
     @property
     def device(self) -> torch.device:
         """Where flat tensors must live so that they can be sent."""
@@ -104,6 +111,8 @@ class GradientExchange(ABC, Generic[State]):
     """
 
     over: Literal["world", "local"]
+    # Gradients come to one rank of a node each, which then steps the parameter for all of them.
+    partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -158,6 +167,8 @@ class ParameterExchange(ABC, Generic[State]):
     # What a lost rank means. "continue": after a wait has raised PeerLost the parameters are still
     # this rank's own, and `init` between the survivors, from parameters that differ, is a start.
     on_loss: Literal["raise", "continue"] = "raise"
+    # Each rank of a node steps its own share of the parameters, and `step` hands out all of them.
+    partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -222,6 +233,12 @@ class Algorithm:
                     f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
+        halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
+        if any(halves) and halves != [True, True]:
+            raise ValueError(
+                f"partition=True in one slot of {self}: one slot brings gradients to the owners "
+                "of layers, the other hands out what these have made of them; set it in both"
+            )
         if self.gradients is not None and self.parameters and self.parameters.on_loss != "raise":
             raise ValueError(
                 f"on_loss='continue' beside {self.gradients!r} in the gradients slot: a loss may "

@@ -92,17 +92,24 @@ def adasum(
     method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
     within: Within = None,
     nonfinite: Literal["raise", "skip"] = "raise",
+    partition: bool = False,
 ) -> Algorithm:
     """Adasum of the optimizers' updates: their sum where orthogonal, their mean where parallel.
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    nodes' updates are combined. See :class:`offbeat.parameters.AdasumUpdate`.
+    nodes' updates are combined. With ``partition=True`` besides, each rank of a node steps its own
+    share of the layers: give the optimizer ``replica.owned_parameters()``. See
+    :class:`offbeat.parameters.AdasumUpdate`.
 
     >>> adasum(wire="bf16").parameters.wire
     'bf16'
+    >>> adasum(partition=True).parameters.over
+    'node'
     """
-    update = AdasumUpdate(every, wire, method, _between(within), nonfinite)
-    return Algorithm(_inside(within), update)
+    within = "local" if partition else within
+    inside = Mean(over="local", partition=True) if partition else _inside(within)
+    update = AdasumUpdate(every, wire, method, _between(within), nonfinite, partition)
+    return Algorithm(inside, update)
 
 
 def sgp(

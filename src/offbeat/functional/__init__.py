@@ -18,7 +18,16 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
-from offbeat.functional.packing import Layout, Span, blocks, memory, pack, partition, wide
+from offbeat.functional.packing import (
+    Layout,
+    Span,
+    balance,
+    blocks,
+    memory,
+    pack,
+    partition,
+    wide,
+)
 from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
@@ -33,6 +42,7 @@ __all__ = [
     "adam_step_size",
     "adaptive_ratio",
     "adasum",
+    "balance",
     "blocks",
     "coefficients",
     "combine",
