@@ -1,12 +1,13 @@
 """Which rank sits on which node, and the process groups that follow from it."""
 
 import atexit
+import contextlib
 import itertools
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal
@@ -22,6 +23,7 @@ from offbeat.meter import Meter
 
 Axis = Literal["world", "node", "local"]
 _groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it waiting
 Opener = Callable[[Store, int, int], ProcessGroup]  # where to meet, rank, size
 RECONNECT = 60.0  # seconds that survivors of a loss have to connect anew
 
@@ -158,6 +160,7 @@ class Group:
     axis: Axis
     heartbeat: Heartbeat
     meter: Meter
+    closed: bool = False
 
     def __post_init__(self) -> None:
         """Remember to let go of the process group before Python ends."""
@@ -233,25 +236,52 @@ class Links:
             if "lane" in vars(group):
                 group.lane.close()
             group.process_group.shutdown()
+            group.closed = True
         self.opened.clear()
 
 
-@atexit.register
-def _drop_groups() -> None:
-    """Let go of all process groups before Python ends: that ends the threads of Gloo.
+def drop(groups: Iterable[Group]) -> None:
+    """Let go of process groups, which ends the threads of Gloo; several at a time.
 
-    One that lets go of a tensor after Python has ended aborts the process. Not earlier, at
-    ``close()``: a peer may still be reading what we have sent, and a closed socket takes that
-    away. And not in this thread: one that still waits for a peer would keep us.
+    A closed socket takes away what a peer has yet to read: only for groups of which all members
+    are through. And not in this thread: one that still waits for a peer would keep us.
     """
     dropped = []
-    for group in list(_groups):
+    for group in groups:
+        _groups.discard(group)
         group.heartbeat.forget_groups()
         dropped.append(group.process_group)
         del group.process_group
-    drop = threading.Thread(target=dropped.clear, daemon=True)
-    drop.start()
-    drop.join(timeout=5.0)
+    threads = [
+        threading.Thread(target=_empty, args=(dropped,), daemon=True) for _ in dropped[:_DROPPERS]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        left = -1
+        while thread.is_alive() and len(dropped) != left:  # until a while goes by without progress
+            left = len(dropped)
+            thread.join(timeout=5.0)
+
+
+def detached(process_groups: Collection[ProcessGroup]) -> list[Group]:
+    """Those groups whose replica has been detached."""
+    return [g for g in _groups if g.closed and g.process_group in process_groups]
+
+
+@atexit.register
+def _drop_all() -> None:
+    """Let go of all process groups before Python ends.
+
+    A thread of Gloo's that lets go of a tensor after Python has ended aborts the process.
+    """
+    drop(list(_groups))
+
+
+def _empty(dropped: list[ProcessGroup]) -> None:
+    with contextlib.suppress(IndexError):  # another thread had the last
+        while dropped:
+            dropped.pop()
 
 
 def _in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:

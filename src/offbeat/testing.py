@@ -3,18 +3,17 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import HashStore
+from torch.distributed import HashStore, ProcessGroup, Store
 from torch.optim import SGD, Optimizer
 
 from offbeat.attach import replicate
 from offbeat.backends import open_group
 from offbeat.exchange import Algorithm
-from offbeat.groups import Groups
+from offbeat.groups import Groups, detached, drop
 
 Result = TypeVar("Result")
 Snapshot = dict[str, Tensor]
@@ -35,11 +34,16 @@ class ThreadWorld:
         self.nodes = tuple(map(tuple, nodes or [(rank,) for rank in range(size)]))
         self.size = sum(map(len, self.nodes))
         self._store = HashStore()
+        self._opened: list[ProcessGroup] = []
 
     def groups(self, rank: int) -> Groups:
         """What to pass as ``replicate(mesh=...)`` on ``rank``."""
-        opener = partial(open_group, backends={torch.device("cpu"): "gloo"}, host="127.0.0.1")
-        return Groups(rank, self.nodes, self._store, opener)
+        return Groups(rank, self.nodes, self._store, self._open)
+
+    def _open(self, store: Store, rank: int, size: int) -> ProcessGroup:
+        group = open_group(store, rank, size, {torch.device("cpu"): "gloo"}, host="127.0.0.1")
+        self._opened.append(group)
+        return group
 
     def run(self, work: Callable[[Groups], Result], timeout: float = 60.0) -> list[Result]:
         """Call ``work`` on every rank at once; results by rank, or the first rank's error.
@@ -70,6 +74,10 @@ class ThreadWorld:
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if stuck:
             raise TimeoutError(f"ranks {stuck} did not come back within {timeout:.0f} s")
+        # Nobody reads any more. A hundred worlds later Gloo's idle threads would take a core.
+        through = detached(self._opened)
+        self._opened = [g for g in self._opened if all(g is not t.process_group for t in through)]
+        drop(through)
         return [results[rank] for rank in range(self.size)]
 
 
