@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import offbeat
 from offbeat.functional import merge, narrow
+from offbeat.gradients import Mean
 from offbeat.groups import Groups
 from offbeat.parameters import Cycle, StaleAverage
 from offbeat.testing import ThreadWorld, simulate, snapshot
@@ -218,7 +219,7 @@ def test_sums_travel_on_while_a_plateau_halves_b_and_w() -> None:
         model = Quadratic()
         replica = offbeat.replicate(
             model,
-            offbeat.Algorithm(offbeat.gradients.Mean("local"), StaleAverage(cycle)),
+            offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle)),
             mesh=groups,
         )
         optimizer, seen = sgd(model.parameters()), [flat(snapshot(model))]
@@ -415,7 +416,7 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
     """Also in a replica that has a sum of its own in flight, which is forgotten."""
     cycle = Cycle(4, 3, 40, 2, 34, patience=0, report_every=2)  # 2 warm-up, 4 cycling
-    algorithm = offbeat.Algorithm(offbeat.gradients.Mean("local"), StaleAverage(cycle))
+    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle))
 
     def go_on(model: nn.Module, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
@@ -585,13 +586,13 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
     def worker(groups: Groups) -> tuple[torch.Tensor, float]:
         model = Huge()
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=1))), mesh=groups
+            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2))), mesh=groups
         )
         with torch.no_grad():
             model.small += 4.0 * groups.node
             model.huge += 4.0 * groups.node
-        replica.step()
-        replica.step()
+        for _ in range(3):
+            replica.step()
         replica.detach()
         return model.huge[[0, 5_000_000, -1]].detach(), model.small[0].item()
 
