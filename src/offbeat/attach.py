@@ -1,13 +1,13 @@
 """How a model becomes a replica: what must hold is checked on all ranks, alike."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -85,6 +85,12 @@ def layout(mesh: DeviceMesh | Groups | None) -> Groups:
     )
 
 
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    # Who has a DTensor has imported its module; for all others that is a second of waiting.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
 def fault(model: nn.Module) -> str | None:
     """What makes this rank's model impossible to replicate, or None."""
     parameters = dict(model.named_parameters())
@@ -95,7 +101,7 @@ def fault(model: nn.Module) -> str | None:
     for name, p in parameters.items():
         if isinstance(p, nn.UninitializedParameter):
             return f"parameter {name!r} is not initialized yet; run one forward pass first"
-        if isinstance(p, DTensor):
+        if _is_sharded(p):
             return f"parameter {name!r} is sharded (DTensor); replicate unsharded models"
         if p.is_meta:
             return f"parameter {name!r} is on the meta device; materialize the model first"
