@@ -1,6 +1,7 @@
 """DASO between nodes: exact trajectories, phases, plateaus, messages in flight."""
 
 import io
+import itertools
 import random
 from typing import Any
 
@@ -180,8 +181,11 @@ def test_resets_follow_the_reference(patience: int) -> None:
 # ---- trajectories -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
-@pytest.mark.parametrize("wait", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("nodes", "wait"),
+    [*itertools.product(LAYOUTS[:3], (1, 2, 4)), (LAYOUTS[3], 1), (LAYOUTS[4], 4)],
+    ids=str,
+)
 def test_follows_the_reference(nodes: Nodes, wait: int) -> None:
     """Warm-up, cycling with a sum that the cool-down cuts short where W = 4, cool-down."""
     phases = {"total_steps": STEPS, "warmup_steps": 3, "cooldown_steps": 9}
@@ -414,7 +418,7 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 # ---- in flight ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", range(2, 9))
+@pytest.mark.parametrize("stop", [3, 4, 6, 7])
 def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
     """Also in a replica that has a sum of its own in flight, which is forgotten."""
     cycle = Cycle(4, 3, 40, 2, 34, patience=0, report_every=2)  # 2 warm-up, 4 cycling
