@@ -379,7 +379,8 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
     def lines(rank: int) -> list[Line]:
         spans = [["forward", 0.0, 0.25], ["wire:world", -1.0, 0.5], ["wire:node", 0.5, 9.0]]
         return [
-            step(1.0 + k / 16 + rank, 80 * (k % 4 == 3), spans=spans if k % 4 == 3 else [])
+            # With pauses between steps: messages that left there are seen in the next step alone.
+            step(1.0 + k / 16 + rank, 80 * (k % 4 == 3), time=10.0 * k, spans=spans * (k % 4 == 3))
             for k in range(20)
         ]
 

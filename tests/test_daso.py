@@ -1,6 +1,7 @@
 """DASO between nodes: exact trajectories, phases, plateaus, messages in flight."""
 
 import io
+import itertools
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import offbeat
 from offbeat.functional import merge, narrow
+from offbeat.gradients import Mean
 from offbeat.groups import Groups
 from offbeat.parameters import Cycle, StaleAverage
 from offbeat.testing import ThreadWorld, simulate, snapshot
@@ -179,8 +181,11 @@ def test_resets_follow_the_reference(patience: int) -> None:
 # ---- trajectories -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
-@pytest.mark.parametrize("wait", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("nodes", "wait"),
+    [*itertools.product(LAYOUTS[:3], (1, 2, 4)), (LAYOUTS[3], 1), (LAYOUTS[4], 4)],
+    ids=str,
+)
 def test_follows_the_reference(nodes: Nodes, wait: int) -> None:
     """Warm-up, cycling with a sum that the cool-down cuts short where W = 4, cool-down."""
     phases = {"total_steps": STEPS, "warmup_steps": 3, "cooldown_steps": 9}
@@ -218,7 +223,7 @@ def test_sums_travel_on_while_a_plateau_halves_b_and_w() -> None:
         model = Quadratic()
         replica = offbeat.replicate(
             model,
-            offbeat.Algorithm(offbeat.gradients.Mean("local"), StaleAverage(cycle)),
+            offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle)),
             mesh=groups,
         )
         optimizer, seen = sgd(model.parameters()), [flat(snapshot(model))]
@@ -273,7 +278,9 @@ def test_a_blocking_step_is_the_mean_within_two_roundings() -> None:
                 moved = torch.randn(before.shape, generator=torch.Generator().manual_seed(node))
                 everyone.append(before + 1e-3 * moved)
             with torch.no_grad():
-                torch.nn.utils.vector_to_parameters(everyone[groups.node], model.parameters())
+                torch.nn.utils.vector_to_parameters(
+                    everyone[groups.node].clone(), model.parameters()
+                )
             replica.step()
             exact = torch.stack(everyone).double().mean(0)
             largest = max(float((x - before).abs().max()) for x in everyone)
@@ -411,11 +418,11 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 # ---- in flight ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", range(2, 9))
+@pytest.mark.parametrize("stop", [3, 4, 6, 7])
 def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
     """Also in a replica that has a sum of its own in flight, which is forgotten."""
     cycle = Cycle(4, 3, 40, 2, 34, patience=0, report_every=2)  # 2 warm-up, 4 cycling
-    algorithm = offbeat.Algorithm(offbeat.gradients.Mean("local"), StaleAverage(cycle))
+    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle))
 
     def go_on(model: nn.Module, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
@@ -503,7 +510,8 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
     )
     heads = [node[0] for node in nodes]
     expected = eq_1(z[-1][heads], z[4][heads], wait).mean(axis=0)
-    np.testing.assert_allclose([shown for shown, _, _ in looked], expected[None], atol=1e-12)
+    for shown, _, _ in looked:
+        np.testing.assert_allclose(shown, expected, rtol=0, atol=1e-12)
 
 
 def test_staleness_and_pace_are_told() -> None:
@@ -536,7 +544,7 @@ class Odd(nn.Module):
         self.empty = nn.Parameter(torch.zeros(0, 4))
         self.gaps = nn.Parameter(torch.zeros(6, 4)[:, 1])
         self.frozen = nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
-        self.half = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+        self.low = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
         self.nothing = nn.Parameter(torch.zeros(0, dtype=torch.float64))
         self.one = nn.Linear(3, 3, bias=False)
         self.other = nn.Linear(3, 3, bias=False)
@@ -572,7 +580,7 @@ def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
         # Between 0 and 2 apart, the mean is 1 more.
         torch.testing.assert_close(found["scalar"].item(), 2.0, rtol=0, atol=1e-2)
         torch.testing.assert_close(found["gaps"], torch.ones(6).double(), rtol=0, atol=1e-2)
-        torch.testing.assert_close(found["half"], torch.full((5,), 2.0).double(), rtol=0, atol=0.02)
+        torch.testing.assert_close(found["low"], torch.full((5,), 2.0).double(), rtol=0, atol=0.02)
 
 
 def test_a_parameter_of_more_than_ten_million_elements() -> None:
@@ -585,13 +593,13 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
     def worker(groups: Groups) -> tuple[torch.Tensor, float]:
         model = Huge()
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=1))), mesh=groups
+            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2))), mesh=groups
         )
         with torch.no_grad():
             model.small += 4.0 * groups.node
             model.huge += 4.0 * groups.node
-        replica.step()
-        replica.step()
+        for _ in range(3):
+            replica.step()
         replica.detach()
         return model.huge[[0, 5_000_000, -1]].detach(), model.small[0].item()
 

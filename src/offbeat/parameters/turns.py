@@ -63,7 +63,7 @@ class Turns:
         root = self._next()
         handles = []
         if self._speaks(root) and self.site.group is not None:
-            pack(self.views.values(), self.site.parameters.values())
+            pack(self.views.values(), self._parameters)
             handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
         self.flight = Flight(root, wait, due, handles)
 
@@ -82,7 +82,7 @@ class Turns:
         flat = widened(self.layout, site.device, site.chunks)
         views = self.layout.views(flat)
         if flight is None:
-            pack(views.values(), site.parameters.values())
+            pack(views.values(), self._parameters)
             return flat, views
         whole = [part[: len(total)] for part, total in zip(flat, self.flat, strict=True)]
         if self._speaks(flight.root):
@@ -109,7 +109,7 @@ class Turns:
         self.flight = None
         for error in self.error:
             error.zero_()
-        pack(self.views.values(), self.site.parameters.values())
+        pack(self.views.values(), self._parameters)
 
     def arrived(self) -> dict[str, Tensor]:
         """A copy of the sum in flight, after a wait for it; zeros on who has no part in it."""
@@ -119,6 +119,10 @@ class Turns:
             for part, arrived in zip(total, self.flat, strict=True):
                 part.copy_(arrived)
         return self.layout.views(total)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.site.parameters.values()]
 
     def _next(self) -> int:
         self.turn += 1
@@ -135,7 +139,7 @@ class Turns:
         for error in self.error:
             error.zero_()
         if self._speaks(root) and self.site.group is not None:
-            pack(self.views.values(), self.site.parameters.values())
+            pack(self.views.values(), self._parameters)
             for handle in [mean(part, self.site.group) for part in _filled(self.flat)]:
                 handle.wait()
 
@@ -155,11 +159,10 @@ class Turns:
     def _hand_out(self, root: int) -> None:
         """Give what the speaker holds to all of the node, as their parameters."""
         self._broadcast(self.flat, root)
-        parameters = self.site.parameters.values()
-        pack(parameters, self.views.values())
+        pack(self._parameters, self.views.values())
         if [part.dtype for part in self.flat] != list(self.layout.dtypes):
             # The reference is what all hold, as it was rounded; then it need not be saved.
-            pack(self.views.values(), parameters)
+            pack(self.views.values(), self._parameters)
 
     def _broadcast(self, flat: list[Tensor], root: int) -> None:
         if self.site.inside is not None:
@@ -168,9 +171,9 @@ class Turns:
 
     def _pieces(self, *flat: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """The parameters as flat tensors, each with its places in flat sections."""
-        for name, place in self.layout.places.items():
+        for parameter, place in zip(self._parameters, self.layout.places.values(), strict=True):
             part = slice(place.offset, place.offset + prod(place.shape))
-            x = _as_memory(self.site.parameters[name], self.site.device)
+            x = _as_memory(parameter, self.site.device)
             yield x, *(sections[place.section][part] for sections in flat)
 
 
