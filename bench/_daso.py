@@ -112,7 +112,7 @@ def train(case: Case, start: nn.Module, parts: tuple[Part, Part], mesh: offbeat.
         if case.follow:
             course.distance.append(replica.consensus_distance()["mean"])
             course.every.append(replica.stats()["measures"].get("every", 1))
-            if mesh.rank == 0 and step % max(1, case.steps // 25) == 0:
+            if mesh.rank == 0 and step % max(1, case.steps // 15) == 0:
                 course.quality.append((step + 1, case.task.evaluate(model, *held_out)[1]))
     quality = case.task.evaluate(model, *held_out)[1]
     replica.finish()  # together: a socket that closes ends the run of those who still train

@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _pause import Paused
 from _ranks import on_nodes, run_rank
 from torch import Tensor, nn
 
@@ -52,43 +54,18 @@ class Pace:
     def of(cls, ranks: Sequence[tuple[Recording, float]], warm_up: int) -> "Pace":
         """From what each rank recorded, and the seconds that it took."""
         counted = [recording.steps[warm_up:] for recording, _ in ranks]
-        spans = [span for steps in counted for step in steps for span in step.spans]
-        travels = [end - start for kind, start, end in spans if kind == "wire:node"]
+        travels = [  # told in every step that a message travels through; counted where it ends
+            end - start
+            for step in chain.from_iterable(counted)
+            for kind, start, end in step.spans
+            if kind == "wire:node" and 0 <= end < step.seconds
+        ]
         return cls(
             step=max(fmean(step.seconds for step in steps) for steps in counted),
             whole=max(seconds for _, seconds in ranks),
-            stalled=fmean(step.seconds_stalled for steps in counted for step in steps),
+            stalled=fmean(step.seconds_stalled for step in chain.from_iterable(counted)),
             travel=fmean(travels or [0.0]),
         )
-
-
-class Pause(torch.autograd.Function):
-    """Computing that takes time but no core, as an accelerator's does; twice as long backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return grads[0], None
-
-
-class Paused(nn.Module):
-    """Eight layers, 0.8 MB of parameters, which pause for ``seconds`` in a step."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(156, 156) for _ in range(8))
-        self.seconds = seconds / 3 / len(self.layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = Pause.apply(layer(x), self.seconds)
-        return x
 
 
 def task(pause: float | None) -> tuple[nn.Module, Loss]:

@@ -36,17 +36,16 @@ def whole(wait: int, steps: int) -> Timed:
 
 
 def measure(nodes: int, rate: str, steps: int, rounds: int) -> Found:
-    """All methods in one run, in turns."""
-    cases = [
-        Timed(DDP, offbeat.torch_ddp(), 5, 1),
-        Timed("ddp()", offbeat.ddp(), 5, 1),
-        Timed("hierarchical mean", offbeat.local_sgd(every=1, within="local"), 5, 1),
+    """All methods in one run; those that are held against each other take turns."""
+    turns = [
+        Timed(DDP, offbeat.torch_ddp(), 4, 1),
+        Timed("hierarchical mean", offbeat.local_sgd(every=1, within="local"), 4, 1),
         Timed(ALONE, offbeat.alone(), 6),
         Timed(FLOOR, offbeat.Algorithm(Mean(over="local")), 8),
         cycling(8, WAITS[nodes]),
         cycling(4, 1),
-    ] * rounds
-    cases.append(whole(WAITS[nodes], steps))
+    ]
+    cases = [*turns * rounds, Timed("ddp()", offbeat.ddp(), 4, 1), whole(WAITS[nodes], steps)]
     found: Found = {case.name: [] for case in cases}
     for case, pace in zip(cases, paces(cases, nodes, 2, rate), strict=True):
         found[case.name].append(pace)

@@ -18,7 +18,9 @@ BENCH = Path(__file__).parent.parent / "bench"
 KINDS = ("sgp", "adasum", "daso")
 SCRIPTS = [path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))]
 RESULTS = sorted((BENCH / "results").glob("*.md"))
-SHORT = sorted(f for kind in ("sgp", "daso", "ranks", "steps") for f in BENCH.glob(f"*{kind}*.py"))
+SHORT = sorted(
+    f for kind in ("sgp", "daso", "ranks", "steps", "pause") for f in BENCH.glob(f"*{kind}*.py")
+)
 
 
 @pytest.fixture
