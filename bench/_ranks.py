@@ -1,6 +1,6 @@
 """A function of a bench on every rank of emulated nodes; what rank 0 found comes back."""
 
-import json
+import pickle
 import sys
 import tempfile
 from collections import deque
@@ -32,19 +32,19 @@ def on_nodes(script: str, case: Any, nodes: int, procs: int = 1, rate: str | Non
     with tempfile.TemporaryDirectory() as folder, network(nodes, procs, rate) as (place, unshaped):
         if unshaped and rate:
             console.print(unshaped)
-        file = Path(folder, "case.json")
-        file.write_text(json.dumps(case), encoding="utf-8")
+        file = Path(folder, "case")
+        file.write_bytes(pickle.dumps(case))
         if place.run([sys.executable, script, "--rank", str(file)], on_line=show):
             raise RuntimeError("a rank failed:\n" + "\n".join(last))
-        return json.loads(file.read_text("utf-8"))
+        return pickle.loads(file.read_bytes())
 
 
 def run_rank(file: Path, work: Callable[[Any], Any]) -> None:
     """One process: ``work(case)`` on all ranks; what it returns on rank 0 replaces the case."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = work(json.loads(file.read_text("utf-8")))
+    found = work(pickle.loads(file.read_bytes()))
     dist.barrier()
     if dist.get_rank() == 0:
-        file.write_text(json.dumps(found), encoding="utf-8")
+        file.write_bytes(pickle.dumps(found))
     dist.destroy_process_group()

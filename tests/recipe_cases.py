@@ -9,6 +9,7 @@ import pytest
 
 import offbeat
 from reference.adasum import adasum, bf16
+from reference.daso import daso
 from reference.ddp import ddp
 from reference.lags import lags
 from reference.local_sgd import local_sgd
@@ -115,6 +116,13 @@ CASES = (
         "sgp('ring', within='local')",
         _gossip(ring, within_local=True),
         mixes=True,
+        hierarchical=True,
+    ),
+    Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),
+    # Warm-up until step 3, cycling until 10, then cool-down.
+    Case(
+        "daso(every=4, wait=2, total_steps=1000, warmup_steps=3, cooldown_steps=990)",
+        partial(daso, every=4, wait=2, total=1000, warmup=3, cooldown=990, rounded=bf16),
         hierarchical=True,
     ),
     Case("ad_psgd", None),

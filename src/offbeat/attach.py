@@ -1,13 +1,13 @@
 """How a model becomes a replica: what must hold is checked on all ranks, alike."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -55,7 +55,7 @@ def replicate(
         )
     links = None
     try:
-        groups = _layout(mesh)
+        groups = layout(mesh)
         links = Links.connect(groups) if groups.size > 1 else None
         control = links.open("world") if links else None
         raise_alike(fault(model), control)
@@ -72,7 +72,8 @@ def replicate(
         raise
 
 
-def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
+def layout(mesh: DeviceMesh | Groups | None) -> Groups:
+    """Which rank sits where: as given, or as the ranks tell each other."""
     if mesh is None:
         return Groups.discover()
     if isinstance(mesh, Groups):
@@ -82,6 +83,12 @@ def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
     raise ValueError(
         f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.Groups"
     )
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    # Who has a DTensor has imported its module; for all others that is a second of waiting.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
 
 
 def fault(model: nn.Module) -> str | None:
@@ -94,7 +101,7 @@ def fault(model: nn.Module) -> str | None:
     for name, p in parameters.items():
         if isinstance(p, nn.UninitializedParameter):
             return f"parameter {name!r} is not initialized yet; run one forward pass first"
-        if isinstance(p, DTensor):
+        if _is_sharded(p):
             return f"parameter {name!r} is sharded (DTensor); replicate unsharded models"
         if p.is_meta:
             return f"parameter {name!r} is on the meta device; materialize the model first"

@@ -23,7 +23,7 @@ class Site:
     ``group`` joins this rank with its partners; it is None on a rank that only receives, which
     happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
     flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
-    a node puts one model on the wire.
+    a node puts one model on the wire. ``world`` joins all ranks, for numbers on which all agree.
     """
 
     model: nn.Module
@@ -34,6 +34,7 @@ class Site:
     inside: Group | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: torch.amp.GradScaler | None = None
+    world: Group | None = None
 
     @classmethod
     def on(
@@ -43,12 +44,14 @@ class Site:
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
+        world: Group | None = None,
     ) -> "Site":
         """Open the groups of a slot that works over ``axis``; all ranks must call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return cls(model, parameters, links.groups, axis, group, inside, optimizers, scaler)
+        groups = links.groups
+        return cls(model, parameters, groups, axis, group, inside, optimizers, scaler, world)
 
     @property
     def size(self) -> int:
@@ -91,12 +94,13 @@ class Site:
         """The part of a flat tensor that this rank exchanges."""
         if self.inside is None:
             return flat
-        return flat.view(self.chunks, -1)[self.inside.rank]
+        return flat.view(self.chunks, flat.numel() // self.chunks)[self.inside.rank]
 
     def gather(self, flat: Sequence[Tensor]) -> None:
         """Complete flat tensors from the slices of the node's ranks, in place."""
         if self.inside is not None:
-            for handle in [all_gather(f, self.slice(f), self.inside) for f in flat]:
+            filled = [f for f in flat if f.numel() > 0]
+            for handle in [all_gather(f, self.slice(f), self.inside) for f in filled]:
                 handle.wait()
 
 
@@ -190,6 +194,9 @@ class ParameterExchange(ABC, Generic[State]):
     @abstractmethod
     def staleness(self, state: State, step: int) -> int:
         """Steps since the newest parameters received from others were sent."""
+
+    def report(self, state: State, loss: float | Tensor) -> None:
+        """Hear this rank's loss of the coming step; no communication."""
 
     def measures(self, state: State) -> dict[str, float]:
         """What else ``replica.stats()`` tells of the last exchange; nothing unless overridden."""

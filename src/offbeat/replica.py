@@ -81,8 +81,7 @@ class Replica:
         self._refuse()
         self._together("step", self._step)
         exchange, state = self.slot("parameters")
-        self.steps += 1
-        self.settled = False
+        self.steps, self.settled = self.steps + 1, False
         staleness = 0 if exchange is None else exchange.staleness(state, self.steps)
         self._telemetry.stepped(staleness, self._measures)
 
@@ -158,14 +157,17 @@ class Replica:
     def report_loss(
         self, loss: float | Tensor, kind: Literal["train", "heldout"] = "train"
     ) -> None:
-        """Tell the telemetry this rank's loss of the step, or of an evaluation; optional.
+        """Tell this rank's loss of the step, or of an evaluation; no communication.
 
-        No communication. ``offbeat compare`` draws its curves from it. The time and the bytes of
-        an evaluation between two steps, which ends with this report, belong to neither.
+        ``daso`` sees plateaus in the training loss, ``offbeat compare`` draws its curves from both.
+        The time and the bytes of an evaluation, which ends with this report, belong to no step.
         """
         self._telemetry.report(loss, kind)
+        exchange, state = self.slot("parameters")
         if kind == "heldout":
             self._restart_clock()
+        elif exchange is not None:
+            exchange.report(state, loss)
 
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
@@ -248,7 +250,8 @@ class Replica:
         if exchange is None:
             return None
         if self._links is not None:
-            site = Site.on(exchange.over, self._links, self.model, optimizers, scaler)
+            given = optimizers, scaler, self._control
+            site = Site.on(exchange.over, self._links, self.model, *given)
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return exchange.init(site)
         self.notes.append(f"the {slot} slot has nobody to exchange with: {exchange} does nothing")

@@ -32,6 +32,7 @@ from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
 from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
+from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
     "Layout",
@@ -54,6 +55,8 @@ __all__ = [
     "max_speedup",
     "meet",
     "memory",
+    "merge",
+    "narrow",
     "numerator",
     "orthogonality",
     "pack",
