@@ -1,6 +1,5 @@
 """The paper's sparse problem, and the serial baselines it is compared with: SGD and SVRG."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ BATCH, L2 = 16, 0.002
 class Problem:
     """Rows and labels to learn from, and others to test with."""
 
-    name: str
     x: sp.csr_array
     y: Vector
     test_x: sp.csr_array
@@ -36,7 +34,7 @@ class Problem:
         return float(np.mean((self.test_x @ theta > 0) != self.test_y))
 
 
-def generate(name: str, density: float = 0.01, n: int = 10_000, d: int = 4096) -> Problem:
+def generate(density: float = 0.01, n: int = 10_000, d: int = 4096) -> Problem:
     """Normal features, each with probability ``density``; labels by a random hyperplane (4.2)."""
     random = np.random.default_rng(0)
     plane = random.standard_normal(d)
@@ -50,51 +48,42 @@ def generate(name: str, density: float = 0.01, n: int = 10_000, d: int = 4096) -
         x.indices, x.indptr = x.indices.astype(np.int32), x.indptr.astype(np.int32)
         return x, y.astype(np.float32)
 
-    return Problem(name, *half(), *half())
+    return Problem(*half(), *half())
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Training loss and test error after each pass, over seconds of training alone."""
+@dataclass
+class Training:
+    """A model at its start, and what goes over the rows so many times."""
 
     label: str
-    seconds: list[float]
-    loss: list[float]
-    error: list[float]
+    alpha: float
+    theta: Vector
+    go: Callable[[int], object]
 
 
-def watch(
-    label: str, problem: Problem, passes: int, step: Callable[[], object], theta: Vector
-) -> Curve:
-    """Call ``step`` for every pass and look at ``theta`` in between, off the clock."""
-    curve = Curve(label, [0.0], [problem.loss(theta)], [problem.error(theta)])
-    for _ in range(passes):
-        start = time.perf_counter()
-        step()
-        curve.seconds.append(curve.seconds[-1] + time.perf_counter() - start)
-        curve.loss.append(problem.loss(theta))
-        curve.error.append(problem.error(theta))
-    return curve
+Method = Callable[[Problem, float], Training]
 
 
-def adam(
-    problem: Problem, passes: int, alpha: float, moments: str = "shared", threads: int = 1
-) -> Curve:
-    """Asynchronous Adam, one call of its threads a pass."""
-    model = AsyncAdamClassifier(
-        moments,  # type: ignore[arg-type]
-        n_jobs=threads,
-        l2=L2,
-        learning_rate=alpha,
-        fit_intercept=False,
-        random_state=0,
-    )
-    model._begin(problem.x, np.unique(problem.y))
-    parts = model._problem(problem.x, problem.y)
-    model.descent_.passes(*parts, 0)  # compiles
-    theta = model.descent_.theta[:-1, 0]
-    label = f"{moments}, {threads} threads" if threads > 1 else "serial Adam"
-    return watch(label, problem, passes, lambda: model.descent_.passes(*parts, 1), theta)
+def adam(moments: str = "shared", threads: int = 1) -> Method:
+    """Asynchronous Adam, serial with one thread."""
+
+    def begin(problem: Problem, alpha: float) -> Training:
+        model = AsyncAdamClassifier(
+            moments,  # type: ignore[arg-type]
+            n_jobs=threads,
+            l2=L2,
+            learning_rate=alpha,
+            fit_intercept=False,
+            random_state=0,
+        )
+        model._begin(problem.x, np.unique(problem.y))
+        parts = model._problem(problem.x, problem.y)
+        model.descent_.passes(*parts, 0)  # compiles
+        label = f"{moments}, {threads} threads" if threads > 1 else "serial Adam"
+        theta = model.descent_.theta[:-1, 0]
+        return Training(label, alpha, theta, lambda count: model.descent_.passes(*parts, count))
+
+    return begin
 
 
 @njit(nogil=True, fastmath=True)
@@ -124,23 +113,27 @@ def sgd_pass(indptr, indices, data, y, order, theta, alpha, mu, anchor):  # type
                 theta[indices[q]] -= alpha * share * errors[b] * data[q]
 
 
-def baseline(problem: Problem, passes: int, alpha: float, *, svrg: bool) -> Curve:
+def baseline(*, svrg: bool) -> Method:
     """SGD, or SVRG with a full gradient before every pass (Johnson and Zhang 2013)."""
-    x, random = problem.x, check_random_state(0)
-    theta = np.zeros(x.shape[1], np.float32)
     nothing = np.empty(0, np.float32)
 
-    def step() -> None:
-        mu, anchor = nothing, nothing
-        if svrg:
-            anchor = theta.copy()
-            error = 1 / (1 + np.exp(-(x @ anchor))) - problem.y
-            mu = (x.T @ error / x.shape[0]).astype(np.float32)
-        order = random.permutation(x.shape[0])
-        rate = np.float32(alpha)
-        sgd_pass(x.indptr, x.indices, x.data, problem.y, order, theta, rate, mu, anchor)
+    def begin(problem: Problem, alpha: float) -> Training:
+        x, y, random = problem.x, problem.y, check_random_state(0)
+        theta = np.zeros(x.shape[1], np.float32)
 
-    sgd_pass(
-        x.indptr, x.indices, x.data, problem.y, np.arange(0), theta, np.float32(0), nothing, nothing
-    )
-    return watch("SVRG" if svrg else "SGD", problem, passes, step, theta)
+        def go(count: int) -> None:
+            mu, anchor = nothing, nothing
+            for _ in range(count):
+                if svrg:
+                    anchor = theta.copy()
+                    error = 1 / (1 + np.exp(-(x @ anchor))) - y
+                    mu = (x.T @ error / x.shape[0]).astype(np.float32)
+                order = random.permutation(x.shape[0])
+                rate = np.float32(alpha)
+                sgd_pass(x.indptr, x.indices, x.data, y, order, theta, rate, mu, anchor)
+
+        none = np.arange(0)
+        sgd_pass(x.indptr, x.indices, x.data, y, none, theta, np.float32(0), nothing, nothing)
+        return Training("SVRG" if svrg else "SGD", alpha, theta, go)
+
+    return begin

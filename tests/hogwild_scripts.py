@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,33 +35,59 @@ def double(number: int, factor: Tensor) -> Tensor:
     return factor * number
 
 
-def fail(number: int, bad: int) -> None:
-    if number == bad:
-        raise KeyError(f"no key in worker {number}")
-    time.sleep(60)
+def refused(attempt: Callable[[], object]) -> str:
+    """The error that an attempt ends with."""
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
 
 
-def die(number: int, deaths: Tensor, model: nn.Embedding, optimizer: AsyncAdam) -> int:
-    """Worker 1 is killed between writing moments and parameter, the first time."""
+def in_a_fork(attempt: Callable[[], object]) -> str:
+    """The same in a forked child, which must not return into its parent's code."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, refused(attempt).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        said = answer.read().decode()
+    os.wait()
+    return said
+
+
+def train_and_err(
+    number: int, deaths: Tensor, model: nn.Embedding, optimizer: AsyncAdam, few: AsyncAdam
+) -> tuple[Tensor, str]:
+    """Train, then try what must be refused, each worker one thing: (number, threads), the error.
+
+    Worker 1 is killed in its first life, between writing moments and parameter.
+    """
     if number == 1 and deaths[0] == 0:
         deaths += 1
         target = optimizer._target(model.weight, 1)
         optimizer._tick(model.weight, 1)
         target._flat[1][:5] = 0.1
         os.kill(os.getpid(), signal.SIGKILL)
-    return train(number, model, optimizer, 200)
+    threads = train(number, model, optimizer, 400)
+    attempts: list[Callable[[], str]] = [
+        lambda: refused(lambda: AsyncAdam([nn.Parameter(TARGET)], workers=4)),
+        lambda: refused(few.step),
+        lambda: in_a_fork(optimizer.step),
+        lambda: refused(lambda: optimizer.add_param_group({"params": [nn.Parameter(TARGET)]})),
+    ]
+    return torch.tensor([number, threads]), attempts[number]()
 
 
-def quit_silently(number: int) -> None:
-    os._exit(3)
+def fail(number: int, bad: int) -> None:
+    if number == bad:
+        raise KeyError(f"no key in worker {number}")
+    time.sleep(60)
 
 
-def build(number: int) -> None:
-    AsyncAdam([nn.Parameter(torch.zeros(1))], workers=2)
-
-
-def step_with(number: int, model: nn.Embedding, optimizer: AsyncAdam) -> None:
-    train(number, model, optimizer, 1)
+def kill(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def interrupt(number: int, pids: Tensor) -> None:

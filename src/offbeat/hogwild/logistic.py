@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offbeat.hogwild.compiled import compiled
+from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on dtype and layout at the first call
+STRIDE = 16  # indices in a cache line; values may take two, and the second follows the first
 
 
 class Data(NamedTuple):
@@ -36,9 +38,9 @@ class Memory(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """What belongs to one thread: its shuffled rows, [place, steps], and its random state."""
+    """What belongs to one thread: rows by hand, [place, steps, hand], and its random state."""
 
-    order: Array
+    hands: Array
     counts: Array
     random: Array
 
@@ -69,11 +71,16 @@ def draw(random: Array, bound: int) -> int:
 
 @compiled
 def choose(thread: Thread, rows: Array) -> None:
-    """The next batch of a shuffled pass over all rows: one Fisher-Yates swap a row."""
-    order, n = thread.order, thread.order.shape[0]
-    at = thread.counts[0]
+    """The next batch of a shuffled pass over a hand: one Fisher-Yates swap a row.
+
+    In the next pass the thread takes the next hand, so that it sees all rows also where the
+    others get no time to run.
+    """
+    at, turn, n = thread.counts[0], thread.counts[2], thread.hands.shape[1]
     if at + rows.shape[0] > n:
         at = 0
+        turn += 1
+    order = thread.hands[turn % thread.hands.shape[0]]
     for b in range(rows.shape[0]):
         k = at + draw(thread.random, n - at)
         row = order[k]
@@ -82,6 +89,21 @@ def choose(thread: Thread, rows: Array) -> None:
         rows[b] = row
         at += 1
     thread.counts[0] = at
+    thread.counts[2] = turn
+
+
+@compiled
+def prepare(x: Data, thread: Thread, rows: Array) -> None:
+    """Choose the next batch and begin to load it, while the last one's update is computed.
+
+    Its rows lie anywhere. With a few megabytes of them, waiting for memory would take as long as
+    computing, and longer where other programs use the same cache.
+    """
+    choose(thread, rows)
+    for row in rows:
+        for q in range(x.indptr[row], x.indptr[row + 1], STRIDE):
+            prefetch(x.indices, q)
+            prefetch(x.data, q)
 
 
 @compiled
@@ -105,49 +127,67 @@ def adam(theta: Array, m: Array, v: Array, at: Any, g: Any, alpha: Any, betas: A
 
 
 @compiled
-def binary_gradient(
-    x: Data, theta: Array, rows: Array, bias: bool, g: Array, touched: Array
-) -> tuple[int, float]:
-    """Add the batch's gradient to ``g``, all zero before. Returns how many touched, and the loss.
+def binary_errors(x: Data, theta: Array, rows: Array, bias: bool, errors: Array) -> float:
+    """Probability - y of each row, over the size of the batch. Returns the summed loss.
 
-    A coordinate whose sum is zero is noted again when it is met again: :func:`binary` zeroes
-    ``g`` at its first place and passes over the second.
+    Logits of all rows come first: then a row need not wait until what another core wrote for the
+    row before it has arrived.
     """
     real = theta.dtype.type
     zero, one, share = real(0), real(1), real(1.0 / rows.shape[0])
-    last = theta.shape[0] - 1
-    count, loss, product = 0, 0.0, 1.0
-    for row in rows:
-        low, high = x.indptr[row], x.indptr[row + 1]
-        z = theta[last] if bias else zero
-        for q in range(low, high):
+    for b in range(rows.shape[0]):
+        z = theta[theta.shape[0] - 1] if bias else zero
+        for q in range(x.indptr[rows[b]], x.indptr[rows[b] + 1]):
             z += x.data[q] * theta[x.indices[q]]
+        errors[b] = z
+    loss, product = 0.0, 1.0
+    for b in range(rows.shape[0]):
+        z, y = errors[b], x.y[rows[b]]
         small = exp(-abs(z))
         likely = one / (one + small)
-        loss += max(z, zero) - z * x.y[row]
+        loss += max(z, zero) - z * y
         product *= one + small  # one logarithm for many rows
         if product > 1e200:
             loss += log(product)
             product = 1.0
-        e = ((likely if z > zero else one - likely) - x.y[row]) * share
-        for q in range(low, high):
+        errors[b] = ((likely if z > zero else one - likely) - y) * share
+    return loss + log(product)
+
+
+@compiled
+def binary_gradient(
+    x: Data, rows: Array, bias: bool, errors: Array, g: Array, touched: Array
+) -> int:
+    """Add the batch's gradient to ``g``, all zero before. Returns how many coordinates it touched.
+
+    A coordinate whose sum is zero is noted again when it is met again: :func:`binary` zeroes
+    ``g`` at its first place and passes over the second.
+    """
+    zero, count = g.dtype.type(0), 0
+    for b in range(rows.shape[0]):
+        e = errors[b]
+        for q in range(x.indptr[rows[b]], x.indptr[rows[b] + 1]):
             j = x.indices[q]
             before = g[j]
             touched[count] = j  # counts only if this is the first time: no branch to mispredict
             count += before == zero
             g[j] = before + e * x.data[q]
         if bias:
-            g[last] += e
-    return count, loss + log(product)
+            g[g.shape[0] - 1] += e
+    return count
 
 
 @compiled
 def binary(
     x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
 ) -> None:
-    """``updates`` updates for each entry of ``losses``, which receives their summed loss."""
+    """``updates`` updates for each entry of ``losses``, which receives their summed loss.
+
+    The batch that was prepared last is not used: the next call begins a pass anew.
+    """
     theta, m, v, decay = memory.theta, memory.m, memory.v, memory.decay
     g = np.zeros(theta.shape[0], theta.dtype)
+    errors = np.empty(settings.batch, theta.dtype)
     rows = np.empty(settings.batch, np.uint32)
     longest = 0
     for row in range(x.indptr.shape[0] - 1):
@@ -155,12 +195,13 @@ def binary(
     # A coordinate may be noted more than once, where a sum was zero in between.
     touched = np.empty(settings.batch * longest + 2, np.uint32)
     zero = theta.dtype.type(0)
+    prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            choose(thread, rows)
             alpha = theta.dtype.type(step_size(thread, settings))
-            count, loss = binary_gradient(x, theta, rows, settings.intercept, g, touched)
-            losses[p] += loss
+            losses[p] += binary_errors(x, theta, rows, settings.intercept, errors)
+            count = binary_gradient(x, rows, settings.intercept, errors, g, touched)
+            prepare(x, thread, rows)
             if settings.intercept:
                 touched[count] = theta.shape[0] - 1
                 count += 1
@@ -189,7 +230,7 @@ def softmax(z: Array) -> float:
 def multinomial_gradient(
     x: Data, theta: Array, rows: Array, bias: bool, g: Array, seen: Array, touched: Array
 ) -> tuple[int, float]:
-    """As :func:`binary_gradient`, for several classes; ``seen`` marks the touched features."""
+    """The loss too, for several classes; ``seen`` marks the touched features."""
     last, classes = theta.shape[0] - 1, theta.shape[1]
     share = theta.dtype.type(1.0 / rows.shape[0])
     z = np.empty(classes, theta.dtype)
@@ -230,11 +271,12 @@ def multinomial(
     seen = np.zeros(theta.shape[0], np.bool_)
     touched = np.empty(theta.shape[0] + 1, np.uint32)
     zero = theta.dtype.type(0)
+    prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            choose(thread, rows)
             alpha = theta.dtype.type(step_size(thread, settings))
             count, loss = multinomial_gradient(x, theta, rows, settings.intercept, g, seen, touched)
+            prepare(x, thread, rows)
             losses[p] += loss
             if settings.intercept:
                 touched[count] = theta.shape[0] - 1

@@ -1,0 +1,31 @@
+"""Ask for memory before it is needed, for which numba has no function."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+READ, NEAR, DATA = 0, 3, 1  # arguments of llvm.prefetch: not to write, all caches, no code
+
+
+def _prefetch(typing: Any, array: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, place = signature.args
+        view = context.make_array(kind)(context, builder, arguments[0])
+        at = context.cast(builder, arguments[1], place, types.intp)
+        where = cgutils.get_item_pointer(context, builder, kind, view, [at], wraparound=False)
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        call = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0i8")
+        how = [number(value) for value in (READ, NEAR, DATA)]
+        builder.call(function, [builder.bitcast(where, byte), *how])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+# prefetch(array, index), in compiled code only: begin to load array[index] into the cache. It
+# never waits and never fails, not even past the end of the array.
+prefetch: Any = intrinsic(_prefetch)
