@@ -22,7 +22,7 @@ from offbeat.functional.packing import Layout, Span, blocks, memory, pack, parti
 from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
-from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
+from offbeat.functional.sparsify import delta, kept, sampled_top_k, selection, take, top_k
 
 __all__ = [
     "Layout",
@@ -50,6 +50,7 @@ __all__ = [
     "pair_coefficients",
     "partition",
     "sampled_top_k",
+    "selection",
     "share_out",
     "shoot",
     "sketch",

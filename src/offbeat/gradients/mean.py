@@ -8,10 +8,14 @@ import torch
 
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import partition
-from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, require_first
+from offbeat.gradients.bucket import (
+    FIRST_BUCKET,
+    Bucket,
+    agree_on_order,
+    capacity,
+    require_first,
+)
 from offbeat.groups import Group
-
-MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
 
 
 @dataclass(eq=False)
@@ -113,9 +117,8 @@ class Mean(GradientExchange[MeanState]):
         for dtype in dict.fromkeys(parameters[name].dtype for name in state.order):
             names = [name for name in state.order if parameters[name].dtype == dtype]
             sizes = [parameters[name].nbytes for name in names]
-            share = max(FIRST_BUCKET, sum(sizes) // MESSAGES)
-            capacity = min(int(self.bucket_mb * 2**20), share)
-            for run in partition(sizes, capacity, min(FIRST_BUCKET, capacity)):
+            most = capacity(sum(sizes), int(self.bucket_mb * 2**20))
+            for run in partition(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
                 state.buckets.append(Bucket.of(state.site, state.group, members, narrow))
         state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
