@@ -42,8 +42,10 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-test: lint types  ## lint, types, tests and doctests (ARGS='-k name' chooses)
-	$(BIN)/python -m pytest --durations=10 $(ARGS)
+# Threads first, three at a time; then what starts processes and measures times, in turn.
+test: lint types  ## lint, types, tests and doctests
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes"
+	$(BIN)/python -m pytest --durations=10 -m processes
 
 lint: setup  ## ruff: rules and formatting
 	$(BIN)/ruff check .

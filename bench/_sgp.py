@@ -28,7 +28,11 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. In one step of fifty a worker stalls, for ``stall`` seconds."""
+    """One training run.
+
+    In one step of fifty a worker stalls, for ``stall`` seconds. In every step it waits ``compute``
+    seconds for an accelerator that is not there: workers share two cores, accelerators they do not.
+    """
 
     name: str
     algorithm: offbeat.Algorithm
@@ -36,6 +40,7 @@ class Case:
     samples: int = 40_000  # of all workers together
     seed: int = 0
     stall: float = 0.0
+    compute: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -98,6 +103,7 @@ def train(
         loss = cross_entropy(model(images[chosen]), labels[chosen])
         if torch.rand(1, generator=random) < 1 / 50:
             time.sleep(case.stall)
+        time.sleep(case.compute)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

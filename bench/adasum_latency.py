@@ -1,38 +1,35 @@
 """Figure 1 of the Adasum paper: its latency over message sizes, beside Gloo's all-reduce.
 
 All algorithms run in turns in the same processes, so that whatever else the machine does hits all
-alike. CPU and Gloo, one thread a worker; with --rate on emulated nodes (root and iproute2).
+alike. CPU and Gloo, one thread a worker; with --rate on emulated nodes (root and iproute2). Every
+run adds its number of nodes and its rate to the results, or renews them.
 """
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
+from _claims import RESULTS, Claim, report
+from _ranks import on_nodes, run_rank
 
 import offbeat
 from offbeat.adasum_wire import Cut, Peers, choose
+from offbeat.adasum_wire.choose import SMALL
 from offbeat.collectives import all_reduce
 from offbeat.functional import Layout
 from offbeat.groups import Group, Links
 
-RESULTS = Path(__file__).parent / "results" / "adasum_latency.json"
-PAPER = "Fig. 1: at most 1.45 x all-reduce, 64 GPUs, 100 Gbit/s, up to 256 MB"
 KIB = (1, 16, 64, 256, 1024, 4096, 16384)
 LAYERS = 16
-console = Console(highlight=False)
+NAMES = ("auto", "gather", "gram", "rvhdd", "gram bf16")
+EPILOG = "Examples: `python bench/adasum_latency.py --rate 250mbit --nodes 4`"
+app = typer.Typer(pretty_exceptions_enable=False)
 
 
 def kinds(size: int) -> list[tuple[str, str | None]]:
@@ -83,75 +80,77 @@ def seconds(exchange: Callable[[], None]) -> float:
     return spent.item()
 
 
-def work(budget: float, sizes: list[int]) -> list[dict[str, Any]]:
+def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     """Time everything, about ``budget`` seconds a size; the same number of rounds on all ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     links = Links.connect(offbeat.Groups.discover())
     group = links.open("world")
     assert group is not None, "at least two ranks"
     cases = []
-    for kib in sizes:
+    for kib in case["sizes"]:
         timed = exchanges(group, kib * 256)
         for _ in range(2):  # connections and buffers
             once = sum([seconds(exchange) for exchange in timed.values()])
-        rounds = min(100, max(3, int(budget / once)))
+        rounds = min(100, max(3, int(case["budget"] / once)))
         times: dict[str, list[float]] = {name: [] for name in timed}
         for i in range(rounds):
             for name in sorted(timed, reverse=i % 2 == 0):
                 times[name].append(seconds(timed[name]))
         cases.append({"kib": kib, "ranks": group.size, "seconds": times})
     links.close()
-    dist.destroy_process_group()
     return cases
 
 
-def table(cases: list[dict[str, Any]], title: str) -> Table:
-    """Medians, as multiples of the all-reduce."""
-    names = list(dict.fromkeys(name for case in cases for name in case["seconds"]))
-    shown = Table(title=title, caption=PAPER)
-    shown.add_column("KiB", justify="right")
-    for name in names:
-        shown.add_column(name, justify="right")
-    for case in cases:
-        medians = {name: float(np.median(times)) for name, times in case["seconds"].items()}
-        base = medians.pop("all-reduce")
-        ratios = [f"{medians[n] / base:.2f}" if n in medians else "-" for n in names[1:]]
-        shown.add_row(str(case["kib"]), f"{base * 1e3:.2f} ms", *ratios)
-    return shown
+def ratios(case: dict[str, Any]) -> dict[str, float]:
+    """Medians as multiples of the all-reduce; "auto" is the one that is chosen."""
+    medians = {name: statistics.median(times) for name, times in case["seconds"].items()}
+    found = {name: median / medians["all-reduce"] for name, median in medians.items()}
+    is_small = case["kib"] * 1024 * case["ranks"] <= SMALL
+    return found | {"auto": found["gather" if is_small else "gram"]}
 
 
+def claims(where: str, cases: list[dict[str, Any]]) -> list[Claim]:
+    large = [ratios(case) for case in cases if case["kib"] >= 1024]
+    small = [ratios(case)["auto"] for case in cases if case["kib"] < 1024]
+    made = []
+    for what, goal, found in (
+        ("from 1 MiB up, at most", 1.05, [case["auto"] for case in large]),
+        ("from 1 MiB up with 16-bit messages, at most", 0.6, [case["gram bf16"] for case in large]),
+        ("below, at most", 1.5, small),
+    ):
+        paper = f"{goal} x" if "16-bit" in what else f"{goal} x; paper 1.45 x"
+        ours = f"{min(found):.2f} x to {max(found):.2f} x"
+        made.append(Claim(f"{where}: {what}", paper, ours, max(found) <= goal))
+    return made
+
+
+@app.command(epilog=EPILOG)
 def main(
     nodes: Annotated[int, typer.Option(help="Ranks, one on each node.")] = 4,
     rate: Annotated[str | None, typer.Option(help="Limit of every node's link.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Up to 256 MiB, five times longer.")] = False,
-    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+    rank: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Time Adasum beside an all-reduce."""
-    sizes = [*KIB, 65536, 262144] if full else list(KIB)
-    if worker is not None:
-        cases = work(20.0 if full else 4.0, sizes)
-        if os.environ["RANK"] == "0":
-            Path(worker).write_text(json.dumps(cases), encoding="utf-8")
+    if rank is not None:
+        run_rank(rank, measure)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        found = str(Path(folder, "cases.json"))
-        script = [sys.executable, __file__, "--worker", found, *(["--full"] if full else [])]
-        if rate is None:
-            launch = ["torch.distributed.run", "--nproc-per-node", str(nodes), *script[1:]]
-        else:
-            launch = ["offbeat", "lab", "--nodes", str(nodes), "--rate", rate, "--", *script]
-        subprocess.run([sys.executable, "-m", *launch], check=True)
-        cases = json.loads(Path(found).read_text(encoding="utf-8"))
+    sizes = [*KIB, 65536, 262144] if full else list(KIB)
+    case = {"sizes": sizes, "budget": 20.0 if full else 4.0}
+    file = RESULTS / "adasum_latency.json"
+    places = json.loads(file.read_text("utf-8"))["places"] if file.exists() else {}
     where = f"{nodes} nodes, {rate or 'unlimited'}"
-    console.print(table(cases, f"Adasum beside Gloo's all-reduce, {where}"))
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__}
-    kept[where] = about | {"cpu_count": os.cpu_count(), "cases": cases}
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    console.print(f"every round's times: {os.path.relpath(RESULTS)}")
+    places[where] = on_nodes(__file__, case, nodes, rate=rate)
+    rows, judged = [], []
+    for place in sorted(places):
+        judged += claims(place, places[place])
+        for each in places[place]:
+            found = ratios(each)
+            columns = [f"{found[n]:.2f}" if n in found else "-" for n in NAMES]
+            base = statistics.median(each["seconds"]["all-reduce"]) * 1e3
+            rows.append((place, f"{each['kib']}", f"{base:.2f} ms", *columns))
+    headings = ("where", "KiB", "all-reduce", *NAMES)
+    report("adasum_latency", "Adasum, x an all-reduce", headings, rows, judged, places=places)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

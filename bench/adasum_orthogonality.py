@@ -31,6 +31,8 @@ from char_gpt import GPT, loss_of, read_corpus
 RESULTS = Path(__file__).parent / "results" / "adasum_orthogonality.json"
 WORKERS, BATCH, CONTEXT, POINTS = 4, 16, 64, 24
 PAPER = "Fig. 2: rises towards 1 over training, at another pace in every layer; drops at LR changes"
+EPILOG = "Examples: `python bench/adasum_orthogonality.py`, `... --full`"
+app = typer.Typer(pretty_exceptions_enable=False)
 console = Console(highlight=False)
 Loss = Callable[[nn.Module, torch.Generator], Tensor]  # (model, random) -> loss of a fresh batch
 Curve = list[dict[str, float]]
@@ -136,6 +138,7 @@ def table(curves: dict[str, Curve]) -> Table:
     return shown
 
 
+@app.command(epilog=EPILOG)
 def main(
     full: Annotated[bool, typer.Option("--full", help="Five times the steps.")] = False,
 ) -> None:
@@ -152,4 +155,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

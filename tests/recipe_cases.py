@@ -9,6 +9,7 @@ import pytest
 
 import offbeat
 from reference.adasum import adasum, bf16
+from reference.daso import daso
 from reference.ddp import ddp
 from reference.lags import lags
 from reference.local_sgd import local_sgd
@@ -31,6 +32,7 @@ class Case:
     mixes: bool = False  # moves parameters between ranks, and keeps their mean
     agrees: bool = False  # all ranks hold the same model after every step
     hierarchical: bool = False  # nodes are the participants
+    pairs: bool = False  # nodes must be equal: two ranks each, or one where the number is odd
     averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
 
     @property
@@ -40,7 +42,9 @@ class Case:
 
     def nodes(self, size: int) -> Nodes:
         """``size`` ranks, unequally spread over two or three nodes if that matters."""
-        if not self.hierarchical:
+        if self.pairs and size % 2 == 0:
+            return tuple((rank, rank + 1) for rank in range(0, size, 2))
+        if not self.hierarchical or self.pairs:
             return tuple((rank,) for rank in range(size))
         cut = [0, 1, *range(3, size, 3), size] if size > 2 else [0, 1, 2]
         return tuple(tuple(range(a, b)) for a, b in pairwise(cut) if b > a)
@@ -97,6 +101,13 @@ CASES = (
     ),
     Case("adasum(method='gram', within='local')", _updates(within_local=True), hierarchical=True),
     Case(
+        "adasum(partition=True)",
+        _updates(within_local=True),
+        averages=False,
+        hierarchical=True,
+        pairs=True,
+    ),
+    Case(
         "sgp(overlap=2, within='local')",
         _gossip(one_peer_exponential, overlap=2, within_local=True),
         hierarchical=True,
@@ -105,6 +116,13 @@ CASES = (
         "sgp('ring', within='local')",
         _gossip(ring, within_local=True),
         mixes=True,
+        hierarchical=True,
+    ),
+    Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),
+    # Warm-up until step 3, cycling until 10, then cool-down.
+    Case(
+        "daso(every=4, wait=2, total_steps=1000, warmup_steps=3, cooldown_steps=990)",
+        partial(daso, every=4, wait=2, total=1000, warmup=3, cooldown=990, rounded=bf16),
         hierarchical=True,
     ),
     Case("ad_psgd", None),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import offbeat
+from offbeat.collectives import all_reduce_directly
 from offbeat.groups import Group, Groups, Links
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
@@ -92,3 +93,29 @@ def test_what_cannot_be_combined_is_refused(tensors: Any, message: str) -> None:
             offbeat.adasum_all_reduce(tensors, group)
 
     world(2, work)
+
+
+def test_small_sums_are_equal_on_all_ranks_bit_for_bit() -> None:
+    rows = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(2))
+
+    def work(group: Group) -> tuple[torch.Tensor, int]:
+        tensor = rows[group.rank].clone()
+        all_reduce_directly(tensor, group).wait()
+        return tensor, group.meter.bytes_sent["world"]
+
+    found = world(5, work)
+    torch.testing.assert_close(found[0][0], rows.sum(0))
+    assert all(torch.equal(found[0][0], tensor) for tensor, _ in found)
+    assert {sent for _, sent in found} == {4 * rows[0].nbytes}
+
+
+def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.adasum_wire.peers.DIRECT", 0)
+
+    def work(group: Group) -> torch.Tensor:
+        tensors = drawn(group.rank)
+        offbeat.adasum_all_reduce(tensors, group, method="gram")
+        return tensors[0].flatten()
+
+    for found in world(3, work):
+        np.testing.assert_allclose(found, expected(3, 0), rtol=0, atol=1e-12)

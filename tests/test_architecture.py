@@ -25,6 +25,7 @@ FLOORS = (
     (
         "attach",
         "backward",
+        "batch_norm",
         "consensus",
         "checkpoint",
         "recovery",

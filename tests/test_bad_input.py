@@ -396,7 +396,7 @@ def test_arguments_that_mean_nothing(make: Callable[[], object], match: str) -> 
         make()
 
 
-@pytest.mark.parametrize("algorithm", ["ddp", offbeat.ddp, None], ids=repr)
+@pytest.mark.parametrize("algorithm", ["ddp", offbeat.ddp, None], ids=["name", "recipe", "nothing"])
 def test_replicate_wants_an_algorithm(algorithm: Any) -> None:
     def work(groups: Groups) -> None:
         offbeat.replicate(small(), algorithm, mesh=groups)
@@ -524,7 +524,9 @@ def test_a_mesh_with_other_axes() -> None:
         offbeat.replicate(small(), offbeat.ddp(), mesh=flat)
 
 
-@pytest.mark.parametrize("mesh", ["node", 3, ((0, 1), (2,)), ThreadWorld(1)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", ["node", 3, ((0, 1), (2,)), ThreadWorld(1)], ids=["name", "number", "ranks", "world"]
+)
 def test_something_that_is_no_mesh(mesh: Any) -> None:
     with pytest.raises(ValueError, match=r"expected a DeviceMesh .* or offbeat\.Groups"):
         offbeat.replicate(small(), offbeat.ddp(), mesh=mesh)

@@ -23,6 +23,7 @@ from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import network
 from offbeat.compare.timeline import choose
 from offbeat.lab import Lab, Loopback, Unavailable
+from offbeat.lab.check import PAYLOAD
 
 Line = dict[str, Any]
 
@@ -304,7 +305,7 @@ def test_medians_and_the_factor_within_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "floor"),
-    [(None, 2.0), (8000, 2.0), (2000, 4.0)],  # 1000 bytes take 1 s or 4 s
+    [(None, 2.0), (8000, 2.0), (2500, 8000 / (2500 * PAYLOAD))],  # 1000 bytes
 )
 def test_floor_is_computing_or_the_wire(tmp_path: Path, rate: int | None, floor: float) -> None:
     rounds = {"ddp": [5.0, 10.0], "alone": [2.0, 4.0]}  # the machine was slower for a while
@@ -390,6 +391,32 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
     bars = [(bar.kind, bar.start, bar.end) for bar in sending.lanes[0].bars]
     assert bars == [("forward", 0.0, 0.25), ("wire", 0.0, 1.9375)]  # joined, and cut to the step
     assert silent.lanes[0].bars == ()
+
+
+def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: Path) -> None:
+    """It leaves at the end of every fourth step; who waits for it two steps later tells of it."""
+
+    def lines(rank: int) -> list[Line]:
+        told = [["wire:node", -1.75, -0.5], ["wire:local", 0.0, 0.5]]
+        sent = [{"local": 8, "node": 80 * (k % 4 == 3)} for k in range(20)]
+        return [
+            step(1.0, time=k + 1.0, bytes_by_axis=sent[k], spans=told if k % 4 == 1 else [])
+            for k in range(20)
+        ]
+
+    recordings = read_run(write_run(tmp_path, [lines(0), lines(1)], nodes=[[0], [1]]))
+    found = choose("m", recordings)
+    assert [timeline.title for timeline in found] == [
+        "without exchange, 8 of 16 steps",
+        "while a message travels, 4 of 16 steps",
+        "with exchange, 4 of 16 steps",
+    ]
+    steps = recordings[0].steps
+    assert [list(steps[k].between("wire")) for k in (7, 8, 9)] == [
+        [(0.25, 1.5)],
+        [(-0.75, 0.5)],
+        [(-1.75, -0.5), (0.0, 0.5)],
+    ]
 
 
 # Networks.

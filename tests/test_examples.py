@@ -25,6 +25,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> object:
         ("char_gpt.py", "--steps 4 --report-every 2 --sample 20 --algorithm sgp"),
         ("digits_cnn.py", "--steps 4 --train-size 600 --algorithm local_sgd(every=2)"),
         ("lstm_text.py", "--steps 4 --accumulate 2 --width 64 --algorithm ddp(wire='bf16')"),
+        ("segmentation.py", "--steps 12 --train-size 64 --algorithm daso(every=4,total_steps=12)"),
         ("skipgram.py", "--steps 40 --exchange-every 10 --words 20000 --workers 2"),
     ],
 )
@@ -48,6 +49,34 @@ def test_generated_digits_are_the_same_every_time_and_differ_by_label(digits: ob
     assert set(labels.tolist()) == set(range(10))
     means = torch.stack([images[labels == digit].mean(0) for digit in range(10)])
     assert torch.pdist(means.flatten(1)).min() > 1.0
+
+
+def test_generated_shapes_are_the_same_every_time_and_all_kinds_can_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import segmentation
+
+    images, target = segmentation.pictures(40, seed=3)
+    again, _ = segmentation.pictures(40, seed=3)
+    assert torch.equal(images, again)
+    shares = target.flatten().bincount() / target.numel()
+    assert len(shares) == segmentation.CLASSES
+    assert shares.min() > 0.1
+
+    class Knows(torch.nn.Module):
+        def __init__(self, missed: int) -> None:
+            super().__init__()
+            self.missed = missed  # a class that it takes for the background
+
+        def forward(self, _: torch.Tensor) -> torch.Tensor:
+            found = torch.where(target == self.missed, 0, target)
+            return torch.nn.functional.one_hot(found, 4).movedim(-1, 1).float()
+
+    background = shares[0] / (shares[0] + shares[3])
+    for missed, iou in ((-1, 1.0), (3, (2 + background.item()) / 4)):
+        _, found = segmentation.evaluate(Knows(missed), images, target)
+        assert found == pytest.approx(iou)
 
 
 def test_mnist_files_are_read(digits: object, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: objec
 
 
 def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int) -> None:
+    os.environ["GROUP_RANK"] = str(rank // 2)  # nodes, where nodes matter: (0, 1), (2, 3), (4,)
     model = Quadratic()
     optimizer = SGD(model.parameters(), lr=0.01)
     replica = offbeat.replicate(model, offbeat.algorithm(text))
@@ -159,7 +160,7 @@ def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int
     os._exit(0)
 
 
-@pytest.mark.parametrize("text", ["ddp", "sgp", "ad_psgd"])
+@pytest.mark.parametrize("text", ["ddp", "sgp", "ad_psgd", "daso"])
 def test_a_killed_rank_is_named_by_every_survivor(text: str) -> None:
     victim, at = random.randrange(5), random.randrange(20)
     print(f"{text}: rank {victim} dies at step {at}")

@@ -1,11 +1,12 @@
 """Data-parallel training for PyTorch that does not wait for the slowest wire.
 
-Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`local_sgd` or
-:func:`sgp`.
+Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`daso`,
+:func:`local_sgd` or :func:`sgp`.
 """
 
 from offbeat.adasum_wire import adasum_all_reduce
 from offbeat.attach import replicate
+from offbeat.batch_norm import sync_batch_norm
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.graphs import (
     BipartiteExponential,
@@ -23,6 +24,7 @@ from offbeat.recipes import (
     algorithm,
     alone,
     d_psgd,
+    daso,
     ddp,
     lags,
     local_sgd,
@@ -61,11 +63,13 @@ __all__ = [
     "algorithm",
     "alone",
     "d_psgd",
+    "daso",
     "ddp",
     "lags",
     "local_sgd",
     "replicate",
     "sgp",
     "slgs",
+    "sync_batch_norm",
     "torch_ddp",
 ]

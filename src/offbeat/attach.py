@@ -1,13 +1,13 @@
 """How a model becomes a replica: what must hold is checked on all ranks, alike."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -55,11 +55,12 @@ def replicate(
         )
     links = None
     try:
-        groups = _layout(mesh)
+        groups = layout(mesh)
         links = Links.connect(groups) if groups.size > 1 else None
         control = links.open("world") if links else None
         raise_alike(fault(model), control)
         agree(fingerprint(model, algorithm, groups.nodes), control)
+        require_shares(model, algorithm, groups.nodes)
         equalize(model, control)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
         return Replica(model, algorithm, groups, links, control, given, scaler)
@@ -71,7 +72,8 @@ def replicate(
         raise
 
 
-def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
+def layout(mesh: DeviceMesh | Groups | None) -> Groups:
+    """Which rank sits where: as given, or as the ranks tell each other."""
     if mesh is None:
         return Groups.discover()
     if isinstance(mesh, Groups):
@@ -81,6 +83,12 @@ def _layout(mesh: DeviceMesh | Groups | None) -> Groups:
     raise ValueError(
         f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.Groups"
     )
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    # Who has a DTensor has imported its module; for all others that is a second of waiting.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
 
 
 def fault(model: nn.Module) -> str | None:
@@ -93,7 +101,7 @@ def fault(model: nn.Module) -> str | None:
     for name, p in parameters.items():
         if isinstance(p, nn.UninitializedParameter):
             return f"parameter {name!r} is not initialized yet; run one forward pass first"
-        if isinstance(p, DTensor):
+        if _is_sharded(p):
             return f"parameter {name!r} is sharded (DTensor); replicate unsharded models"
         if p.is_meta:
             return f"parameter {name!r} is on the meta device; materialize the model first"
@@ -164,6 +172,25 @@ def _difference(first: Fingerprint, other: Fingerprint) -> str | None:
     if list(here) != list(there):
         return "their parameters come in different orders"
     return None
+
+
+def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if the ranks of a node are to share the layers and cannot."""
+    if algorithm.gradients is None or not algorithm.gradients.partition:
+        return
+    counts = [len(node) for node in nodes]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"partition=True on nodes of {', '.join(map(str, counts))} ranks: a layer has one "
+            "owner on every node, which meets the others; start equally many ranks on each, or "
+            "leave partition at False"
+        )
+    trainable = sum(p.requires_grad for p in model.parameters())
+    if trainable < counts[0]:
+        raise ValueError(
+            f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "
+            "node: each must own one; leave partition at False"
+        )
 
 
 def equalize(model: nn.Module, group: Group | None) -> None:

@@ -34,7 +34,7 @@ class BackwardWatch:
         heartbeat: Heartbeat | None,
     ) -> None:
         """Register the hooks; ``refuse`` raises when no backward is allowed."""
-        self.exchange, self.state = exchange, state
+        self.parameters, self.exchange, self.state = parameters, exchange, state
         self.refuse, self.heartbeat = refuse, heartbeat
         self.enabled = True
         self.begun = False  # a gradient was accumulated since the last step
@@ -97,6 +97,25 @@ class BackwardWatch:
         self.exchanged = True
         with self.heartbeat.verb("step") if self.heartbeat else nullcontext():
             self.exchange.finish(self.state)
+
+    def make_up(self) -> bool:
+        """Join, with zeros, the exchange of a backward that this rank did not run, if there is one.
+
+        ``.grad`` stays: what arrives is too late for this step and wrong for the next.
+        """
+        if self.exchange is None or not self.enabled or self.exchanged:
+            return False
+        # Gradients that lie there still are of an earlier step; copies, since they may be views
+        # of what is exchanged.
+        grads = {name: parameter.grad for name, parameter in self.parameters.items()}
+        had = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
+        if not self.begun:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+        self.join()
+        for name, parameter in self.parameters.items():
+            parameter.grad = had[name]
+        return True
 
     def require_closed(self) -> None:
         """Raise if a backward has ended without us noticing."""

@@ -22,7 +22,7 @@ from typing import ParamSpec
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, Work
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions, Work
 
 from offbeat.groups import Group
 
@@ -104,6 +104,16 @@ def all_reduce(tensor: Tensor, group: Group) -> Handle:
 
 
 @_watched
+def reduce(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Sum ``tensor`` at the member ``root``, in place; the others' is scratch. Sends it once."""
+    options = ReduceOptions()
+    options.reduceOp, options.rootRank, options.rootTensor = ReduceOp(ReduceOp.SUM), root, 0
+    work = group.process_group.reduce([tensor], options)
+    _count(group, tensor.nbytes if group.rank != root else 0)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
 def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
     """Fill ``out`` (n * numel) with every member's ``tensor``. Sends (n-1) times its bytes.
 
@@ -151,6 +161,22 @@ def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Gro
         works = [process_group._end_coalescing(device)]
     _count(group, sum(tensor.nbytes for _, tensor in sends), len(sends))
     return Handle(group, works, [tensor for _, tensor in (*sends, *receives)])
+
+
+def all_reduce_directly(tensor: Tensor, group: Group) -> Handle:
+    """Sum a small ``tensor`` over the group, in place, equal on all members bit for bit.
+
+    Sends n-1 times its bytes, in one hop instead of the 2 (n-1) of a ring: 2 KiB between 4 nodes
+    at 250 Mbit/s take 4 ms instead of 10.
+    """
+    everyone = tensor.new_empty(group.size, tensor.numel())
+    everyone[group.rank].copy_(tensor.view(-1))
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    sends = [(rank, everyone[group.rank]) for rank in others]
+    handle = exchange(sends, [(rank, everyone[rank]) for rank in others], group)
+    # In the order of ranks, the same everywhere: sums of floats depend on it.
+    handle.after = lambda: torch.sum(everyone, 0, out=tensor.view(-1))
+    return handle
 
 
 def mean(tensor: Tensor, group: Group) -> Handle:

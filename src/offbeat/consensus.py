@@ -77,7 +77,7 @@ def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) ->
 
 
 def _average(flat: Tensor, total: float, group: Group) -> None:
-    for piece in flat.split(PIECE):
+    for piece in flat.split(PIECE) if flat.numel() > 0 else ():
         wide = piece.double()
         all_reduce(wide, group).wait()
         piece.copy_(wide.div_(total))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.collectives import all_gather, wire_device
+from offbeat.functional import balance
 from offbeat.groups import Axis, Group, Groups, Links
 
 State = TypeVar("State")
@@ -22,7 +23,7 @@ class Site:
     ``group`` joins this rank with its partners; it is None on a rank that only receives, which
     happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
     flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
-    a node puts one model on the wire.
+    a node puts one model on the wire. ``world`` joins all ranks, for numbers on which all agree.
     """
 
     model: nn.Module
@@ -33,6 +34,7 @@ class Site:
     inside: Group | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: torch.amp.GradScaler | None = None
+    world: Group | None = None
 
     @classmethod
     def on(
@@ -42,12 +44,14 @@ class Site:
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
+        world: Group | None = None,
     ) -> "Site":
         """Open the groups of a slot that works over ``axis``; all ranks must call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return cls(model, parameters, links.groups, axis, group, inside, optimizers, scaler)
+        groups = links.groups
+        return cls(model, parameters, groups, axis, group, inside, optimizers, scaler, world)
 
     @property
     def size(self) -> int:
@@ -73,6 +77,12 @@ class Site:
         """How many slices of room :meth:`gather` needs."""
         return self.inside.size if self.inside is not None else 1
 
+    def owners(self) -> dict[str, int]:
+        """The local rank that steps each parameter in a partition: whole ones, equal bytes."""
+        sizes = [parameter.nbytes for parameter in self.parameters.values()]
+        homes = balance(sizes, len(self.groups.nodes[0]))
+        return dict(zip(self.parameters, homes, strict=True))
+
     @property
     def device(self) -> torch.device:
         """Where flat tensors must live so that they can be sent."""
@@ -84,12 +94,13 @@ class Site:
         """The part of a flat tensor that this rank exchanges."""
         if self.inside is None:
             return flat
-        return flat.view(self.chunks, -1)[self.inside.rank]
+        return flat.view(self.chunks, flat.numel() // self.chunks)[self.inside.rank]
 
     def gather(self, flat: Sequence[Tensor]) -> None:
         """Complete flat tensors from the slices of the node's ranks, in place."""
         if self.inside is not None:
-            for handle in [all_gather(f, self.slice(f), self.inside) for f in flat]:
+            filled = [f for f in flat if f.numel() > 0]
+            for handle in [all_gather(f, self.slice(f), self.inside) for f in filled]:
                 handle.wait()
 
 
@@ -101,6 +112,8 @@ class GradientExchange(ABC, Generic[State]):
     """
 
     over: Literal["world", "local"]
+    # Gradients come to one rank of a node each, which then steps the parameter for all of them.
+    partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -155,6 +168,8 @@ class ParameterExchange(ABC, Generic[State]):
     # What a lost rank means. "continue": after a wait has raised PeerLost the parameters are still
     # this rank's own, and `init` between the survivors, from parameters that differ, is a start.
     on_loss: Literal["raise", "continue"] = "raise"
+    # Each rank of a node steps its own share of the parameters, and `step` hands out all of them.
+    partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -179,6 +194,9 @@ class ParameterExchange(ABC, Generic[State]):
     @abstractmethod
     def staleness(self, state: State, step: int) -> int:
         """Steps since the newest parameters received from others were sent."""
+
+    def report(self, state: State, loss: float | Tensor) -> None:
+        """Hear this rank's loss of the coming step; no communication."""
 
     def measures(self, state: State) -> dict[str, float]:
         """What else ``replica.stats()`` tells of the last exchange; nothing unless overridden."""
@@ -216,6 +234,12 @@ class Algorithm:
                     f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
+        halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
+        if any(halves) and halves != [True, True]:
+            raise ValueError(
+                f"partition=True in one slot of {self}: one slot brings gradients to the owners "
+                "of layers, the other hands out what these have made of them; set it in both"
+            )
         if self.gradients is not None and self.parameters and self.parameters.on_loss != "raise":
             raise ValueError(
                 f"on_loss='continue' beside {self.gradients!r} in the gradients slot: a loss may "

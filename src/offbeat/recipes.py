@@ -17,7 +17,7 @@ from offbeat.graphs import (
     Ring,
     Symmetric,
 )
-from offbeat.parameters import AdasumUpdate, Average, PairAverage, PushSum
+from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
 from offbeat.topology import Topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
@@ -92,17 +92,24 @@ def adasum(
     method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
     within: Within = None,
     nonfinite: Literal["raise", "skip"] = "raise",
+    partition: bool = False,
 ) -> Algorithm:
     """Adasum of the optimizers' updates: their sum where orthogonal, their mean where parallel.
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    nodes' updates are combined. See :class:`offbeat.parameters.AdasumUpdate`.
+    nodes' updates are combined. With ``partition=True`` besides, each rank of a node steps its own
+    share of the layers: give the optimizer ``replica.owned_parameters()``. See
+    :class:`offbeat.parameters.AdasumUpdate`.
 
     >>> adasum(wire="bf16").parameters.wire
     'bf16'
+    >>> adasum(partition=True).parameters.over
+    'node'
     """
-    update = AdasumUpdate(every, wire, method, _between(within), nonfinite)
-    return Algorithm(_inside(within), update)
+    within = "local" if partition else within
+    inside = Mean(over="local", partition=True) if partition else _inside(within)
+    update = AdasumUpdate(every, wire, method, _between(within), nonfinite, partition)
+    return Algorithm(inside, update)
 
 
 def sgp(
@@ -162,6 +169,31 @@ def ad_psgd(within: Within = None) -> Algorithm:
     return Algorithm(_inside(within), PairAverage(_between(within)))
 
 
+def daso(
+    every: int = 4,
+    total_steps: int | None = None,
+    warmup_steps: int | None = None,
+    cooldown_steps: int | None = None,
+    wait: int | None = None,
+    wire: Literal["bf16"] | None = "bf16",
+    patience: int = 10,
+    threshold: float = 1e-4,
+    report_every: int = 50,
+) -> Algorithm:
+    """DASO: mean gradients inside each node, and between nodes sums of models that travel on.
+
+    Tell it the length of the run in optimizer steps, and the losses with ``replica.report_loss``.
+    See :class:`offbeat.parameters.StaleAverage`, and :class:`offbeat.parameters.Cycle` for when
+    nodes exchange.
+
+    >>> daso(every=8, total_steps=1000).parameters.cycle.start.wait
+    2
+    """
+    phases = total_steps, warmup_steps, cooldown_steps
+    cycle = Cycle(every, wait, *phases, patience, threshold, report_every)
+    return Algorithm(Mean(over="local"), StaleAverage(cycle, wire))
+
+
 def alone() -> Algorithm:
     """No exchange at all: every rank trains by itself. The floor of time, not a method.
 
@@ -191,6 +223,7 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     lags,
     slgs,
     adasum,
+    daso,
     torch_ddp,
     alone,
 )

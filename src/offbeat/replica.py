@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat import checkpoint, recovery
+from offbeat import checkpoint, recovery, traits
 from offbeat.backward import BackwardWatch
 from offbeat.consensus import (
     agree_on_steps,
@@ -19,11 +19,11 @@ from offbeat.consensus import (
 )
 from offbeat.exchange import Algorithm, Saved, Site
 from offbeat.functional import pack
+from offbeat.gradients.norm import total_norm
 from offbeat.groups import Group, Groups, Links
 from offbeat.heartbeat import PeerLost
 from offbeat.meter import Meter
 from offbeat.telemetry import Telemetry
-from offbeat.traits import changed, traits
 
 Result = TypeVar("Result")
 
@@ -55,10 +55,12 @@ class Replica:
         self._exchanges_from = 0  # the step at which survivors of a loss have caught up
         self._links, self._control = links, control
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._traits = traits(model)
+        self._traits = traits.traits(model)
         self.gradients_state = self._fill("gradients", optimizers, scaler)
         self.parameters_state = self._fill("parameters", optimizers, scaler)
         self._site = self._average_site()
+        exchange, state = self.slot("gradients")
+        self._shared: Site | None = state.site if exchange and exchange.partition else None
         about = {"algorithm": repr(algorithm), "rank": groups.rank, "nodes": groups.nodes}
         self._telemetry = Telemetry(links.meter if links else Meter(), about)
         self._closed: str | None = None
@@ -79,8 +81,7 @@ class Replica:
         self._refuse()
         self._together("step", self._step)
         exchange, state = self.slot("parameters")
-        self.steps += 1
-        self.settled = False
+        self.steps, self.settled = self.steps + 1, False
         staleness = 0 if exchange is None else exchange.staleness(state, self.steps)
         self._telemetry.stepped(staleness, self._measures)
 
@@ -125,6 +126,25 @@ class Replica:
                 pack(shown, own)
             self._restart_clock()
 
+    def owned_parameters(self) -> list[nn.Parameter]:
+        """What this rank's optimizer steps: all, or its share with ``adasum(partition=True)``."""
+        owners = self._shared.owners() if self._shared else {}
+        mine = self.groups.local_rank
+        return [p for name, p in self._parameters.items() if owners.get(name, mine) == mine]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale gradients to a norm of at most ``max_norm``; returns the norm they had.
+
+        As ``torch.nn.utils.clip_grad_norm_``. With ``adasum(partition=True)`` the norm is that of
+        all gradients of the node, and all its ranks call, between backward and the next step.
+        """
+        self._refuse()
+        site, parameters = self._shared, self._parameters.values()
+        with self._calling("clip_grad_norm_") if site else nullcontext():
+            norm = total_norm(parameters, norm_type, site.group if site else None)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
     def consensus_distance(self) -> dict[str, float]:
         """How far the replicas are apart; see :func:`offbeat.consensus.consensus_distance`."""
         self._refuse()
@@ -137,16 +157,17 @@ class Replica:
     def report_loss(
         self, loss: float | Tensor, kind: Literal["train", "heldout"] = "train"
     ) -> None:
-        """Tell the telemetry this rank's loss of the step, or of an evaluation; optional.
+        """Tell this rank's loss of the step, or of an evaluation; no communication.
 
-        No communication. ``offbeat compare`` draws its curves from it. The time and the bytes of
-        an evaluation between two steps, which ends with this report, belong to neither.
+        ``daso`` sees plateaus in the training loss, ``offbeat compare`` draws its curves from both.
+        The time and the bytes of an evaluation, which ends with this report, belong to no step.
         """
-        if kind not in ("train", "heldout"):
-            raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
         self._telemetry.report(loss, kind)
+        exchange, state = self.slot("parameters")
         if kind == "heldout":
             self._restart_clock()
+        elif exchange is not None:
+            exchange.report(state, loss)
 
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
@@ -229,8 +250,9 @@ class Replica:
         if exchange is None:
             return None
         if self._links is not None:
-            site = Site.on(exchange.over, self._links, self.model, optimizers, scaler)
-            if site.size > 1:
+            given = optimizers, scaler, self._control
+            site = Site.on(exchange.over, self._links, self.model, *given)
+            if site.size > 1 or (exchange.partition and site.inside is not None):
                 return exchange.init(site)
         self.notes.append(f"the {slot} slot has nobody to exchange with: {exchange} does nothing")
         return None
@@ -248,7 +270,9 @@ class Replica:
         return Site.on("world", self._links, self.model) if self._links else None
 
     def _step(self) -> None:
-        self._check_parameters()
+        change = traits.fault(self._traits, self.model, self.groups.rank)
+        if change is not None:
+            raise self._links.heartbeat.condemn(change) if self._links else change
         self._watch.require_closed()
         self._join_backward()
         exchange, state = self.slot("parameters")
@@ -310,35 +334,11 @@ class Replica:
         warnings.warn(agreed.text(self.groups.rank), RuntimeWarning, stacklevel=4)
 
     def _join_backward(self) -> None:
-        """Take part, with zeros, in the exchange of a backward that this rank did not run."""
-        watch = self._watch
-        if self.gradients_state is None or not watch.enabled or watch.exchanged:
-            return
-        # Gradients that lie there still are of an earlier step; copies, since they may be views
-        # of what is exchanged. What arrives is too late for this step and wrong for the next.
-        grads = {name: parameter.grad for name, parameter in self._parameters.items()}
-        had = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
-        if not watch.begun:
-            for parameter in self._parameters.values():
-                parameter.grad = None
-        watch.join()
-        for name, parameter in self._parameters.items():
-            parameter.grad = had[name]
+        """Take part in the exchange of a backward that this rank did not run."""
         note = "a step() without a backward: this rank gave zeros and missed the others' update"
-        if note not in self.notes:
+        if self._watch.make_up() and note not in self.notes:
             self.notes.append(note)
             warnings.warn(f"rank {self.groups.rank}: {note}", RuntimeWarning, stacklevel=5)
-
-    def _check_parameters(self) -> None:
-        names = changed(self._traits, traits(self.model))
-        if not names:
-            return
-        fault = ValueError(
-            f"rank {self.groups.rank}: parameters {names[:3]} were replaced, added, removed, "
-            "frozen, unfrozen, cast or moved since replicate(); call finish() and detach() before "
-            "such a change and replicate() again after it"
-        )
-        raise self._links.heartbeat.condemn(fault) if self._links else fault
 
     def _refuse(self) -> None:
         if self._closed is not None:

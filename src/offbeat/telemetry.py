@@ -73,6 +73,13 @@ class Telemetry:
 
     def report(self, loss: float | Tensor, kind: str) -> None:
         """Take down a loss: this step's, or one on held-out data."""
+        if kind not in ("train", "heldout"):
+            raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(
+                f"the loss is a tensor of shape {tuple(loss.shape)}, expected one number; report "
+                "loss.mean()"
+            )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if kind == "train":
             self.loss = loss

@@ -15,3 +15,15 @@ def changed(before: Traits, now: Traits) -> list[str]:
     """The names of parameters that were replaced, added, removed, frozen, cast or moved."""
     names = {**before, **now}
     return [name for name in names if before.get(name) != now.get(name)]
+
+
+def fault(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
+    """What has changed since the attach and must not, if anything has."""
+    names = changed(before, traits(model))
+    if not names:
+        return None
+    return ValueError(
+        f"rank {rank}: parameters {names[:3]} were replaced, added, removed, frozen, unfrozen, "
+        "cast or moved since replicate(); call finish() and detach() before such a change and "
+        "replicate() again after it"
+    )

@@ -35,7 +35,8 @@ def adasum_all_reduce(
     them, ``.open("world")`` one over all ranks. ``wire`` and ``method`` as for
     :class:`offbeat.parameters.AdasumUpdate`; what rounding to 16 bits takes is lost here.
 
-    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 a tensor. Extra memory: twice the tensors'.
+    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 a tensor, to each
+    of the others while that is little. Extra memory: twice the tensors'.
     Raises ``ValueError`` on all ranks, before a tensor is changed, if one is not finite, if there
     is none, or if one is not of floats. Source: Maleki et al. 2021, section 4.
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, broadcast
+from offbeat.collectives import Handle, all_reduce, all_reduce_directly, broadcast
 from offbeat.groups import Group
+
+DIRECT = 2**16  # bytes that a rank sends for a sum in one hop; a ring sends fewer, in more hops
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +49,16 @@ class Peers:
         # decided from the total (a NaN, a layer to redo) must be decided alike everywhere. The
         # last hop between counterparts makes it so.
         if self.inside is not None:
-            self.wait(all_reduce(partial, self.inside))
+            self._add(partial, self.inside)
         if self.group is not None:
             if over_group:
-                self.wait(all_reduce(partial, self.group))
+                self._add(partial, self.group)
             elif self.nested:
                 self.wait(broadcast(partial, 0, self.group))
         if self.inside is not None and self.inside.size > self.slices:
             self.wait(broadcast(partial, 0, self.inside))
         return partial
+
+    def _add(self, partial: Tensor, group: Group) -> None:
+        is_small = (group.size - 1) * partial.nbytes <= DIRECT
+        self.wait((all_reduce_directly if is_small else all_reduce)(partial, group))

@@ -83,8 +83,8 @@ _COLUMNS = [
         "floor",
         "÷ time",
         "The least a step can take, as a share of what it takes. The floor, in small, is a "
-        "step without communication, or its bytes over the link's rate, whichever is longer. "
-        "Ratios of the same round, and their median.",
+        "step without communication, or its bytes and their TCP headers over the link's rate, "
+        "whichever is longer. Ratios of the same round, and their median.",
         _share,
     ),
     Column(

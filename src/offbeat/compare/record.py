@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-Span = tuple[str, float, float]  # kind; start and end in seconds from the start of the step
+# Kind; start and end in seconds from the start of the step, which may lie outside of it.
+Span = tuple[str, float, float]
 
 
 @final
@@ -68,11 +69,24 @@ class Recording:
                 self.rank = line["rank"]
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
             case "step":
-                self.steps.append(Step.parse(line))
+                step = Step.parse(line)
+                self._tell_earlier(step)
+                self.steps.append(step)
             case "heldout":
                 self.heldout.append((len(self.steps), line["loss"]))
             case "finish":
                 self.distance = line["consensus_distance"]["mean"]
+
+    def _tell_earlier(self, late: Step) -> None:
+        """A message is written down by the step that waited for it: add it to those before."""
+        for kind, start, end in late.spans:
+            for index in reversed(range(len(self.steps)) if start < 0 else ()):
+                step = self.steps[index]
+                gap = (late.time - late.seconds) - (step.time - step.seconds)
+                if start + gap >= step.seconds:
+                    break  # it left after this step
+                span = (kind, start + gap, end + gap)
+                self.steps[index] = replace(step, spans=(*step.spans, span))
 
 
 def read_run(folder: Path) -> list[Recording]:

@@ -54,7 +54,7 @@ class Result:
     """One method in numbers; what is not known is None. See :class:`~.measure.Measures`.
 
     ``floor`` is the least a step can take: the time of a step without communication, or that of
-    its bytes on the node's link, whichever is longer; ``share_of_floor`` is its part in the time
+    its bytes and their TCP headers on the node's link, whichever is longer; ``share_of_floor`` is its part in the time
     a step does take. That and ``faster``, than the baseline, are ratios within a round.
     """
 

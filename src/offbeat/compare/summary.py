@@ -10,6 +10,7 @@ from offbeat.compare.measure import Measures, measure
 from offbeat.compare.plan import Method, Plan
 from offbeat.compare.result import Comparison, Result, Setup, Spread, State
 from offbeat.compare.run import Run
+from offbeat.lab.check import PAYLOAD
 
 
 def summarize(plan: Plan, setup: Setup, runs: Sequence[Run]) -> Comparison:
@@ -96,7 +97,7 @@ class _Evidence:
         return Spread.of(floors), Spread.of(shares)
 
     def _wire(self, measures: Measures) -> float:
-        return 0.0 if self.rate is None else 8 * measures.bytes_on_link / self.rate
+        return 0.0 if self.rate is None else 8 * measures.bytes_on_link / (self.rate * PAYLOAD)
 
     def _faster(self, method: Method) -> Spread | None:
         """Than the baseline in the same round, when the machine was in the same mood."""

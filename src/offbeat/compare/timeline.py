@@ -11,6 +11,7 @@ from offbeat.compare.record import Recording, Step
 from offbeat.compare.run import Run
 
 KINDS = ("forward", "backward", "stall", "wire")
+EXCHANGES = ("without exchange", "while a message travels", "with exchange")
 MOST_RANKS = 8
 
 
@@ -56,19 +57,26 @@ def timelines(plan: Plan, runs: Sequence[Run]) -> list[Timeline]:
 
 
 def choose(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
-    """The median step; two where some steps send nothing: the median of those, and of others."""
+    """The median step; where steps are of several kinds, the median of each kind."""
     count = min(len(recording.steps) for recording in recordings)
     ranks = [recording.steps[warm_up(count) : count] for recording in recordings]
     steps = list(zip(*ranks, strict=True))
-    silent = [step for step in steps if not any(sum(s.bytes_sent.values()) for s in step)]
-    sending = [step for step in steps if step not in silent]
-    if not silent or not sending:
-        return [_timeline(method, "", recordings, steps)] if steps else []
-    share = f"of {len(steps)} steps"
-    return [
-        _timeline(method, f"without exchange, {len(silent)} {share}", recordings, silent),
-        _timeline(method, f"with exchange, {len(sending)} {share}", recordings, sending),
-    ]
+    kinds = [_exchange(step) for step in steps]
+    shown = []
+    for kind in (kind for kind in EXCHANGES if kind in kinds):
+        alike = [step for step, found in zip(steps, kinds, strict=True) if found == kind]
+        title = "" if len(alike) == len(steps) else f"{kind}, {len(alike)} of {len(steps)} steps"
+        shown.append(_timeline(method, title, recordings, alike))
+    return shown
+
+
+def _exchange(ranks: Sequence[Step]) -> str:
+    """What a step does on the axes that lead out of a node."""
+    if any(sent for step in ranks for axis, sent in step.bytes_sent.items() if axis != "local"):
+        return EXCHANGES[2]
+    out = ("wire:world", "wire:node")
+    travels = any(kind in out and end > 0 for step in ranks for kind, _, end in step.spans)
+    return EXCHANGES[1] if travels else EXCHANGES[0]
 
 
 def _timeline(

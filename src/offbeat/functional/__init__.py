@@ -18,11 +18,21 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
-from offbeat.functional.packing import Layout, Span, blocks, memory, pack, partition, wide
+from offbeat.functional.packing import (
+    Layout,
+    Span,
+    balance,
+    blocks,
+    memory,
+    pack,
+    partition,
+    wide,
+)
 from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
 from offbeat.functional.sparsify import delta, kept, sampled_top_k, selection, take, top_k
+from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
     "Layout",
@@ -32,6 +42,7 @@ __all__ = [
     "adam_step_size",
     "adaptive_ratio",
     "adasum",
+    "balance",
     "blocks",
     "coefficients",
     "combine",
@@ -44,6 +55,8 @@ __all__ = [
     "max_speedup",
     "meet",
     "memory",
+    "merge",
+    "narrow",
     "numerator",
     "orthogonality",
     "pack",

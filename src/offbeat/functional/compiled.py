@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+
+def not_installed(missing: ImportError) -> ImportError:
+    """What to say where a package of the extra is missing."""
+    return ImportError(
+        f"offbeat.hogwild needs {missing.name}, which is not installed; "
+        "install it with: pip install 'offbeat[hogwild]'"
+    )
+
+
+try:
+    from numba import njit
+except ImportError as missing:
+    raise not_installed(missing) from missing
 
 # No "nnan", no "ninf": kernels look for what is not finite. Sums may be reordered and fused.
 _FAST = {"contract", "reassoc", "nsz", "arcp"}

@@ -1,7 +1,8 @@
 """Named tensors laid out in a few flat ones, so that a model travels as one message."""
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -66,6 +67,32 @@ class Layout:
             ends[section] += tensor.numel()
         return cls(places, dtypes, tuple(-(-end // slices) * slices for end in ends), slices)
 
+    @classmethod
+    def whole(
+        cls, tensors: Mapping[str, Tensor], owners: Mapping[str, int], parts: int, multiple: int
+    ) -> "Layout":
+        """No tensor is cut: part ``owners[name]`` of ``parts`` equal ones holds the tensor.
+
+        Every part is as long as the fullest, and a multiple of ``multiple`` slices.
+
+        >>> tensors = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+        >>> layout = Layout.whole(tensors, {"w": 0, "b": 1}, parts=2, multiple=1)
+        >>> layout.places["b"].offset, layout.numels
+        (6, (12,))
+        """
+        shares = [
+            cls.of({n: t for n, t in tensors.items() if owners[n] == part}, multiple)
+            for part in range(parts)
+        ]
+        dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
+        numels = tuple(max(share._numel(dtype) for share in shares) for dtype in dtypes)
+        places = {}
+        for name, tensor in tensors.items():
+            section, place = dtypes.index(tensor.dtype), shares[owners[name]].places[name]
+            offset = owners[name] * numels[section] + place.offset
+            places[name] = replace(place, section=section, offset=offset)
+        return cls(places, dtypes, tuple(n * parts for n in numels), parts * multiple)
+
     def empty(self, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
         """Zeroed flat sections with room for ``chunks`` slices (at least the layout's own)."""
         room = max(self.slices, chunks)
@@ -95,6 +122,9 @@ class Layout:
                 if first < last:
                     found.append(Span(layer, first, last))
         return found
+
+    def _numel(self, dtype: torch.dtype) -> int:
+        return self.numels[self.dtypes.index(dtype)] if dtype in self.dtypes else 0
 
 
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
@@ -167,3 +197,22 @@ def partition(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
             start, held = index, 0
         held += size
     return [*runs, range(start, len(sizes))] if sizes else []
+
+
+def balance(sizes: Sequence[int], parts: int) -> list[int]:
+    """Which of ``parts`` holds each item, so that all hold about the same size.
+
+    The largest first, each to the part that holds least: the fullest holds at most 4/3 of what the
+    best arrangement would give it. Source: Graham 1969, "Bounds on Multiprocessing Timing
+    Anomalies".
+
+    >>> balance([1, 6, 2, 3, 2], parts=2)
+    [0, 0, 1, 1, 1]
+    """
+    held = [(0, 0, part) for part in range(parts)]  # size, items, number
+    homes = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        size, items, part = heapq.heappop(held)
+        homes[index] = part
+        heapq.heappush(held, (size + sizes[index], items + 1, part))
+    return homes

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, broadcast, mean, wire_device
+from offbeat.collectives import Handle, all_reduce, broadcast, mean, reduce, wire_device
 from offbeat.exchange import Site
-from offbeat.functional import pack
+from offbeat.functional import pack, wide
 from offbeat.groups import Group
 
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
@@ -26,7 +26,10 @@ def capacity(total: int, limit: int) -> int:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients that travel as one message, followed by one flag each: somebody has it."""
+    """Gradients that travel as one message, followed by one flag each: somebody has it.
+
+    The mean is for all, or for the member ``owner`` alone.
+    """
 
     site: Site
     group: Group
@@ -34,15 +37,23 @@ class Bucket:
     views: dict[str, Tensor]
     flags: Tensor
     missing: set[str] = field(default_factory=set)
+    owner: int | None = None
     handle: Handle | None = None
+    given: dict[str, Tensor] = field(default_factory=dict)  # to the owner, for this step
 
     @classmethod
     def of(
-        cls, site: Site, group: Group, names: Sequence[str], narrow: torch.dtype | None = None
+        cls,
+        site: Site,
+        group: Group,
+        names: Sequence[str],
+        narrow: torch.dtype | None = None,
+        owner: int | None = None,
     ) -> "Bucket":
         """Room for the gradients of ``names``, all of one dtype, or ``narrow`` if that is less."""
         parameters = [site.parameters[name] for name in names]
-        dtype = parameters[0].dtype
+        # A reduction to one member rounds at every hop: not to 16 bits, inside a node.
+        dtype = parameters[0].dtype if owner is None else wide(parameters[0].dtype)
         if narrow is not None and dtype.itemsize > narrow.itemsize:
             dtype = narrow
         sizes = [parameter.numel() for parameter in parameters]
@@ -50,7 +61,7 @@ class Bucket:
         wire = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)
         *parts, flags = wire.split([*sizes, len(names)])
         views = dict(zip(names, map(like, parts, parameters), strict=True))
-        return cls(site, group, wire, views, flags, set(names))
+        return cls(site, group, wire, views, flags, set(names), owner)
 
     def fill(self) -> None:
         """Copy in the gradients, those of this backward and those that were not exchanged yet."""
@@ -63,12 +74,16 @@ class Bucket:
                 self.flags[index] = 0
             else:
                 require_plain(self.group, name, grad)
+                if grad is self.given.get(name):
+                    raise self.group.heartbeat.condemn(_twice(name))
                 filled[name] = grad
         pack([self.views[name] for name in filled], filled.values())
 
     def send(self) -> None:
         """Start the mean over the group."""
-        if self.wire.dtype.itemsize > 2:
+        if self.owner is not None:
+            self.handle = reduce(self.wire.mul_(1.0 / self.group.size), self.owner, self.group)
+        elif self.wire.dtype.itemsize > 2:
             self.handle = all_reduce(self.wire.mul_(1.0 / self.group.size), self.group)
         else:  # summed in float32 and divided there
             self.handle = mean(self.wire, self.group)
@@ -81,11 +96,24 @@ class Bucket:
 
     def hand_out(self) -> None:
         """Put what is in the bucket into ``.grad``, except where nobody had a gradient."""
+        if self.owner not in (None, self.group.rank):
+            for name in self.views:
+                self.site.parameters[name].grad = None
+            return
         # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
         for index, (name, view) in enumerate(self.views.items()):
             parameter = self.site.parameters[name]
             if parameter.grad is not None or self.flags[index]:
                 put(parameter, view)
+                if self.owner is not None and parameter.grad is not None:
+                    self.given[name] = parameter.grad
+
+
+def _twice(name: str) -> ValueError:
+    return ValueError(
+        f"parameter {name!r}: a second backward before step() adds to a mean that its owner alone "
+        "has (partition=True); call replica.set_requires_sync(False) before all but the last one"
+    )
 
 
 def put(parameter: Tensor, view: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, final
 
 import torch
 
+from offbeat.collectives import all_reduce, wire_device
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import partition
 from offbeat.gradients.bucket import (
@@ -39,6 +40,10 @@ class Mean(GradientExchange[MeanState]):
 
     .. math:: g = \frac{1}{P} \sum_{p=1}^{P} g_p
 
+    With ``partition`` (over "local") the mean of each parameter goes to the one rank of the node
+    that owns it (:meth:`offbeat.Site.owners`), and ``.grad`` is None elsewhere. A gradient that is
+    not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
+
     ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
     once, summed in float32, rounded once. Buckets hold gradients in the order in which rank 0
     saw them become ready in its first backward, and leave in that order on every rank; they are
@@ -55,6 +60,7 @@ class Mean(GradientExchange[MeanState]):
     over: Literal["world", "local"] = "world"
     wire: Literal["bf16"] | None = None
     bucket_mb: float = 25.0
+    partition: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
@@ -62,6 +68,11 @@ class Mean(GradientExchange[MeanState]):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'local'")
         if self.wire not in (None, "bf16"):
             raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
+        if self.partition and (self.over != "local" or self.wire is not None):
+            raise ValueError(
+                f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients meet "
+                "inside a node, in full precision; use over='local' and wire=None"
+            )
         if isinstance(self.bucket_mb, bool) or not isinstance(self.bucket_mb, int | float):
             raise ValueError(f"bucket_mb={self.bucket_mb!r}, expected a number of MiB")
         if not 0 < self.bucket_mb < math.inf:
@@ -94,12 +105,19 @@ class Mean(GradientExchange[MeanState]):
         for bucket in state.buckets:
             bucket.wait()
             bucket.hand_out()
+        if self.partition:
+            _spread_nonfinite(state)
         state.launched = 0
         if not state.order_is_measured:
             state.order = agree_on_order(state.order, state.seen, state.group)
             state.order_is_measured = True
             self._build(state)
         state.seen.clear()
+
+    def stepped(self, state: MeanState) -> None:
+        """Owners have used what was given to them."""
+        for bucket in state.buckets:
+            bucket.given.clear()
 
     def save(self, state: MeanState) -> Saved:
         """The measured order: it decides in which order floats are added."""
@@ -113,14 +131,20 @@ class Mean(GradientExchange[MeanState]):
     def _build(self, state: MeanState) -> None:
         parameters = state.site.parameters
         narrow = torch.bfloat16 if self.wire == "bf16" else None
+        owners = state.site.owners() if self.partition else dict.fromkeys(parameters)
         state.buckets.clear()
-        for dtype in dict.fromkeys(parameters[name].dtype for name in state.order):
-            names = [name for name in state.order if parameters[name].dtype == dtype]
+        kinds = {name: (parameters[name].dtype, owners[name]) for name in state.order}
+        for kind in dict.fromkeys(kinds.values()):
+            names = [name for name in state.order if kinds[name] == kind]
             sizes = [parameters[name].nbytes for name in names]
             most = capacity(sum(sizes), int(self.bucket_mb * 2**20))
             for run in partition(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
-                state.buckets.append(Bucket.of(state.site, state.group, members, narrow))
+                bucket = Bucket.of(state.site, state.group, members, narrow, kind[1])
+                state.buckets.append(bucket)
+        # As they become full: a bucket waits for those before it.
+        turn = {name: number for number, name in enumerate(state.order)}
+        state.buckets.sort(key=lambda bucket: max(turn[name] for name in bucket.views))
         state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
 
 
@@ -131,3 +155,17 @@ def _launch(state: MeanState) -> None:
     bucket.fill()
     bucket.send()
     state.launched += 1
+
+
+def _spread_nonfinite(state: MeanState) -> None:
+    # An owner alone sees what is wrong with its layers. If it alone skipped its step, the node
+    # would make a part of an update, and its ranks would go on with different loss scales.
+    grads = [p.grad for p in state.site.parameters.values() if p.grad is not None]
+    bad = torch.zeros(1, device=wire_device(state.group))
+    if grads:
+        norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
+        bad.copy_(~norms.isfinite().all())
+    all_reduce(bad, state.group).wait()
+    if bad.item():  # on a GPU this waits for backward
+        for grad in grads:
+            grad.fill_(torch.nan)

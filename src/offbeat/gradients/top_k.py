@@ -63,6 +63,7 @@ class TopK(GradientExchange[TopKState]):
     where k >= d / P) is sent whole.
 
     ``scope="model"`` chooses among all entries of the model at once, after backward (SLGS-SGD).
+    ``over="local"`` exchanges inside each node only, beside an exchange between nodes.
     ``momentum`` is momentum correction and ``warmup`` the number of steps in which the density
     falls from 1/4 to its value, both as in deep gradient compression.
 
@@ -83,7 +84,7 @@ class TopK(GradientExchange[TopKState]):
     units: Literal["lr", "gradient"] | None = None
     max_ratio: float = 1000.0
     retune: int = 1000
-    over: Literal["world"] = "world"
+    over: Literal["world", "local"] = "world"
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
@@ -112,7 +113,7 @@ class TopK(GradientExchange[TopKState]):
                  "a positive number of MiB")  # fmt: skip
         _require_one_of("scope", self.scope, ("layer", "model"))
         _require_one_of("units", self.units, (None, "lr", "gradient"))
-        _require_one_of("over", self.over, ("world",))
+        _require_one_of("over", self.over, ("world", "local"))
 
     def init(self, site: Site) -> TopKState:
         """Messages in reverse order of registration, until backward shows the real order."""

@@ -4,21 +4,16 @@
 :class:`AsyncAdamClassifier` is logistic regression on sparse matrices, in threads.
 """
 
-try:
-    import numba  # noqa: F401
-    import scipy  # noqa: F401
-    import sklearn  # noqa: F401
-except ImportError as missing:
-    raise ImportError(
-        f"offbeat.hogwild needs {missing.name}, which is not installed; "
-        "install it with: pip install 'offbeat[hogwild]'"
-    ) from missing
+from typing import TYPE_CHECKING, Any
 
+from offbeat.functional.compiled import not_installed
 from offbeat.hogwild.adam import AsyncAdam
-from offbeat.hogwild.classifier import AsyncAdamClassifier
 from offbeat.hogwild.launch import WorkerFailed, launch
 from offbeat.hogwild.node import NodeReplica
 from offbeat.hogwild.worker import report_loss
+
+if TYPE_CHECKING:
+    from offbeat.hogwild.classifier import AsyncAdamClassifier
 
 __all__ = [
     "AsyncAdam",
@@ -28,3 +23,14 @@ __all__ = [
     "launch",
     "report_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classifier, once it is asked for: no worker need wait for scikit-learn's import."""
+    if name != "AsyncAdamClassifier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from offbeat.hogwild.classifier import AsyncAdamClassifier
+    except ImportError as missing:
+        raise not_installed(missing) from missing
+    return AsyncAdamClassifier

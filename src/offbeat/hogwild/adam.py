@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from offbeat.functional import adam_step_size
@@ -265,6 +266,11 @@ def _check_settings(group: dict[str, Any]) -> None:
 
 
 def _check_parameter(parameter: Tensor) -> None:
+    if is_lazy(parameter):
+        raise ValueError(
+            "a parameter has no shape yet, so nothing can be shared; run the lazy module once on "
+            "an example before AsyncAdam is built"
+        )
     shape = tuple(parameter.shape)
     if parameter.device.type != "cpu":
         raise ValueError(

@@ -50,11 +50,17 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     16 bits; what rounding took is added to the next update. "fp16" scales every layer by a power
     of two, so that small updates do not vanish. ``over="node"``: nodes are the participants.
 
+    ``partition`` (over "node"): each rank of a node steps its own share of the layers, whole ones
+    (:meth:`offbeat.Site.owners`), which travel between the owners of the same layers and are
+    handed out inside the node after every step. A node then sends as many times the largest share
+    as it has ranks.
+
     An update that is not finite is an error on all ranks alike, before anything is changed; with
     ``nonfinite="skip"`` all ranks return to the anchor instead and go on.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
-    all-reduce, and 8 n^2 a layer; "gather": n-1 times the model's. Extra memory: the anchor, the
+    all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
+    64 KiB, else by an all-reduce); "gather": n-1 times the model's. Extra memory: the anchor, the
     update, and one model of rows ("gather": n); with 16 bits two models more. Passes over
     memory: six.
 
@@ -67,6 +73,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     method: Method = "auto"
     over: Literal["world", "node"] = "world"
     nonfinite: Literal["raise", "skip"] = "raise"
+    partition: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
@@ -76,6 +83,11 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             if getattr(self, name) not in known:
                 expected = ", ".join(map(repr, known))
                 raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {expected}")
+        if self.partition and self.over != "node":
+            raise ValueError(
+                "partition=True with over='world': the ranks of a node share the layers; use "
+                "over='node'"
+            )
         if self.method == "rvhdd" and self.wire is not None:
             raise ValueError(
                 f"method='rvhdd' with wire={self.wire!r}: it would round at every level; use "
@@ -84,8 +96,11 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     def init(self, site: Site) -> AdasumState:
         """Allocate the anchor and the buffers of the exchange."""
-        # Every slice is cut again between its owners, into equal shares.
-        layout = Layout.of(site.parameters, site.slices * site.size)
+        # Every slice is cut again between those who exchange it, into equal shares.
+        if self.partition:
+            layout = Layout.whole(site.parameters, site.owners(), site.slices, site.size)
+        else:
+            layout = Layout.of(site.parameters, site.slices * site.size)
         flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
         nested = site.size < site.groups.size
         peers = Peers(site.size, site.group, site.inside, site.slices, nested)
@@ -98,6 +113,9 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     def step(self, state: AdasumState, step: int) -> None:
         """Combine the updates if it is time."""
+        if self.partition and (state.site.size == 1 or not due(step, self.every)):
+            _share(state)
+            return
         if not due(step, self.every):
             return
         slices = _update(state)
@@ -120,6 +138,9 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
         In full precision, with what earlier roundings took. Nothing of the state changes.
         """
+        if state.site.size == 1:
+            _share(state)
+            return state.flat, state.layout.views(state.flat), 1.0
         slices, wire = _update(state), state.wire
         if self.wire is not None:
             for pieces, narrow in wire.roundings:
@@ -206,27 +227,38 @@ def _update(state: AdasumState) -> list[Tensor]:
     return slices
 
 
+def _share(state: AdasumState) -> None:
+    """Take every layer from the rank of this node that owns it."""
+    views = state.layout.views(state.flat).values()
+    pack(views, state.site.parameters.values())
+    state.site.gather(state.flat)
+    pack(state.site.parameters.values(), views)
+
+
 def _fault(state: AdasumState, verdict: Verdict) -> ValueError:
     """Name the first rank and parameter that made the exchange impossible; all ranks alike."""
     site, names = state.site, list(state.layout.places)
     own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
-    found = torch.tensor([-1, -1], device=site.device)
-    if site.group is not None:
-        everyone = gather_numbers([own[0] if own else -1], site.group)
-        for participant, (layer,) in reversed(list(enumerate(everyone))):
-            if layer >= 0:
-                found = torch.tensor([participant, int(layer)], device=site.device)
+    found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
+    # Those inside first: where a node's ranks share the layers, one of them knows alone.
+    for group in (site.inside, site.group):
+        if group is not None:
+            everyone = gather_numbers(found.tolist(), group)
+            for member, (_, local, layer) in reversed(list(enumerate(everyone))):
+                if layer >= 0:
+                    place = (-1, member) if group is site.inside else (member, int(local))
+                    found = torch.tensor([*place, int(layer)], device=site.device)
     if site.inside is not None:
         broadcast(found, 0, site.inside).wait()
-    participant, layer = found.tolist()
-    if participant < 0:
+    participant, local, layer = found.tolist()
+    if layer < 0:
         layer = int((~verdict.energy.isfinite()).nonzero()[0])
         return ValueError(
             f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
             "learning rate, or clip gradients"
         )
     nodes, ranks = site.groups.nodes, site.groups.ranks
-    rank = nodes[participant][0] if site.axis == "node" else ranks[participant]
+    rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
     return ValueError(
         f"rank {rank}: parameter {names[layer]!r} is not finite after the optimizer's step; go "
         "back to a checkpoint and lower the learning rate, use a GradScaler, or let such steps be "

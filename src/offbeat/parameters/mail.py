@@ -32,6 +32,7 @@ class Mail:
     peers: Peers | None = None
     is_mean: bool = False
     weight: float = 1.0
+    shares: dict[float, int] = field(default_factory=dict)  # how many receivers each has
     head: Tensor = field(default_factory=lambda: torch.zeros(2))
     heads: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Mail:
         size = self.site.size
         self.index, self.weight = index, weight
         self.peers = topology.peers(self.site.rank, size, index)
+        self.shares = Counter(share for _, share in self.peers.send)
         self.is_mean = topology.is_mean(size, index) and self._exact
 
     @property
@@ -55,12 +57,6 @@ class Mail:
             out.dtype == into.dtype == wide(out.dtype)
             for out, into in zip(self.outbox[0], self.inbox[0], strict=True)
         )
-
-    @property
-    def shares(self) -> dict[float, int]:
-        """How many receivers each different share has."""
-        _, peers = self._addressed()
-        return Counter(share for _, share in peers.send)
 
     @property
     def weight_kept(self) -> float:

@@ -1,0 +1,49 @@
+r"""Averages with parameters that are some steps old, and averages by 16-bit differences.
+
+DASO's two exchanges between nodes (Coquelin et al. 2021, section 3). All tensors are flat; what
+is added up is float32 or wider.
+"""
+
+from torch import Tensor
+
+from offbeat.functional.packing import blocks
+
+
+def merge(total: Tensor, x: Tensor, wait: int, size: int) -> None:
+    r"""Average a sum of ``size`` models with the model that trained on for W = ``wait`` steps.
+
+    .. math:: x \leftarrow \frac{2W x + \sum_{i=1}^{P} x_i}{2W + P}
+        = x + \frac{\sum_{i=1}^{P} x_i - P x}{2W + P}
+
+    ``total`` holds the sum and then the result. The second form rounds little where models are
+    near, and leaves equal ones as they are wherever P x is exact, as for P = 2 and 4. One pass:
+    reads both, writes ``total`` (eq. 1, where W is written S).
+
+    >>> import torch
+    >>> merge(total := torch.tensor([4.0]), torch.tensor([3.0]), wait=1, size=2)
+    >>> total  # (2 * 3 + 4) / 4
+    tensor([2.5000])
+    """
+    for s, x_ in blocks(total, x):
+        s.sub_(x_, alpha=size).div_(2 * wait + size).add_(x_)
+
+
+def narrow(x: Tensor, reference: Tensor, error: Tensor, message: Tensor) -> None:
+    r"""Fill a 16-bit message with a model's difference to a reference that all share.
+
+    .. math:: m = \mathrm{cast}(x - r + e), \quad e \leftarrow x - r + e - m
+
+    e is what earlier casts took, so that nothing is lost for good. A cast of x itself would round
+    away every update that is smaller than the spacing of 16-bit numbers around x. One pass: reads
+    x, r and e, writes e and m.
+
+    >>> import torch
+    >>> x, r, e = torch.tensor([4.0 + 2**-12]), torch.tensor([4.0]), torch.zeros(1)
+    >>> narrow(x, r, e, m := torch.zeros(1).bfloat16())
+    >>> m.item() == 2**-12, x.bfloat16().item()
+    (True, 4.0)
+    """
+    for x_, r, e, m in blocks(x, reference, error, message):
+        e.add_(x_ - r)
+        m.copy_(e)
+        e.sub_(m)
