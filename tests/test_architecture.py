@@ -34,7 +34,7 @@ FLOORS = (
         "traits",
         "hogwild",
     ),  # a training run
-    ("testing", "lab", "compare", "cli", "__main__"),  # what people start
+    ("testing", "integrations", "lab", "compare", "cli", "__main__"),  # what people start
 )
 MODULES = sorted(SOURCE.rglob("*.py"))
 

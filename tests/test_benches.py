@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,8 @@ import offbeat
 
 BENCH = Path(__file__).parent.parent / "bench"
 KINDS = ("sgp", "adasum", "daso", "async_adam")
-SCRIPTS = [path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))]
+LAGS = [BENCH / f"lags_{name}.py" for name in ("convergence", "models", "speed")]
+SCRIPTS = [*(path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))), *LAGS]
 RESULTS = sorted((BENCH / "results").glob("*.md"))
 BRIEF = ("sgp", "daso", "async_adam", "ranks", "steps", "pause")
 SHORT = sorted(f for kind in BRIEF for f in BENCH.glob(f"*{kind}*.py"))
@@ -306,3 +308,60 @@ def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
     module = bench("adasum_large_batch")
     assert module.steps_to(2.0, [3.0, 2.0, 2.5]) == 2 * module.EVERY
     assert module.steps_to(1.0, [3.0, 2.0]) is None
+
+
+METHODS = {"torch DDP": 0.9, "ddp": 0.8, "slgs": 0.4, "lags": 0.3, "alone": 0.29}
+
+
+@pytest.mark.parametrize(("name", "lags"), [("speed", 0.3), ("models", 0.3), ("speed", 0.5)])
+def test_verdicts_on_lags_follow_from_the_times(
+    name: str,
+    lags: float,
+    bench: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    module = bench(f"lags_{name}")
+    times = {**METHODS, "lags": lags}
+
+    def made_up(nodes: int, rate: Any, models: Any, methods: Any, *more: Any) -> Any:
+        def of(method: str) -> Any:
+            seconds = times.get(method.split("(")[0], 0.35)
+            return module.Times([seconds], [0.1], [0.19], 1e6)
+
+        return {model: {method: of(method) for method in methods} for model in models}
+
+    monkeypatch.setattr(module, "in_lab", made_up)
+    done = CliRunner().invoke(module.app, ["--nodes", "4"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    result = json.loads((tmp_path / f"lags_{name}.json").read_text("utf-8"))
+    assert result["rows"]
+    judged = {claim["text"]: claim["holds"] for claim in result["claims"]}
+    assert [holds for text, holds in judged.items() if "faster than dense" in text.lower()] != []
+    for text, holds in judged.items():
+        if "faster than slgs" in text.lower() or "nearly all" in text:
+            assert holds == (lags == 0.3), text
+        if "faster than ddp" in text or "than dense" in text:
+            assert holds, text
+
+
+def test_accuracy_near_that_of_dense_sgd_is_told_from_less(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = bench("lags_convergence")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+
+    def train(groups: Any, task: Any, start: Any, algorithm: Any, steps: int) -> list[float]:
+        dense = algorithm == offbeat.ddp()
+        better, worse = (0.9, 0.8) if task.more_is_better else (9.0, 12.0)
+        sparse = better if getattr(algorithm.gradients, "scope", "") == "layer" else worse
+        return [1.0, better if dense else sparse]
+
+    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "TASKS", [replace(t, parts=tuple) for t in module.TASKS])
+    done = CliRunner().invoke(module.app, ["--workers", "2"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    result = json.loads((tmp_path / "lags_convergence.json").read_text("utf-8"))
+    for claim in result["claims"]:
+        assert claim["holds"] == ("LAGS" in claim["text"]), claim
+    assert (tmp_path / "lags_convergence.png").stat().st_size > 1000

@@ -22,10 +22,11 @@ from offbeat.functional import (
     top_k,
     warm_density,
 )
+from offbeat.functional.scan import FEW, scanned_top_k
 from offbeat.functional.sparsify import BLOCK, LARGE, SMALL
 
 Select = Callable[[Tensor, int], Tensor]
-both = pytest.mark.parametrize("select", [top_k, sampled_top_k])
+every = pytest.mark.parametrize("select", [top_k, sampled_top_k, scanned_top_k])
 
 
 def noise(numel: int, seed: int = 0) -> Tensor:
@@ -37,8 +38,8 @@ def largest(x: Tensor, k: int) -> list[int]:
     return sorted(np.argsort(-np.abs(x.double().numpy()), kind="stable")[:k].tolist())
 
 
-@both
-@pytest.mark.parametrize("numel", [1, 5, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1])
+@every
+@pytest.mark.parametrize("numel", [1, 5, FEW, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1])
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 1.0])
 def test_selects_the_largest_magnitudes(select: Select, numel: int, density: float) -> None:
     x = noise(numel)
@@ -46,7 +47,7 @@ def test_selects_the_largest_magnitudes(select: Select, numel: int, density: flo
     assert sorted(select(x, k).tolist()) == largest(x, k)
 
 
-@both
+@every
 @given(
     numel=st.integers(1, 3 * LARGE // 2),
     share=st.floats(0, 1),
@@ -69,7 +70,7 @@ def test_selects_k_distinct_entries_whatever_ties(
     assert torch.equal(x[chosen].abs().sort(descending=True).values, expected)
 
 
-@both
+@every
 @pytest.mark.parametrize("where", [0, 777, LARGE + 3])  # the last one behind the last whole block
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_selected_first(select: Select, where: int, value: float) -> None:
@@ -79,7 +80,7 @@ def test_what_is_not_finite_is_selected_first(select: Select, where: int, value:
         assert where in select(x, k).tolist()
 
 
-@both
+@every
 def test_a_layer_whose_large_entries_sit_together(select: Select) -> None:
     """A sample of every 101st entry misses them, or finds nothing else."""
     for stride in (1, 101):

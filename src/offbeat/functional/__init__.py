@@ -31,7 +31,7 @@ from offbeat.functional.packing import (
 from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
-from offbeat.functional.sparsify import delta, kept, sampled_top_k, take, top_k
+from offbeat.functional.sparsify import delta, kept, sampled_top_k, selection, take, top_k
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "pair_coefficients",
     "partition",
     "sampled_top_k",
+    "selection",
     "share_out",
     "shoot",
     "sketch",

@@ -12,6 +12,16 @@ from offbeat.functional import pack, wide
 from offbeat.groups import Group
 
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
+MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
+
+
+def capacity(total: int, limit: int) -> int:
+    """Bytes of a bucket where ``total`` bytes travel in buckets of at most ``limit``.
+
+    >>> capacity(2**30, 25 * 2**20) == 25 * 2**20, capacity(2**24, 25 * 2**20) == 2**21
+    (True, True)
+    """
+    return min(limit, max(FIRST_BUCKET, total // MESSAGES))
 
 
 @dataclass(eq=False)

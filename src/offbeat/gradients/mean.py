@@ -9,10 +9,14 @@ import torch
 from offbeat.collectives import all_reduce, wire_device
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import partition
-from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, require_first
+from offbeat.gradients.bucket import (
+    FIRST_BUCKET,
+    Bucket,
+    agree_on_order,
+    capacity,
+    require_first,
+)
 from offbeat.groups import Group
-
-MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
 
 
 @dataclass(eq=False)
@@ -133,9 +137,8 @@ class Mean(GradientExchange[MeanState]):
         for kind in dict.fromkeys(kinds.values()):
             names = [name for name in state.order if kinds[name] == kind]
             sizes = [parameters[name].nbytes for name in names]
-            share = max(FIRST_BUCKET, sum(sizes) // MESSAGES)
-            capacity = min(int(self.bucket_mb * 2**20), share)
-            for run in partition(sizes, capacity, min(FIRST_BUCKET, capacity)):
+            most = capacity(sum(sizes), int(self.bucket_mb * 2**20))
+            for run in partition(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
                 bucket = Bucket.of(state.site, state.group, members, narrow, kind[1])
                 state.buckets.append(bucket)

@@ -7,7 +7,7 @@ import torch
 
 from offbeat.exchange import Site
 from offbeat.functional import is_cheaper_dense, kept, partition
-from offbeat.gradients.bucket import FIRST_BUCKET
+from offbeat.gradients.bucket import FIRST_BUCKET, capacity
 from offbeat.gradients.dense_message import DenseMessage
 from offbeat.gradients.message import Message
 from offbeat.gradients.sparse_message import SparseMessage
@@ -81,11 +81,11 @@ class Plan:
         parted = []
         for (dtype, dense), members in kinds.items():
             wide = torch.promote_types(dtype, torch.float32).itemsize
-            capacity = BUCKET if dense else int(self.message_mb * 2**20)
-            first = FIRST_BUCKET if dense else capacity
             sizes = [
                 sum(self.site.parameters[n].nbytes for n in names) if dense else k * (wide + 4)
                 for names, k in members
             ]
-            parted += [[members[i] for i in run] for run in partition(sizes, capacity, first)]
+            most = capacity(sum(sizes), BUCKET) if dense else int(self.message_mb * 2**20)
+            first = min(FIRST_BUCKET, most) if dense else most
+            parted += [[members[i] for i in run] for run in partition(sizes, most, first)]
         return parted

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offbeat.collectives import Handle, all_gather, wire_device
 from offbeat.exchange import Site
-from offbeat.functional import Wire, sampled_top_k, take, top_k
+from offbeat.functional import Wire, selection, take
 from offbeat.gradients.bucket import like, put, require_plain
 from offbeat.gradients.message import Message, Scales
 from offbeat.groups import Group
@@ -65,8 +65,9 @@ class SparseMessage(Message):
     ) -> None:
         """Room for ``blocks``, pairs of parameters and how many of their entries are sent."""
         self.site, self.group = site, group
-        self.momentum, self.select = momentum, top_k if exact else sampled_top_k
+        self.momentum = momentum
         self.names = [name for names, _ in blocks for name in names]
+        self.select = selection(site.parameters[self.names[0]].device, exact)
         dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
         self.old, self.new = (Flat.of(site, self.names, dtype) for _ in range(2))
         pair = [Flat.of(site, self.names, dtype) for _ in range(2)] if momentum else []

@@ -68,9 +68,9 @@ class TopK(GradientExchange[TopKState]):
     falls from 1/4 to its value, both as in deep gradient compression.
 
     Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: one
-    model, and two more with momentum. Passes over memory: add, two reading ones to choose, zero,
-    and the k entries of each rank. If any rank has a gradient that is not finite, all ranks'
-    residuals stay as before this backward and every ``.grad`` becomes NaN.
+    model, and two more with momentum. Passes over memory: add, one reading pass to choose (two
+    without numba), zero, and the k entries of each rank. If any rank has a gradient that is not
+    finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
 
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
@@ -118,9 +118,10 @@ class TopK(GradientExchange[TopKState]):
     def init(self, site: Site) -> TopKState:
         """Messages in reverse order of registration, until backward shows the real order."""
         assert site.group is not None, "a slot alone in its group is replaced by nothing"
-        raise_alike(fault(site, self.units, self.momentum), site.group)
+        given = (site.parameters, site.optimizers)
+        raise_alike(fault(*given, self.units, self.momentum), site.group)
         order = list(site.parameters)[::-1]
-        units = Units.of(site, self.units)
+        units = Units.of(*given, site.scaler, self.units)
         state = TopKState(site, site.group, units, self._plan(site, 0, {}), order)
         self._build(state)
         return state
@@ -214,7 +215,7 @@ class TopK(GradientExchange[TopKState]):
                 "{**one, **another}"
             )
         merged = dict(saved[heirs[0]])
-        for key in ("residual", "velocity") if len(heirs) > 1 else ():
+        for key in {"residual", "velocity"} & merged.keys() if len(heirs) > 1 else ():
             merged[key] = {
                 name: torch.stack([saved[r][key][name] for r in heirs]).mean(0)
                 for name in merged[key]

@@ -1,13 +1,12 @@
 """In which units residuals are kept, and what follows for each gradient of the moment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
-
-from offbeat.exchange import Site
 
 
 class Scale(NamedTuple):
@@ -39,16 +38,22 @@ class Units:
     scaler: torch.amp.GradScaler | None
 
     @classmethod
-    def of(cls, site: Site, units: Literal["lr", "gradient"] | None) -> "Units":
+    def of(
+        cls,
+        parameters: Mapping[str, Tensor],
+        optimizers: Sequence[Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        units: Literal["lr", "gradient"] | None,
+    ) -> "Units":
         """Follow the given optimizers: those that are plain SGD, unless ``units`` says which."""
         places = {
             id(parameter): (optimizer, index)
-            for optimizer in site.optimizers
+            for optimizer in optimizers
             if units == "lr" or (units is None and type(optimizer) is SGD)
             for index, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
         }
-        return cls({n: places.get(id(p)) for n, p in site.parameters.items()}, site.scaler)
+        return cls({n: places.get(id(p)) for n, p in parameters.items()}, scaler)
 
     def read(self) -> dict[str, Scale]:
         """What holds for this backward, by parameter."""
@@ -60,14 +65,19 @@ class Units:
         }
 
 
-def fault(site: Site, units: Literal["lr", "gradient"] | None, momentum: float) -> str | None:
+def fault(
+    parameters: Mapping[str, Tensor],
+    optimizers: Sequence[Optimizer],
+    units: Literal["lr", "gradient"] | None,
+    momentum: float,
+) -> str | None:
     """What makes the given optimizers unfit, or None."""
-    groups = [group for optimizer in site.optimizers for group in optimizer.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     covered = {id(parameter) for group in groups for parameter in group["params"]}
-    lost = [name for name, p in site.parameters.items() if id(p) not in covered]
-    if site.optimizers and lost:
+    lost = [name for name, p in parameters.items() if id(p) not in covered]
+    if optimizers and lost:
         return f"parameter {lost[0]!r} is in none of the given optimizers; pass all optimizers"
-    if units == "lr" and not site.optimizers:
+    if units == "lr" and not optimizers:
         return "units='lr' needs the learning rate; pass replicate(..., optimizer=optimizer)"
     if momentum and any(group.get("momentum") or "betas" in group for group in groups):
         return (

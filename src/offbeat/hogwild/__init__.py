@@ -6,8 +6,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from offbeat.functional.compiled import not_installed
 from offbeat.hogwild.adam import AsyncAdam
-from offbeat.hogwild.compiled import not_installed
 from offbeat.hogwild.launch import WorkerFailed, launch
 from offbeat.hogwild.node import NodeReplica
 from offbeat.hogwild.worker import report_loss

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.hogwild.compiled import compiled
+from offbeat.functional.compiled import compiled
 
 Array = Any  # numba specializes on the dtype at the first call
 BLOCK = 64  # coordinates: wide enough for vector instructions, short enough to have no zero

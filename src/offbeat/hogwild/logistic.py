@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.hogwild.compiled import compiled
+from offbeat.functional.compiled import compiled
 from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on dtype and layout at the first call

@@ -1,0 +1,91 @@
+"""What a step of LAGS costs behind slow links, beside dense methods and computation alone.
+
+A GPT of 3.2 million parameters and SGD with momentum, one process a node of the lab.
+"""
+
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from _claims import Claim, report
+from _lags_lab import ALONE, HOOK, POWER, TOGETHER, TORCH, Times, console, in_lab
+
+METHODS = (TORCH, "ddp", "slgs", "lags", HOOK, TOGETHER, ALONE)
+UNSHAPED = ("ddp", "lags(density='adaptive')")
+# The figures to beat, of a sketch on this kind of machine: DDP, LAGS and computation alone.
+SKETCH = {4: (0.85, 0.258, 0.243), 8: (1.22, 0.55, 0.50)}
+EPILOG = "Examples: `python bench/lags_speed.py`, `python bench/lags_speed.py --nodes 4 --full`"
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+def rows(nodes: int, rate: str, found: dict[str, Times]) -> list[tuple[str, ...]]:
+    """One line for each method."""
+    dense = found.get(TORCH, found["ddp"]).step
+    lines = []
+    for method, times in found.items():
+        share = f"{found[ALONE].step / times.step:.0%}" if ALONE in found else ""
+        sent = "" if times.sent is None else f"{times.sent / 1e6:.2f} MB"
+        step = times.step
+        lines.append(
+            (f"{nodes}", rate, method, f"{step:.3f} s", f"{dense / step:.2f}", share, sent)
+        )
+    return lines
+
+
+def claims(nodes: int, found: dict[str, Times]) -> list[Claim]:
+    lags, slgs, alone = (found[name].step for name in ("lags", "slgs", ALONE))
+    sketch = SKETCH.get(nodes)
+    was = f"at least 95 %{f'; a sketch: {sketch[2] / sketch[1]:.0%}' if sketch else ''}"
+    return [
+        Claim(f"{nodes} nodes: computation is nearly all of a step of lags", was,
+              f"{alone / lags:.0%}", alone / lags >= 0.95),
+        Claim(f"{nodes} nodes: lags is faster than slgs", "faster",
+              f"{lags:.3f} s against {slgs:.3f} s", lags < slgs),
+        Claim(f"{nodes} nodes: lags is faster than dense",
+              f"{sketch[0] / sketch[1]:.1f} x" if sketch else "faster",
+              f"{found['ddp'].step / lags:.1f} x ddp", lags < found["ddp"].step),
+    ]  # fmt: skip
+
+
+def power(nodes: int, rate: str, steps: int) -> Times | None:
+    """Torch's PowerSGD in a lab of its own: it may end its processes."""
+    try:
+        return in_lab(nodes, rate, ["gpt"], [POWER], steps, 1)["gpt"][POWER]
+    except RuntimeError as error:
+        console.print(f"{POWER} failed: {str(error)[-500:]}", markup=False)
+        return None
+
+
+@app.command(epilog=EPILOG)
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Five rounds of 20 steps.")] = False,
+    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes.")] = "4,8",
+    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
+    steps: Annotated[int, typer.Option(help="Steps of each method in each round.")] = 8,
+    rounds: Annotated[int, typer.Option(help="How often each method has its turn.")] = 1,
+) -> None:
+    """Time LAGS on a GPT behind slow links, and its adaptive mode on fast ones."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is slow here are sockets: GPUs pass them by
+    steps, rounds = (20, 5) if full else (steps, rounds)
+    lines, judged, times = [], [], {}
+    for count in map(int, nodes.split(",")):
+        found = in_lab(count, rate, ["gpt"], METHODS, steps, rounds)["gpt"]
+        lines += rows(count, rate, found)
+        judged += claims(count, found)
+        times[count] = {method: asdict(each) for method, each in found.items()}
+    fast = in_lab(4, None, ["gpt"], UNSHAPED, 2 * steps, rounds)["gpt"]
+    lines += rows(4, "unlimited", fast)
+    over = fast[UNSHAPED[1]].step / fast["ddp"].step - 1
+    judged.append(Claim("4 nodes, unlimited: adaptive lags costs no more than ddp",
+                        "at most 3 % more", f"{over:+.1%}", over <= 0.03))  # fmt: skip
+    by_power = power(4, rate, steps)
+    said = f"{by_power.step:.3f} s" if by_power else "its processes end"
+    judged.append(Claim("4 nodes: torch's PowerSGD hook runs on Gloo", "-", said, bool(by_power)))
+    times["unlimited"] = {method: asdict(each) for method, each in fast.items()}
+    headings = ("nodes", "rate", "method", "a step", "x dense", "alone / step", "sent a step")
+    report("lags_speed", "A step of a GPT, SGD", headings, lines, judged, times=times)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Methods inside programs that others have written."""
