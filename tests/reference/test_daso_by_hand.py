@@ -1,5 +1,7 @@
 """The reference of DASO against hand arithmetic and against methods that it contains."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def test_a_sum_by_hand() -> None:
 def test_blocking_alone_is_an_average_after_every_step() -> None:
     """And its rounding does not add up: what a cast took is sent later."""
     lone: Nodes = ((0,), (1,), (2,))
-    shared = {"nodes": lone, "steps": 200, "lr": 1e-3}
+    shared: dict[str, Any] = {"nodes": lone, "steps": 200, "lr": 1e-3}
     exact = local_sgd(np.full(1, 100.0), slope, every=1, **shared)
     ours = daso(np.full(1, 100.0), slope, every=4, wait=1, warmup=200, **shared)
     np.testing.assert_allclose(ours, exact, rtol=1e-13)
