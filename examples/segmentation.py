@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> None:
         if rank == 0 and step % args.report_every == 0:
             print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
     replica.finish()
-    heldout, iou = evaluate(model, *pictures(500, seed=0))
+    heldout, iou = evaluate(model, *pictures(200, seed=0))
     replica.report_loss(heldout, "heldout")
     if rank == 0:
         print(f"held-out loss {heldout:.4f}  mean IoU {iou:.4f}")
