@@ -15,7 +15,7 @@ SLOPES = np.array([[1.0], [3.0], [6.0]])  # constant gradients; the nodes' means
 
 
 def slope(rank: int, z: Array, k: int) -> Array:
-    return SLOPES[rank]
+    return np.asarray(SLOPES[rank])
 
 
 def test_eq_1_by_hand() -> None:
