@@ -583,6 +583,41 @@ def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
         torch.testing.assert_close(found["low"], torch.full((5,), 2.0).double(), rtol=0, atol=0.02)
 
 
+def test_grad_scaler_and_clipping_with_an_overflow_on_one_rank() -> None:
+    """Its node skips that step, as one, and the sums of both travel on."""
+
+    def worker(groups: Groups) -> tuple[list[float], list[torch.Tensor]]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.daso(every=2, wait=1), mesh=groups)
+        optimizer = sgd(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        scales, models = [], []
+        for step in range(8):
+            factor = torch.inf if (groups.rank, step) == (1, 3) else 1.0
+            scaler.scale(loss(model, groups.rank, step) * factor).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            replica.step()
+            scales.append(scaler.get_scale())
+            models.append(flat_of(model))
+        replica.finish()
+        models.append(flat_of(model))
+        replica.detach()
+        return scales, models
+
+    found = ThreadWorld(nodes=TWO_BY_TWO).run(worker)
+    assert [scales[-1] for scales, _ in found] == [512.0, 512.0, 1024.0, 1024.0]
+    for first, second in (found[:2], found[2:]):
+        assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+    assert torch.equal(found[0][1][2], found[0][1][3])  # nothing was due with the skipped step
+    assert not torch.equal(found[2][1][2], found[2][1][3])
+    assert torch.equal(found[0][1][-1], found[2][1][-1])
+    assert found[0][1][-1].isfinite().all()
+
+
 def test_a_parameter_of_more_than_ten_million_elements() -> None:
     class Huge(nn.Module):
         def __init__(self) -> None:

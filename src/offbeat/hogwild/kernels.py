@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from offbeat.functional.compiled import compiled
+from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on the dtype at the first call
+LINE = 64  # bytes that memory delivers at a time
+AHEAD = 4  # rows
 BLOCK = 64  # coordinates: wide enough for vector instructions, short enough to have no zero
 
 
@@ -79,10 +82,24 @@ def sum_rows(rows: Array, values: Array, place: Array, unique: Array, sums: Arra
 
 
 @compiled
+def fetch(theta: Array, m: Array, v: Array, at: int, width: int) -> None:
+    """Begin to load one row of each, line by line."""
+    for i in range(at, at + width, LINE // theta.itemsize):
+        prefetch(theta, i)
+        prefetch(m, i)
+        prefetch(v, i)
+
+
+@compiled
 def update_rows(
     theta: Array, m: Array, v: Array, unique: Array, sums: Array, count: int, constants: Array
 ) -> None:
-    """The masked update of the rows of a sparse gradient; ``theta``, ``m``, ``v`` are flat."""
+    """The masked update of the rows of a sparse gradient; ``theta``, ``m``, ``v`` are flat.
+
+    Rows lie anywhere in memory: those a little ahead are on their way while one is updated.
+    """
     width = sums.shape[1]
     for k in range(count):
+        if k + AHEAD < count:
+            fetch(theta, m, v, unique[k + AHEAD] * width, width)
         update(theta, m, v, sums[k], unique[k] * width, constants)
