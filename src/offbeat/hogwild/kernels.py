@@ -15,8 +15,10 @@ from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on the dtype at the first call
 LINE = 64  # bytes that memory delivers at a time
-AHEAD = 4  # rows
-BLOCK = 64  # coordinates: wide enough for vector instructions, short enough to have no zero
+AHEAD = np.uint64(4)  # rows
+BLOCK = np.uint64(
+    64
+)  # coordinates: wide enough for vector instructions, short enough to have no zero
 
 
 @compiled
@@ -29,35 +31,52 @@ def is_finite(g: Array) -> bool:
 
 
 @compiled
-def update_all(theta: Array, m: Array, v: Array, g: Array, constants: Array) -> None:
-    """The update of coordinates that all have a gradient: many at once, without a branch."""
+def update_all(
+    theta: Array, m: Array, v: Array, at: Array, g: Array, low: Array, high: Array, constants: Array
+) -> None:
+    """The update of coordinates that all have a gradient: many at once, without a branch.
+
+    Places are unsigned, since a negative index would count from the end: that test for each
+    element is what keeps a loop from becoming vector instructions.
+    """
     alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
     c2, eps, keep = constants[4], constants[5], constants[6]
-    for i in range(g.shape[0]):
-        first = b1 * m[i] + c1 * g[i]
-        second = b2 * v[i] + c2 * g[i] * g[i]
-        m[i] = first
-        v[i] = second
-        theta[i] = keep * theta[i] - alpha * first / (np.sqrt(second) + eps)
+    for i in range(low, high):
+        k = at + i
+        first = b1 * m[k] + c1 * g[i]
+        second = b2 * v[k] + c2 * g[i] * g[i]
+        m[k] = first
+        v[k] = second
+        theta[k] = keep * theta[k] - alpha * first / (np.sqrt(second) + eps)
 
 
 @compiled
-def update(theta: Array, m: Array, v: Array, g: Array, at: int, constants: Array) -> None:
-    """The masked update of ``theta[at:]`` by all of ``g``.
+def update(
+    theta: Array, m: Array, v: Array, at: Array, g: Array, low: Array, high: Array, constants: Array
+) -> None:
+    """The masked update of ``theta[at + i]`` by ``g[i]``, for i from ``low`` to before ``high``.
 
     ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. Blocks without a
     zero, which is most of them, are updated as a whole; in others single coordinates are.
     """
-    for low in range(0, g.shape[0], BLOCK):
-        high = min(low + BLOCK, g.shape[0])
+    one = np.uint64(1)
+    for start in range(low, high, BLOCK):
+        end = min(start + BLOCK, high)
         zeros = 0
-        for i in range(low, high):
+        for i in range(start, end):
             zeros += g[i] == 0
-        width = high - low if zeros == 0 else 1
-        for i in range(low, high, width):
+        if zeros == 0:
+            update_all(theta, m, v, at, g, start, end, constants)
+            continue
+        for i in range(start, end):
             if g[i] != 0:
-                own = slice(at + i, at + i + width)
-                update_all(theta[own], m[own], v[own], g[i : i + width], constants)
+                update_all(theta, m, v, at, g, i, i + one, constants)
+
+
+@compiled
+def update_dense(theta: Array, m: Array, v: Array, g: Array, constants: Array) -> None:
+    """The masked update of all coordinates."""
+    update(theta, m, v, np.uint64(0), g, np.uint64(0), np.uint64(g.shape[0]), constants)
 
 
 @compiled
@@ -72,10 +91,12 @@ def sum_rows(rows: Array, values: Array, place: Array, unique: Array, sums: Arra
         if k < 0:
             place[rows[i]] = count
             unique[count] = rows[i]
-            sums[count] = values[i]
+            for j in range(values.shape[1]):
+                sums[count, j] = values[i, j]
             count += 1
         else:
-            sums[k] += values[i]
+            for j in range(values.shape[1]):
+                sums[k, j] += values[i, j]
     for i in range(count):
         place[unique[i]] = -1
     return count
@@ -98,8 +119,9 @@ def update_rows(
 
     Rows lie anywhere in memory: those a little ahead are on their way while one is updated.
     """
-    width = sums.shape[1]
-    for k in range(count):
-        if k + AHEAD < count:
-            fetch(theta, m, v, unique[k + AHEAD] * width, width)
-        update(theta, m, v, sums[k], unique[k] * width, constants)
+    width, flat = np.uint64(sums.shape[1]), sums.reshape(-1)
+    for k in range(np.uint64(count)):
+        if k + AHEAD < np.uint64(count):
+            fetch(theta, m, v, unique[k + AHEAD] * sums.shape[1], sums.shape[1])
+        low = k * width
+        update(theta, m, v, np.uint64(unique[k]) * width - low, flat, low, low + width, constants)

@@ -50,7 +50,7 @@ class Target:
         numbers = (alpha, b1, 1.0 - b1, b2, 1.0 - b2, eps, 1.0 - decay)
         constants = np.array(numbers, self._flat[0].dtype)
         if not gradient.is_sparse:
-            kernels.update(*self._flat, gradient.contiguous().view(-1).numpy(), 0, constants)
+            kernels.update_dense(*self._flat, gradient.contiguous().view(-1).numpy(), constants)
             return
         if self._rows is None:
             self._rows = _Rows(len(self._tensors[0]))
