@@ -23,11 +23,12 @@ class Pause(torch.autograd.Function):
 
 
 class Paused(nn.Module):
-    """Eight layers, 0.8 MB of parameters, which pause for ``seconds`` in a step."""
+    """Eight layers, 0.8 MB of parameters unless wider, which pause for ``seconds`` in a step."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, width: int = 156) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(156, 156) for _ in range(8))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+        self.width = width
         self.seconds = seconds / 3 / len(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -68,11 +68,12 @@ class Pace:
         )
 
 
-def task(pause: float | None) -> tuple[nn.Module, Loss]:
+def task(pause: tuple[float, int] | None) -> tuple[nn.Module, Loss]:
     """A model, and its loss on a fixed batch: what is learnt does not matter."""
     torch.manual_seed(0)
     if pause is not None:
-        return Paused(pause), lambda model: model(torch.ones(1, 156)).square().mean()
+        model = Paused(*pause)
+        return model, lambda model: model(torch.ones(1, model.width)).square().mean()
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     from char_gpt import CHARACTERS, GPT, loss_of  # here: only ranks in the lab need it
 
@@ -81,14 +82,18 @@ def task(pause: float | None) -> tuple[nn.Module, Loss]:
 
 
 def paces(
-    cases: Sequence[Timed], nodes: int, per_node: int, rate: str, pause: float | None = None
+    cases: Sequence[Timed],
+    nodes: int,
+    per_node: int,
+    rate: str,
+    pause: tuple[float, int] | None = None,
 ) -> list[Pace]:
-    """Run all cases in turn. What computes is a GPT of 13.4 MB or, for ``pause`` s, nothing."""
+    """Run all cases in turn. What computes is a GPT of 13.4 MB or nothing: see ``_pause.py``."""
     found: list[Pace] = on_nodes(__file__, (list(cases), pause), nodes, per_node, rate)
     return found
 
 
-def train_all(question: tuple[list[Timed], float | None]) -> list[Pace]:
+def train_all(question: tuple[list[Timed], tuple[float, int] | None]) -> list[Pace]:
     cases, pause = question
     start, loss_of = task(pause)
     found = []

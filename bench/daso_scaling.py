@@ -88,7 +88,7 @@ def main(
     found: Found = {}
     for count in sorted(map(int, nodes.split(","))):
         line_up = cases(samples // count)
-        timed = paces(line_up, count, PER_NODE, rate, pause)
+        timed = paces(line_up, count, PER_NODE, rate, (pause, 156))
         found[count] = {case.name: pace for case, pace in zip(line_up, timed, strict=True)}
     title = f"Figures 6 and 8: time of training, {PER_NODE} processes a node ({rate})"
     measured = {n: {name: asdict(p) for name, p in each.items()} for n, each in found.items()}

@@ -25,9 +25,9 @@ Found = dict[str, list[Pace]]
 
 
 def cycling(every: int, wait: int) -> Timed:
-    """One or two cycles are timed, after one that begins them."""
+    """Whole cycles are timed, after one that begins them; short steps differ by a third."""
     algorithm = offbeat.daso(every=every, wait=wait)
-    return Timed(f"cycling, B = {every}, W = {wait}", algorithm, max(2 * every, 12), every)
+    return Timed(f"cycling, B = {every}, W = {wait}", algorithm, 5 * every, every)
 
 
 def whole(wait: int, steps: int) -> Timed:
@@ -41,7 +41,7 @@ def measure(nodes: int, rate: str, steps: int, rounds: int) -> Found:
         Timed(DDP, offbeat.torch_ddp(), 4, 1),
         Timed("hierarchical mean", offbeat.local_sgd(every=1, within="local"), 4, 1),
         Timed(ALONE, offbeat.alone(), 6),
-        Timed(FLOOR, offbeat.Algorithm(Mean(over="local")), 8),
+        Timed(FLOOR, offbeat.Algorithm(Mean(over="local")), 34),
         cycling(8, WAITS[nodes]),
         cycling(4, 1),
     ]
