@@ -1,8 +1,10 @@
 """Who meets whom: equal and unequal nodes, ranks in any order, and where layouts come from."""
 
+import gc
 import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,3 +258,22 @@ def _gossip_on_unequal_nodes(rank: int, results: Any) -> None:
 def test_unequal_nodes_in_real_processes() -> None:
     said = Spawned(_gossip_on_unequal_nodes, 3).join(timeout=60)
     assert sorted(said) == [(rank, [0.5, 0.5]) for rank in range(3)]
+
+
+def test_a_world_of_threads_lets_go_of_detached_groups_and_of_no_others() -> None:
+    """Gloo's own threads show it, which Python does not count."""
+
+    def attach(groups: Groups) -> offbeat.Replica:
+        return offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(), mesh=groups)
+
+    def threads() -> int:
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        return sum(name.startswith("gloo") for name in names)
+
+    gc.collect()  # of earlier tests
+    world, before = ThreadWorld(3), threads()
+    replicas = world.run(attach)
+    assert threads() >= before + 3
+    world.run(lambda groups: replicas[groups.rank].step())  # they still reach each other
+    world.run(lambda groups: replicas[groups.rank].detach())
+    assert threads() <= before
