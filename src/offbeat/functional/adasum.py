@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from offbeat.functional.packing import Span
 
@@ -104,26 +105,29 @@ def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
     >>> both, cancelled
     (tensor([[0.5000, 0.7500]]), tensor([False]))
     """
-    count = gram.shape[-1]
-    leaves = torch.ones(count, dtype=gram.dtype, device=gram.device)
-    result = torch.eye(count, dtype=gram.dtype, device=gram.device).expand_as(gram)
-    cancelled = torch.zeros(gram.shape[0], dtype=torch.bool, device=gram.device)
+    layers, size = gram.shape[:2]
+    # Zero vectors that no rank holds make pairs of all: whatever they meet passes through.
+    nobody = (1 << (size - 1).bit_length()) - size
+    leaves = pad(gram.new_ones(size), (0, nobody))
+    gram = pad(gram, (0, nobody, 0, nobody))
+    count = len(leaves)
+    result = gram.new_ones(layers, count)  # the product of the factors on the way to the root
+    cancelled = torch.zeros(layers, dtype=torch.bool, device=gram.device)
     while count > 1:
-        pairs, norms = count // 2, gram.diagonal(dim1=-2, dim2=-1)
-        left, right = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        aa, bb = norms[:, left], norms[:, right]
-        ab = gram[:, left, right].diagonal(dim1=-2, dim2=-1)
-        share = leaves[left] / (leaves[left] + leaves[right])
-        ca, cb = pair_coefficients(torch.stack([aa, ab, bb], -1), share)
-        merge = _merging(ca, cb, odd=count % 2 == 1)
-        gram = merge @ gram @ merge.mT
-        result, leaves = merge @ result, _merging_leaves(leaves)
-        count = result.shape[-2]
+        ends = leaves.view(-1, 2)
+        leaves = ends.sum(1)
+        shares = (ends / leaves.clamp(min=1)[:, None]).view(-1)
+        norms, ab = gram.diagonal(dim1=1, dim2=2), gram.diagonal(1, 1, 2)[:, ::2]
+        factors = 1 - shares * _ratio(ab.repeat_interleave(2, 1), norms)
+        result.view(layers, count, -1).mul_(factors[..., None])
+        scaled = gram * factors[:, :, None] * factors[:, None, :]
+        gram = scaled.view(layers, count // 2, 2, count // 2, 2).sum((2, 4))
+        count //= 2
         if count > 1:  # the root is not an operand any more
-            parts = ca * (ca * aa) + cb * (cb * bb)
-            left_over = gram.diagonal(dim1=-2, dim2=-1)[:, :pairs]
-            cancelled |= ((left_over <= CANCELLATION * parts) & (parts > 0)).any(-1)
-    return result[:, 0], cancelled
+            parts = (factors * factors * norms).view(layers, count, 2).sum(2)
+            left_over = gram.diagonal(dim1=1, dim2=2)
+            cancelled |= ((left_over <= CANCELLATION * parts) & (parts > 0)).any(1)
+    return result[:, :size], cancelled
 
 
 def combine(rows: Tensor, spans: Sequence[Span], weights: Tensor, out: Tensor) -> None:
@@ -164,20 +168,4 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 def _ratio(ab: Tensor, aa: Tensor) -> Tensor:
     # Compared with zero, so that a NaN is not taken for a zero vector and stays.
-    return torch.where(aa == 0, torch.zeros_like(ab), ab / aa)
-
-
-def _merging(ca: Tensor, cb: Tensor, odd: bool) -> Tensor:
-    """The matrices that turn one level of the tree into the next: two entries in each row."""
-    pairs = ca.shape[-1]
-    merge = ca.new_zeros(ca.shape[0], pairs + odd, 2 * pairs + odd)
-    merge[:, :pairs, 0 : 2 * pairs : 2].diagonal(dim1=-2, dim2=-1).copy_(ca)
-    merge[:, :pairs, 1 : 2 * pairs : 2].diagonal(dim1=-2, dim2=-1).copy_(cb)
-    if odd:
-        merge[:, -1, -1] = 1
-    return merge
-
-
-def _merging_leaves(leaves: Tensor) -> Tensor:
-    pairs = len(leaves) // 2
-    return torch.cat([leaves[: 2 * pairs].view(pairs, 2).sum(1), leaves[2 * pairs :]])
+    return (ab / aa).masked_fill(aa == 0, 0.0)
