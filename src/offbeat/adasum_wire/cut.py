@@ -8,7 +8,10 @@ from torch import Tensor
 from offbeat.adasum_wire.peers import Peers
 from offbeat.functional import Layout, Span
 
-PIECE = 2**22  # bytes of a section that travel while the ones before are worked on
+# Bytes of a section that travel while the ones before are worked on. Against Gloo's all-reduce at
+# 250 Mbit/s, with pieces of 1 MiB or of 4: updates of 4 MiB 1.02 x and 1.08 x with 4 nodes, 1.08
+# and 1.17 with 8; of 16 MiB 1.02 both, 1.03 and 1.07. At 1 Gbit/s those of 16 MiB 1.22 and 1.18.
+PIECE = 2**20
 
 
 @dataclass(frozen=True)
