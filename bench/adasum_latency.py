@@ -1,14 +1,15 @@
 """Figure 1 of the Adasum paper: its latency over message sizes, beside Gloo's all-reduce.
 
 All algorithms run in turns in the same processes, so that whatever else the machine does hits all
-alike. CPU and Gloo, one thread a worker; with --rate on emulated nodes (root and iproute2). Every
-run adds its number of nodes and its rate to the results, or renews them.
+alike. CPU and Gloo, one thread a worker, on emulated nodes (root and iproute2). Every run adds its
+numbers of nodes and its rates to the results, or renews them.
 """
 
 import json
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +27,11 @@ from offbeat.functional import Layout
 from offbeat.groups import Group, Links
 
 KIB = (1, 16, 64, 256, 1024, 4096, 16384)
+UNLIMITED = "unlimited"
 LAYERS = 16
 NAMES = ("auto", "gather", "gram", "rvhdd", "gram bf16")
-EPILOG = "Examples: `python bench/adasum_latency.py --rate 250mbit --nodes 4`"
+EPILOG = "Examples: `python bench/adasum_latency.py --rate 250mbit,unlimited --nodes 4`"
+Places = dict[str, list[dict[str, Any]]]
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
@@ -50,8 +53,8 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
 
     timed = {"all-reduce": reduce}
     for method, wire in kinds(group.size):
-        if method == "gather" and numel * 4 * group.size > 2**25:
-            continue
+        if method == "gather" and numel * 4 > 4 * SMALL:
+            continue  # only slower from there on
         algorithm = choose(method, Cut(layout, Peers(group.size, group)), flat, wire)  # type: ignore[arg-type]
 
         def combine(algorithm: Any = algorithm) -> None:
@@ -88,14 +91,13 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     cases = []
     for kib in case["sizes"]:
         timed = exchanges(group, kib * 256)
-        for _ in range(2):  # connections and buffers
-            once = sum([seconds(exchange) for exchange in timed.values()])
+        once = sum([seconds(exchange) for exchange in timed.values()])  # connections and buffers
         rounds = min(100, max(3, int(case["budget"] / once)))
         times: dict[str, list[float]] = {name: [] for name in timed}
         for i in range(rounds):
             for name in sorted(timed, reverse=i % 2 == 0):
                 times[name].append(seconds(timed[name]))
-        cases.append({"kib": kib, "ranks": group.size, "seconds": times})
+        cases.append({"kib": kib, "seconds": times})
     links.close()
     return cases
 
@@ -104,30 +106,43 @@ def ratios(case: dict[str, Any]) -> dict[str, float]:
     """Medians as multiples of the all-reduce; "auto" is the one that is chosen."""
     medians = {name: statistics.median(times) for name, times in case["seconds"].items()}
     found = {name: median / medians["all-reduce"] for name, median in medians.items()}
-    is_small = case["kib"] * 1024 * case["ranks"] <= SMALL
+    is_small = case["kib"] * 1024 <= SMALL
     return found | {"auto": found["gather" if is_small else "gram"]}
 
 
-def claims(where: str, cases: list[dict[str, Any]]) -> list[Claim]:
-    large = [ratios(case) for case in cases if case["kib"] >= 1024]
-    small = [ratios(case)["auto"] for case in cases if case["kib"] < 1024]
+def claims(rate: str, places: Places) -> list[Claim]:
+    """One for each range of sizes, over all numbers of nodes that were timed at this rate."""
+    found = {where: [(case["kib"], ratios(case)) for case in places[where]] for where in places}
     made = []
-    for what, goal, found in (
-        ("from 1 MiB up, at most", 1.05, [case["auto"] for case in large]),
-        ("from 1 MiB up with 16-bit messages, at most", 0.6, [case["gram bf16"] for case in large]),
-        ("below, at most", 1.5, small),
+    for what, goal, name, is_large in (
+        ("from 1 MiB up, at most", 1.05, "auto", True),
+        ("from 1 MiB up with 16-bit messages, at most", 0.6, "gram bf16", True),
+        ("below, at most", 1.5, "auto", False),
     ):
-        paper = f"{goal} x" if "16-bit" in what else f"{goal} x; paper 1.45 x"
-        ours = f"{min(found):.2f} x to {max(found):.2f} x"
-        made.append(Claim(f"{where}: {what}", paper, ours, max(found) <= goal))
+        paper = f"{goal} x" if name != "auto" else f"{goal} x; paper 1.45 x"
+        ours, worst = [], 0.0
+        for where, cases in found.items():
+            within = [ratio[name] for kib, ratio in cases if (kib >= 1024) == is_large]
+            ours.append(f"{where.split(',')[0]} {min(within):.2f} to {max(within):.2f} x")
+            worst = max(worst, *within)
+        made.append(Claim(f"{rate}, {what}", paper, "; ".join(ours), worst <= goal))
     return made
+
+
+def row(place: str, case: dict[str, Any]) -> tuple[str, ...]:
+    """What the table shows of one size."""
+    found, base = ratios(case), statistics.median(case["seconds"]["all-reduce"]) * 1e3
+    columns = [f"{found[name]:.2f}" if name in found else "-" for name in NAMES]
+    return (place, f"{case['kib']}", f"{base:.2f} ms", *columns)
 
 
 @app.command(epilog=EPILOG)
 def main(
-    nodes: Annotated[int, typer.Option(help="Ranks, one on each node.")] = 4,
-    rate: Annotated[str | None, typer.Option(help="Limit of every node's link.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Up to 256 MiB, five times longer.")] = False,
+    nodes: Annotated[str, typer.Option(help="Ranks, one on each node.")] = "2,4,8",
+    rate: Annotated[str, typer.Option(help="Limits of every link.")] = f"250mbit,1gbit,{UNLIMITED}",
+    full: Annotated[
+        bool, typer.Option("--full", help="Up to 256 MiB, and many more rounds.")
+    ] = False,
     rank: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Time Adasum beside an all-reduce."""
@@ -135,19 +150,16 @@ def main(
         run_rank(rank, measure)
         return
     sizes = [*KIB, 65536, 262144] if full else list(KIB)
-    case = {"sizes": sizes, "budget": 20.0 if full else 4.0}
+    case = {"sizes": sizes, "budget": 20.0 if full else 1.0}
     file = RESULTS / "adasum_latency.json"
-    places = json.loads(file.read_text("utf-8"))["places"] if file.exists() else {}
-    where = f"{nodes} nodes, {rate or 'unlimited'}"
-    places[where] = on_nodes(__file__, case, nodes, rate=rate)
-    rows, judged = [], []
-    for place in sorted(places):
-        judged += claims(place, places[place])
-        for each in places[place]:
-            found = ratios(each)
-            columns = [f"{found[n]:.2f}" if n in found else "-" for n in NAMES]
-            base = statistics.median(each["seconds"]["all-reduce"]) * 1e3
-            rows.append((place, f"{each['kib']}", f"{base:.2f} ms", *columns))
+    places: Places = json.loads(file.read_text("utf-8"))["places"] if file.exists() else {}
+    for limit, count in product(rate.split(","), nodes.split(",")):
+        real = None if limit == UNLIMITED else limit
+        places[f"{count} nodes, {limit}"] = on_nodes(__file__, case, int(count), rate=real)
+    rows = [row(place, case) for place in sorted(places) for case in places[place]]
+    judged = []
+    for limit in dict.fromkeys(place.split(", ")[1] for place in places):
+        judged += claims(limit, {p: places[p] for p in sorted(places) if p.endswith(f" {limit}")})
     headings = ("where", "KiB", "all-reduce", *NAMES)
     report("adasum_latency", "Adasum, x an all-reduce", headings, rows, judged, places=places)
 

@@ -14,10 +14,11 @@ from offbeat.adasum_wire.wire import Wire
 
 Method = Literal["auto", "gather", "gram", "rvhdd"]
 METHODS: tuple[Method, ...] = ("auto", "gather", "gram", "rvhdd")
-# Bytes that a rank gathers until three rounds of fewer bytes are faster. Against Gloo's all-reduce,
-# at 250 Mbit/s: 64 KiB of updates 1.1 x by gather and 2.1 x by gram with 4 nodes, 1.1 and 2.3 with
-# 8; 256 KiB 2.3 and 1.6, 2.2 and 1.5.
-SMALL = 2**19
+# Bytes of a slice until three rounds, in which fewer travel, are faster than one. Against Gloo's
+# all-reduce at 250 Mbit/s with 2, 4 and 8 nodes: 64 KiB of updates 2.1, 0.8 and 1.0 x by gather,
+# 3.2, 1.3 and 1.6 x by gram; 128 KiB 3.1, 2.4 and 1.9 against 2.2, 2.6 and 1.8; 256 KiB 1.6, 2.8
+# and 3.6 against 1.0, 1.4 and 1.8.
+SMALL = 2**16
 
 
 def choose(
@@ -41,10 +42,10 @@ def choose(
         narrow = Narrow(slices, spans, cut.layers, wire)
     messages = slices if narrow is None else narrow.messages
     # By what all ranks know alike: the sizes of slices, not what this rank holds of them.
-    gathered = size * sum(
+    sent = sum(
         length * message.dtype.itemsize
         for length, message in zip(cut.lengths, messages, strict=True)
     )
-    if method == "gather" or (method == "auto" and gathered <= SMALL):
+    if method == "gather" or (method == "auto" and sent <= SMALL):
         return Gather(cut, slices, narrow)
     return Gram(cut, slices, narrow)
