@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from offbeat.compare import network
+from offbeat.functional import max_speedup
 from offbeat.integrations.ddp import LagsState, lags_hook
 
 WARM_UP, WATCHED = 3, 10  # steps; the latter where ratios are measured in the first ones
@@ -53,6 +54,15 @@ class Times:
 
 
 Results = dict[str, dict[str, Times]]  # by model and method
+
+
+def most(alone: Times, slgs: Times) -> float:
+    """S_max, the most that overlap can win over slgs: of what slgs adds to computation (eq. 19)."""
+    rest, backward = median(alone.rest), median(alone.backward)
+    share = backward / (rest + backward)
+    exchange = max(0.0, slgs.step - alone.step)
+    bound = max_speedup(alone.step * (1 - share), alone.step * share, exchange)
+    return bound if exchange else 1.0
 
 
 def in_lab(
