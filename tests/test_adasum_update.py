@@ -73,7 +73,7 @@ def test_every_algorithm_follows_the_reference(
 ) -> None:
     if method == "rvhdd" and size & (size - 1):
         pytest.skip("halves vectors between powers of two")
-    monkeypatch.setattr("offbeat.adasum_wire.cut.PIECE", 400)  # several pieces of every slice
+    monkeypatch.setattr("offbeat.adasum_wire.cut.LARGEST", 400)  # several pieces of every slice
     sizes = (301, 1, 17, 90)
     rows = drawn(size, sum(sizes), dtype)
     expected = combine_layers(rows.double().numpy(), sizes)
