@@ -147,7 +147,7 @@ def test_private_moments_are_those_of_independent_adams() -> None:
 def test_time_starts_at_one_and_covers_all_workers(workers: int) -> None:
     parameter = weight()
     worker = AsyncAdam([parameter], workers=workers).as_worker(0)
-    times = [worker._tick(parameter, 0) for _ in range(200)]
+    times = [worker._tick(worker._target(parameter, 0)) for _ in range(200)]
     assert all(k * workers < t <= (k + 1) * workers for k, t in enumerate(times))
     assert len({(t - 1) % workers for t in times}) == workers
 

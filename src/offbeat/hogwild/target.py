@@ -12,14 +12,15 @@ from offbeat.hogwild import kernels
 
 @final
 class Target:
-    """theta, m and v of a parameter, with views of the same memory for compiled kernels.
+    """theta, m and v of a parameter, with views of the same memory that numpy and kernels use.
 
     The views are made once in a process, since making one costs more than updating a small
     tensor. Other dtypes and layouts than contiguous float32 and float64 go through torch.
     """
 
-    def __init__(self, theta: Tensor, m: Tensor, v: Tensor) -> None:
-        """Look at the memory; no copy."""
+    def __init__(self, theta: Tensor, m: Tensor, v: Tensor, counts: Tensor) -> None:
+        """Look at the memory; no copy. ``counts[0]``: updates that this worker began."""
+        self.counts: NDArray[np.int64] = counts.numpy()
         self.pointer = theta.data_ptr()
         self._tensors = (theta, m, v)
         self._compiled = theta.dtype in (float32, float64) and theta.is_contiguous()
