@@ -15,7 +15,8 @@ from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on the dtype at the first call
 LINE = 64  # bytes that memory delivers at a time
-AHEAD = np.uint64(4)  # rows
+AHEAD = 4  # rows
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
 @compiled
@@ -68,26 +69,32 @@ def update_dense(theta: Array, m: Array, v: Array, g: Array, constants: Array) -
     update(theta, m, v, start, g, start, size, constants)
 
 
-@compiled
-def sum_rows(rows: Array, values: Array, place: Array, unique: Array, sums: Array) -> int:
-    """Add up the values of equal rows: how many rows there are, in ``unique`` and ``sums``.
+@inlined
+def link(rows: Array, heads: Array, following: Array) -> int:
+    """Chain the places of equal rows; returns how many chains, whose first places ``heads`` holds.
 
-    ``place`` maps a row of the parameter to its line of ``sums``; it is all -1 before and after.
+    ``following[i]`` is the next place with the row of place i, or -1. Rows met are looked up by
+    multiplicative hashing with open addressing (Knuth, volume 3, 6.4), in a table that stays in
+    the cache, as one over all rows of a large embedding would not.
     """
+    size = 4
+    while size < 4 * rows.shape[0]:
+        size *= 2
+    table = np.full(size, -1, np.int32)
+    tails = np.empty(rows.shape[0], np.int32)  # of the chain that begins here
     count = 0
     for i in range(rows.shape[0]):
-        k = place[rows[i]]
-        if k < 0:
-            place[rows[i]] = count
-            unique[count] = rows[i]
-            for j in range(values.shape[1]):
-                sums[count, j] = values[i, j]
+        slot = np.int64(np.uint64(rows[i]) * GOLDEN >> np.uint64(32)) & (size - 1)
+        while table[slot] >= 0 and rows[table[slot]] != rows[i]:
+            slot = (slot + 1) & (size - 1)
+        head = table[slot]
+        following[i] = -1
+        if head < 0:
+            table[slot] = head = heads[count] = i
             count += 1
         else:
-            for j in range(values.shape[1]):
-                sums[k, j] += values[i, j]
-    for i in range(count):
-        place[unique[i]] = -1
+            following[tails[head]] = i
+        tails[head] = i
     return count
 
 
@@ -102,15 +109,28 @@ def fetch(theta: Array, m: Array, v: Array, at: int, size: int) -> None:
 
 @compiled
 def update_rows(
-    theta: Array, m: Array, v: Array, unique: Array, sums: Array, count: int, constants: Array
+    theta: Array, m: Array, v: Array, rows: Array, values: Array, width: int, constants: Array
 ) -> None:
-    """The masked update of the rows of a sparse gradient; ``theta``, ``m``, ``v`` are flat.
+    """The masked update of the rows of a sparse gradient; all but ``rows`` are flat.
 
-    Rows lie anywhere in memory: those a little ahead are on their way while one is updated.
+    Values of equal rows are added up first. Rows lie anywhere in memory: those a little ahead are
+    on their way while one is updated.
     """
-    width, flat = np.uint64(sums.shape[1]), sums.reshape(-1)
-    for k in range(np.uint64(count)):
-        if k + AHEAD < np.uint64(count):
-            fetch(theta, m, v, np.uint64(unique[k + AHEAD]) * width, width)
-        at = np.uint64(unique[k]) * width
-        update(theta, m, v, at, flat, k * width, width, constants)
+    size = np.uint64(width)
+    heads = np.empty(rows.shape[0], np.int32)
+    following = np.empty(rows.shape[0], np.int32)
+    total = np.empty(width, values.dtype)
+    count = link(rows, heads, following)
+    for k in range(count):
+        if k + AHEAD < count:
+            fetch(theta, m, v, np.uint64(rows[heads[k + AHEAD]]) * size, size)
+        i = heads[k]
+        at = np.uint64(rows[i]) * size
+        if following[i] < 0:
+            update(theta, m, v, at, values, np.uint64(i) * size, size, constants)
+            continue
+        total[:] = values[i * width : (i + 1) * width]
+        while following[i] >= 0:
+            i = following[i]
+            total += values[i * width : (i + 1) * width]
+        update(theta, m, v, at, total, np.uint64(0), size, constants)
