@@ -67,7 +67,7 @@ def train_and_err(
     if number == 1 and deaths[0] == 0:
         deaths += 1
         target = optimizer._target(model.weight, 1)
-        optimizer._tick(model.weight, 1)
+        optimizer._tick(target)
         target._flat[1][:5] = 0.1
         os.kill(os.getpid(), signal.SIGKILL)
     threads = train(number, model, optimizer, 400)

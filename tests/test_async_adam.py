@@ -84,6 +84,20 @@ def test_untouched_coordinates_keep_everything_bit_for_bit(dtype: torch.dtype, d
         assert (tensor != old)[~untouched].all()
 
 
+@pytest.mark.parametrize("places", [0, 1, 1000])
+def test_a_sparse_gradient_equals_its_dense_sum(places: int) -> None:
+    """Many rows, most of them more than once: all chains of the hash table, of any length."""
+    random = torch.Generator().manual_seed(places)
+    where = torch.randint(300, (1, places), generator=random)
+    values = torch.randn(places, 17, generator=random)
+    sparse, dense = (nn.Parameter(torch.zeros(300, 17)) for _ in range(2))
+    sparse.grad = torch.sparse_coo_tensor(where, values, (300, 17), check_invariants=True)
+    dense.grad = sparse.grad.to_dense()
+    AsyncAdam([sparse, dense], lr=0.1).step()
+    torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-6)
+    assert (sparse != 0).any(1).sum() == len(where.unique())
+
+
 def test_the_first_step_has_its_size() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     optimizer = AsyncAdam([parameter], lr=0.1, betas=(0.8, 0.99), eps=0.0)
@@ -147,7 +161,7 @@ def test_private_moments_are_those_of_independent_adams() -> None:
 def test_time_starts_at_one_and_covers_all_workers(workers: int) -> None:
     parameter = weight()
     worker = AsyncAdam([parameter], workers=workers).as_worker(0)
-    times = [worker._tick(parameter, 0) for _ in range(200)]
+    times = [worker._tick(worker._target(parameter, 0)) for _ in range(200)]
     assert all(k * workers < t <= (k + 1) * workers for k, t in enumerate(times))
     assert len({(t - 1) % workers for t in times}) == workers
 

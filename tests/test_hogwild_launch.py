@@ -79,7 +79,8 @@ def test_trained_state_is_saved_and_workers_go_on_from_it(four: Trained) -> None
     optimizer.load_state_dict(four.optimizer.state_dict())
     state, saved = optimizer.state[resumed.weight], four.optimizer.state[four.model.weight]
     assert all(torch.equal(state[name], saved[name]) for name in saved)
-    assert 1600 < optimizer.as_worker(0)._tick(resumed.weight, 0) <= 1604
+    worker = optimizer.as_worker(0)
+    assert 1600 < worker._tick(worker._target(resumed.weight, 0)) <= 1604
 
 
 def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:

@@ -19,6 +19,7 @@ except ImportError as missing:
 
 # No "nnan", no "ninf": kernels look for what is not finite. Sums may be reordered and fused.
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -28,8 +29,15 @@ def compiled(function: Callable[..., Any]) -> Any:
     seconds. Kernels that call each other lie in one file: the stored code is renewed when that
     file changes, not when another one does.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # "no locator available": nowhere to write
-        return njit(**options)(function)
+        return njit(**_OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile as part of the kernels that call it, for what is called once a row or coordinate.
+
+    An array is passed as seven numbers: for a few of them that takes as long as updating a row.
+    """
+    return njit(forceinline=True, **_OPTIONS)(function)

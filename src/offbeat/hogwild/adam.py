@@ -111,12 +111,12 @@ class AsyncAdam(Optimizer):
     @property
     def steps(self) -> int:
         """Steps of all workers together, skipped ones not counted."""
-        return int(self._counters[:, 0].sum())
+        return int(self._counts[:, 0].sum())
 
     @property
     def skipped(self) -> int:
         """Steps of all workers that were skipped because a gradient was not finite."""
-        return int(self._counters[:, 1].sum())
+        return int(self._counts[:, 1].sum())
 
     def as_worker(self, number: int) -> "AsyncAdam":
         """This optimizer as worker ``number`` uses it: settings of its own, state shared.
@@ -140,12 +140,17 @@ class AsyncAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        used = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
-        finite = all(self._target(p, number).is_finite(p.grad) for p, _ in used)
+        used = [
+            (self._target(p, number), p.grad, group)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        finite = all(target.is_finite(gradient) for target, gradient, _ in used)
         if finite:
-            for parameter, group in used:
-                self._update(parameter, parameter.grad, group, number)
-        self._counters[number, 0 if finite else 1] += 1
+            for target, gradient, group in used:
+                self._update(target, gradient, group)
+        self._counts[number, 0 if finite else 1] += 1
         worker.stepped()
         return loss
 
@@ -181,6 +186,7 @@ class AsyncAdam(Optimizer):
         self._own_number, self._process = number, os.getpid()
         self._random = random.Random(number)
         self._targets: dict[Tensor, Target] = {}
+        self._counts = self._counters.numpy()  # writing through a tensor takes microseconds
 
     def _allocate(self, parameter: Tensor) -> dict[str, Tensor]:
         copies = (self.workers,) if self.moments == "private" else ()
@@ -221,7 +227,8 @@ class AsyncAdam(Optimizer):
             moments = (state["exp_avg"], state["exp_avg_sq"])
             if self.moments == "private":
                 moments = (moments[0][number], moments[1][number])
-            target = self._targets[parameter] = Target(parameter.detach(), *moments)
+            target = Target(parameter.detach(), *moments, state["step"][number])
+            self._targets[parameter] = target
         if parameter.data_ptr() != target.pointer or not parameter.is_shared():
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not where the optimizer put it "
@@ -230,23 +237,20 @@ class AsyncAdam(Optimizer):
             )
         return target
 
-    def _update(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], number: int
-    ) -> None:
+    def _update(self, target: Target, gradient: Tensor, group: dict[str, Any]) -> None:
         lr, betas = float(group["lr"]), group["betas"]
-        self._target(parameter, number).update(
+        target.update(
             gradient,
-            alpha=adam_step_size(lr, betas, self._tick(parameter, number)),
+            alpha=adam_step_size(lr, betas, self._tick(target)),
             betas=betas,
             eps=group["eps"],
             decay=lr * group["weight_decay"],
         )
 
-    def _tick(self, parameter: Tensor, number: int) -> int:
+    def _tick(self, target: Target) -> int:
         """The time t of this update: own steps, spread over all workers' where m is shared."""
-        counts = self.state[parameter]["step"]
-        before = int(counts[number, 0])
-        counts[number, 0] = before + 1
+        before = int(target.counts[0])
+        target.counts[0] = before + 1
         if self.moments == "private":
             return before + 1
         return before * self.workers + 1 + self._random.randrange(self.workers)

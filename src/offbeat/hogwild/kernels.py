@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.functional.compiled import compiled
+from offbeat.functional.compiled import compiled, inlined
 from offbeat.hogwild.prefetch import prefetch
 
 Array = Any  # numba specializes on the dtype at the first call
 LINE = 64  # bytes that memory delivers at a time
-AHEAD = np.uint64(4)  # rows
-BLOCK = np.uint64(
-    64
-)  # coordinates: wide enough for vector instructions, short enough to have no zero
+AHEAD = 4  # rows
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
 @compiled
@@ -30,82 +28,80 @@ def is_finite(g: Array) -> bool:
     return bool(total == g.dtype.type(0))
 
 
-@compiled
-def update_all(
-    theta: Array, m: Array, v: Array, at: Array, g: Array, low: Array, high: Array, constants: Array
-) -> None:
-    """The update of coordinates that all have a gradient: many at once, without a branch.
+@inlined
+def adam(theta: Array, m: Array, v: Array, g: Array, i: int, numbers: Any) -> None:
+    """The update of coordinate ``i``."""
+    alpha, b1, c1, b2, c2, eps, keep = numbers
+    first = b1 * m[i] + c1 * g[i]
+    second = b2 * v[i] + c2 * g[i] * g[i]
+    m[i] = first
+    v[i] = second
+    theta[i] = keep * theta[i] - alpha * first / (np.sqrt(second) + eps)
 
-    Places are unsigned, since a negative index would count from the end: that test for each
-    element is what keeps a loop from becoming vector instructions.
+
+@inlined
+def update(
+    theta: Array, m: Array, v: Array, at: int, g: Array, low: int, size: int, constants: Array
+) -> None:
+    """The masked update of ``theta[at:at + size]`` by ``g[low:low + size]``.
+
+    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. The loop becomes
+    vector instructions that store under a mask. It would not if an index could be negative, which
+    counts from the end: hence places are unsigned. And slices are made here, since the references
+    to a slice that is passed are counted, atomically.
     """
     alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
-    c2, eps, keep = constants[4], constants[5], constants[6]
-    for i in range(low, high):
-        k = at + i
-        first = b1 * m[k] + c1 * g[i]
-        second = b2 * v[k] + c2 * g[i] * g[i]
-        m[k] = first
-        v[k] = second
-        theta[k] = keep * theta[k] - alpha * first / (np.sqrt(second) + eps)
-
-
-@compiled
-def update(
-    theta: Array, m: Array, v: Array, at: Array, g: Array, low: Array, high: Array, constants: Array
-) -> None:
-    """The masked update of ``theta[at + i]`` by ``g[i]``, for i from ``low`` to before ``high``.
-
-    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. Blocks without a
-    zero, which is most of them, are updated as a whole; in others single coordinates are.
-    """
-    one = np.uint64(1)
-    for start in range(low, high, BLOCK):
-        end = min(start + BLOCK, high)
-        zeros = 0
-        for i in range(start, end):
-            zeros += g[i] == 0
-        if zeros == 0:
-            update_all(theta, m, v, at, g, start, end, constants)
-            continue
-        for i in range(start, end):
-            if g[i] != 0:
-                update_all(theta, m, v, at, g, i, i + one, constants)
+    numbers = (alpha, b1, c1, b2, constants[4], constants[5], constants[6])
+    x = theta[at : at + size]
+    first = m[at : at + size]
+    second = v[at : at + size]
+    values = g[low : low + size]
+    zero = g.dtype.type(0)
+    for i in range(size):
+        if values[i] != zero:
+            adam(x, first, second, values, i, numbers)
 
 
 @compiled
 def update_dense(theta: Array, m: Array, v: Array, g: Array, constants: Array) -> None:
     """The masked update of all coordinates."""
-    update(theta, m, v, np.uint64(0), g, np.uint64(0), np.uint64(g.shape[0]), constants)
+    start, size = np.uint64(0), np.uint64(g.shape[0])
+    update(theta, m, v, start, g, start, size, constants)
 
 
-@compiled
-def sum_rows(rows: Array, values: Array, place: Array, unique: Array, sums: Array) -> int:
-    """Add up the values of equal rows: how many rows there are, in ``unique`` and ``sums``.
+@inlined
+def link(rows: Array, heads: Array, following: Array) -> int:
+    """Chain the places of equal rows; returns how many chains, whose first places ``heads`` holds.
 
-    ``place`` maps a row of the parameter to its line of ``sums``; it is all -1 before and after.
+    ``following[i]`` is the next place with the row of place i, or -1. Rows met are looked up by
+    multiplicative hashing with open addressing (Knuth, volume 3, 6.4), in a table that stays in
+    the cache, as one over all rows of a large embedding would not.
     """
+    size = 4
+    while size < 4 * rows.shape[0]:
+        size *= 2
+    table = np.full(size, -1, np.int32)
+    tails = np.empty(rows.shape[0], np.int32)  # of the chain that begins here
     count = 0
     for i in range(rows.shape[0]):
-        k = place[rows[i]]
-        if k < 0:
-            place[rows[i]] = count
-            unique[count] = rows[i]
-            for j in range(values.shape[1]):
-                sums[count, j] = values[i, j]
+        slot = np.int64(np.uint64(rows[i]) * GOLDEN >> np.uint64(32)) & (size - 1)
+        while table[slot] >= 0 and rows[table[slot]] != rows[i]:
+            slot = (slot + 1) & (size - 1)
+        head = table[slot]
+        following[i] = -1
+        if head < 0:
+            table[slot] = head = heads[count] = i
             count += 1
         else:
-            for j in range(values.shape[1]):
-                sums[k, j] += values[i, j]
-    for i in range(count):
-        place[unique[i]] = -1
+            following[tails[head]] = i
+        tails[head] = i
     return count
 
 
-@compiled
-def fetch(theta: Array, m: Array, v: Array, at: int, width: int) -> None:
-    """Begin to load one row of each, line by line."""
-    for i in range(at, at + width, LINE // theta.itemsize):
+@inlined
+def fetch(theta: Array, m: Array, v: Array, at: int, size: int) -> None:
+    """Begin to load ``size`` coordinates of each, line by line."""
+    for i in range(at, at + size, np.uint64(LINE // theta.itemsize)):
         prefetch(theta, i)
         prefetch(m, i)
         prefetch(v, i)
@@ -113,15 +109,28 @@ def fetch(theta: Array, m: Array, v: Array, at: int, width: int) -> None:
 
 @compiled
 def update_rows(
-    theta: Array, m: Array, v: Array, unique: Array, sums: Array, count: int, constants: Array
+    theta: Array, m: Array, v: Array, rows: Array, values: Array, width: int, constants: Array
 ) -> None:
-    """The masked update of the rows of a sparse gradient; ``theta``, ``m``, ``v`` are flat.
+    """The masked update of the rows of a sparse gradient; all but ``rows`` are flat.
 
-    Rows lie anywhere in memory: those a little ahead are on their way while one is updated.
+    Values of equal rows are added up first. Rows lie anywhere in memory: those a little ahead are
+    on their way while one is updated.
     """
-    width, flat = np.uint64(sums.shape[1]), sums.reshape(-1)
-    for k in range(np.uint64(count)):
-        if k + AHEAD < np.uint64(count):
-            fetch(theta, m, v, unique[k + AHEAD] * sums.shape[1], sums.shape[1])
-        low = k * width
-        update(theta, m, v, np.uint64(unique[k]) * width - low, flat, low, low + width, constants)
+    size = np.uint64(width)
+    heads = np.empty(rows.shape[0], np.int32)
+    following = np.empty(rows.shape[0], np.int32)
+    total = np.empty(width, values.dtype)
+    count = link(rows, heads, following)
+    for k in range(count):
+        if k + AHEAD < count:
+            fetch(theta, m, v, np.uint64(rows[heads[k + AHEAD]]) * size, size)
+        i = heads[k]
+        at = np.uint64(rows[i]) * size
+        if following[i] < 0:
+            update(theta, m, v, at, values, np.uint64(i) * size, size, constants)
+            continue
+        total[:] = values[i * width : (i + 1) * width]
+        while following[i] >= 0:
+            i = following[i]
+            total += values[i * width : (i + 1) * width]
+        update(theta, m, v, at, total, np.uint64(0), size, constants)
