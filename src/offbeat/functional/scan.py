@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from offbeat.functional.compiled import compiled
-from offbeat.functional.sparsify import top_k
 
 Array = Any  # numba specializes on the dtype at the first call
 
 BLOCK = 32  # entries whose largest stands for all of them
-FEW = 2**14  # entries; below this torch.topk is as fast
 DIGIT = 11  # bits that one histogram tells apart
+_BITS = {  # integers as wide as a float, and all their bits but the sign
+    torch.float32: (torch.int32, np.int32(2**31 - 1)),
+    torch.float64: (torch.int64, np.int64(2**63 - 1)),
+}
 
 
 def scanned_top_k(x: Tensor, k: int) -> Tensor:
@@ -28,11 +30,8 @@ def scanned_top_k(x: Tensor, k: int) -> Tensor:
     >>> scanned_top_k(torch.tensor([1.0, -3.0, 0.0, 2.0]), 2)
     tensor([1, 3])
     """
-    if x.numel() < FEW:
-        return top_k(x, k)
-    bits = x.detach().numpy().view(f"i{x.dtype.itemsize}")
-    magnitude = np.iinfo(bits.dtype).max
-    return torch.from_numpy(_largest(bits, k, bits.dtype.type(magnitude)))
+    integers, magnitude = _BITS[x.dtype]
+    return torch.from_numpy(_largest(x.detach().view(integers).numpy(), k, magnitude))
 
 
 @compiled
@@ -41,8 +40,8 @@ def _largest(bits: Array, k: int, magnitude: Any) -> Array:
     if 2 * k * BLOCK > bits.size:
         return _choose(bits & magnitude, np.arange(bits.size), k)
     maxima = _maxima(bits, magnitude)
-    blocks = np.flatnonzero(maxima >= _kth(maxima, k))
-    least = _kth(maxima[blocks], k)
+    least = _kth(maxima, k)
+    blocks = np.flatnonzero(maxima >= least)
     places = np.empty(blocks.size * BLOCK, np.int64)
     count = 0
     for block in blocks:
@@ -58,10 +57,13 @@ def _maxima(bits: Array, magnitude: Any) -> Array:
     """The largest magnitude of every block; the last one may be short."""
     found = np.zeros((bits.size + BLOCK - 1) // BLOCK, bits.dtype)
     whole = bits.size // BLOCK
+    # Rows of a length that the compiler does not know: of 32 it would unroll the loop before it
+    # could use vector instructions, and be seven times slower.
+    rows = bits[: whole * BLOCK].reshape(whole, bits.size // whole)
     for block in range(whole):
         largest = found[block]
-        for at in range(block * BLOCK, (block + 1) * BLOCK):
-            largest = max(largest, bits[at] & magnitude)
+        for at in range(rows.shape[1]):
+            largest = max(largest, rows[block, at] & magnitude)
         found[block] = largest
     for at in range(whole * BLOCK, bits.size):
         found[whole] = max(found[whole], bits[at] & magnitude)
@@ -71,6 +73,8 @@ def _maxima(bits: Array, magnitude: Any) -> Array:
 @compiled
 def _kth(values: Array, k: int) -> int:
     """The ``k``-th largest of integers that are not negative."""
+    if k == 1:
+        return values.max()
     shift = values.itemsize * 8 - 1
     known = 0  # its leading bits
     while shift > 0:
