@@ -39,7 +39,7 @@ def largest(x: Tensor, k: int) -> list[int]:
 
 
 @every
-@pytest.mark.parametrize("numel", [1, 5, 2 * BLOCK - 1, 2 * BLOCK, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1])
+@pytest.mark.parametrize("numel", [1, 5, 2 * BLOCK, 101, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1])
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 1.0])
 def test_selects_the_largest_magnitudes(select: Select, numel: int, density: float) -> None:
     x = noise(numel)

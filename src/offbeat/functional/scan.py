@@ -59,7 +59,8 @@ def _maxima(bits: Array, magnitude: Any) -> Array:
     whole = bits.size // BLOCK
     # Rows of a length that the compiler does not know: of 32 it would unroll the loop before it
     # could use vector instructions, and be seven times slower.
-    rows = bits[: whole * BLOCK].reshape(whole, bits.size // whole)
+    even = bits[: whole * BLOCK]
+    rows = even.reshape(whole, even.size // whole)
     for block in range(whole):
         largest = found[block]
         for at in range(rows.shape[1]):
