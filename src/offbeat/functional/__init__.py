@@ -31,7 +31,15 @@ from offbeat.functional.packing import (
 from offbeat.functional.pair_average import absorb, meet, shoot
 from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
 from offbeat.functional.sketch import sketch, spread
-from offbeat.functional.sparsify import delta, kept, sampled_top_k, selection, take, top_k
+from offbeat.functional.sparsify import (
+    block_selection,
+    delta,
+    kept,
+    sampled_top_k,
+    selection,
+    take,
+    top_k,
+)
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
@@ -43,6 +51,7 @@ __all__ = [
     "adaptive_ratio",
     "adasum",
     "balance",
+    "block_selection",
     "blocks",
     "coefficients",
     "combine",

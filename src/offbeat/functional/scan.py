@@ -1,5 +1,6 @@
 """The k largest entries in one reading pass: machine code for the CPU, with numba."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,31 @@ def scanned_top_k(x: Tensor, k: int) -> Tensor:
     """
     integers, magnitude = _BITS[x.dtype]
     return torch.from_numpy(_largest(x.detach().view(integers).numpy(), k, magnitude))
+
+
+def scanned_blocks(x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
+    """The entries that :func:`scanned_top_k` finds in each ``x[start:end]``, by one call.
+
+    ``blocks`` are (start, end, k), of any number; returns places in ``x``, block after block. What
+    calls from Python cost small layers, 10 us each, is paid once.
+
+    >>> scanned_blocks(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
+    tensor([1, 3])
+    """
+    integers, magnitude = _BITS[x.dtype]
+    bits = x.detach().view(integers).numpy()
+    return torch.from_numpy(_of_each(bits, np.array(blocks, np.int64), magnitude))
+
+
+@compiled
+def _of_each(bits: Array, blocks: Array, magnitude: Any) -> Array:
+    """Places of the ``k`` largest between ``start`` and ``end``, for each row of ``blocks``."""
+    places = np.empty(blocks[:, 2].sum(), np.int64)
+    count = 0
+    for start, end, k in blocks:
+        places[count : count + k] = start + _largest(bits[start:end], k, magnitude)
+        count += k
+    return places
 
 
 @compiled
@@ -75,7 +101,7 @@ def _maxima(bits: Array, magnitude: Any) -> Array:
 def _kth(values: Array, k: int) -> int:
     """The ``k``-th largest of integers that are not negative."""
     if k == 1:
-        return values.max()
+        return int(values.max())
     shift = values.itemsize * 8 - 1
     known = 0  # its leading bits
     while shift > 0:
