@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from offbeat.compare import network
+from offbeat.functional import max_speedup
 from offbeat.integrations.ddp import LagsState, lags_hook
 
 WARM_UP, WATCHED = 3, 10  # steps; the latter where ratios are measured in the first ones
@@ -35,19 +36,33 @@ console = Console(highlight=False)
 
 @dataclass
 class Times:
-    """Seconds of one method's steps, means over ranks: forward and optimizer, and backward."""
+    """Seconds of one method's steps: of the slowest rank, a mean for each round; and its parts.
 
-    steps: list[float]
+    Those are forward with the optimizer, and backward, means over ranks, step by step. They do
+    not add up to ``step``: ranks that need not wait for each other compute at different times, and
+    whoever is alone on a core is quick.
+    """
+
+    slowest: list[float]
     rest: list[float]
     backward: list[float]
     sent: float | None = None  # bytes a step, where they are counted
 
     @property
     def step(self) -> float:
-        return median(self.steps)
+        return median(self.slowest)
 
 
 Results = dict[str, dict[str, Times]]  # by model and method
+
+
+def most(alone: Times, slgs: Times) -> float:
+    """S_max, the most that overlap can win over slgs: of what slgs adds to computation (eq. 19)."""
+    rest, backward = median(alone.rest), median(alone.backward)
+    share = backward / (rest + backward)
+    exchange = max(0.0, slgs.step - alone.step)
+    bound = max_speedup(alone.step * (1 - share), alone.step * share, exchange)
+    return bound if exchange else 1.0
 
 
 def in_lab(
@@ -87,7 +102,7 @@ def run_rank(plan: str, file: Path) -> None:
             for method in methods:
                 times = train(TASKS[model], copy.deepcopy(start), method, steps)
                 so_far = found[model].setdefault(method, Times([], [], []))
-                for name in ("steps", "rest", "backward"):
+                for name in ("slowest", "rest", "backward"):
                     getattr(so_far, name).extend(getattr(times, name))
                 so_far.sent = times.sent
                 if dist.get_rank() == 0:
@@ -103,12 +118,13 @@ def train(task: Task, model: nn.Module, method: str, steps: int) -> Times:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     module, step, sent, detach = attach(method, model, optimizer)
     batch = task.batch()
-    marks: list[tuple[float, float, float]] = []
+    marks: list[tuple[float, float]] = []
     warm_up = WATCHED if "adaptive" in method else WARM_UP
     for number in range(warm_up + steps):
         if number == warm_up:
             before = sent()
             dist.barrier()
+            began = time.perf_counter()
         started = time.perf_counter()
         loss = task.loss(module, *batch)
         forward = time.perf_counter()
@@ -118,13 +134,16 @@ def train(task: Task, model: nn.Module, method: str, steps: int) -> Times:
         optimizer.zero_grad()
         step()
         ended = time.perf_counter()
-        marks.append((ended - started, ended - started - (backward - forward), backward - forward))
+        marks.append((ended - started - (backward - forward), backward - forward))
+    slowest = torch.tensor([(ended - began) / steps])
     columns = torch.tensor(marks[warm_up:]).T.contiguous()
     counted = (sent() - before) / steps
     dist.barrier()
     detach()
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(columns)
-    return Times(*(columns / dist.get_world_size()).tolist(), None if isnan(counted) else counted)
+    parts = (columns / dist.get_world_size()).tolist()
+    return Times(slowest.tolist(), *parts, None if isnan(counted) else counted)
 
 
 def attach(

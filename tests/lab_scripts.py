@@ -37,6 +37,21 @@ for i, (senders, receiver, size) in enumerate(phases):
             wire.close()
 """
 
+# Both ranks print what governs a connection between their nodes.
+CONGESTION = """
+import os, socket, time
+if os.environ["RANK"] == "0":
+    wire = socket.create_server(("", 7000)).accept()[0]
+else:
+    while True:
+        try:
+            wire = socket.create_connection(("node0", 7000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+print(wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+
 # Rank 0 sends a byte every 20 ms until rank 1, which prints the longest silence, has seen one.
 SILENCE = """
 import os, socket, time

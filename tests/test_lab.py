@@ -161,6 +161,16 @@ def test_the_rate_is_real_between_nodes_both_ways_and_not_inside_one() -> None:
     assert min(inside) < least / 2  # a busy machine may take one of them aside
 
 
+def test_nodes_meet_congestion_as_linux_does_whatever_the_machine_is_tuned_to() -> None:
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if "cubic" not in known:
+        pytest.skip(f"this kernel has only {known}")
+    lines = Lines()
+    with Lab(2, rate=RATE_TEXT) as lab:
+        assert lab.run(python(lab_scripts.CONGESTION), on_line=lines.add) == 0
+    assert [lines.of(rank) for rank in range(2)] == [["cubic"], ["cubic"]]
+
+
 def test_check_finds_the_line_rate_and_no_limit_inside_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

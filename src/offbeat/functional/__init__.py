@@ -29,7 +29,15 @@ from offbeat.functional.packing import (
     wide,
 )
 from offbeat.functional.pair_average import absorb, meet, shoot
-from offbeat.functional.push_sum import drift, numerator, share_out, take_in, total
+from offbeat.functional.push_sum import (
+    Passes,
+    drift,
+    numerator,
+    passes,
+    share_out,
+    take_in,
+    total,
+)
 from offbeat.functional.sketch import sketch, spread
 from offbeat.functional.sparsify import (
     block_selection,
@@ -44,6 +52,7 @@ from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
     "Layout",
+    "Passes",
     "Span",
     "Wire",
     "absorb",
@@ -71,6 +80,7 @@ __all__ = [
     "pack",
     "pair_coefficients",
     "partition",
+    "passes",
     "sampled_top_k",
     "selection",
     "share_out",

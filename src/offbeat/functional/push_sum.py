@@ -10,12 +10,39 @@ added to the numerator unscaled, whatever the weight. Where w stays 1 there is n
 All tensors are flat; sums of 16-bit tensors run in float32 and are rounded once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offbeat.functional.packing import blocks, wide
+
+Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, what is sent
+
+
+class Passes(NamedTuple):
+    """The two passes of an exchange."""
+
+    share_out: Callable[[Tensor, Tensor | None, float, Messages], None]
+    take_in: Callable[[Tensor, Tensor | None, float, Messages, Sequence[Tensor]], None]
+
+
+def passes(device: torch.device) -> Passes:
+    """The quickest way to make the two passes on ``device``; all do the same but for rounding.
+
+    On a CPU those of :mod:`offbeat.functional.fused`, where numba is installed: 4.5 ms for 3.2
+    million parameters and 16-bit messages, where :func:`share_out` and :func:`take_in` need 10.
+
+    >>> passes(torch.device("cuda")).take_in.__name__
+    'take_in'
+    """
+    if device.type == "cpu" and find_spec("numba") is not None:
+        from offbeat.functional import fused  # here: to import numba takes a second
+
+        return Passes(fused.share_out, fused.take_in)
+    return Passes(share_out, take_in)
 
 
 def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
@@ -29,9 +56,7 @@ def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
     return torch.add(z.to(anchor.dtype), anchor, alpha=weight - 1.0)
 
 
-def share_out(
-    z: Tensor, anchor: Tensor | None, weight: float, messages: Sequence[tuple[float, int, Tensor]]
-) -> None:
+def share_out(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
     r"""Fill the messages of one exchange, and leave in ``anchor`` what stays.
 
     .. math:: m_j = \mathrm{cast}(p_{ji}\,x_i), \quad a \leftarrow x_i - \sum_j m_j
@@ -61,7 +86,7 @@ def take_in(
     z: Tensor,
     anchor: Tensor | None,
     weight: float,
-    sent: Sequence[tuple[float, int, Tensor]],
+    sent: Messages,
     arrived: Sequence[Tensor],
 ) -> None:
     r"""Add what arrived to what stayed, and turn the sum into the model, in place.
@@ -121,9 +146,7 @@ def total(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return result
 
 
-def _less(
-    x: Tensor, messages: Sequence[tuple[float, int, Tensor]], outs: Sequence[Tensor]
-) -> Tensor:
+def _less(x: Tensor, messages: Messages, outs: Sequence[Tensor]) -> Tensor:
     for (_, receivers, _), out in zip(messages, outs, strict=True):
         x = torch.sub(x, out, alpha=receivers)
     return x

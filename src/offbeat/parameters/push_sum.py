@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.collectives import gather_bytes
 from offbeat.exchange import ParameterExchange, Saved, Site
-from offbeat.functional import Layout, drift, memory, numerator, pack, share_out, take_in
+from offbeat.functional import Layout, Passes, drift, memory, numerator, pack, passes
 from offbeat.graphs import Exponential
 from offbeat.parameters.mail import Mail, mail_for
 from offbeat.topology import Topology, keeps_weights, mixing_matrices, validate
@@ -31,6 +31,7 @@ class PushSumState:
     flat: list[Tensor] | None
     anchor: list[Tensor] | None
     mails: list[Mail]
+    passes: Passes
     weight: float = 1.0
     pending: Mail | None = None
 
@@ -63,6 +64,7 @@ class PushSum(ParameterExchange[PushSumState]):
     different share and one for each sender, twice under overlap, and an anchor where weights
     vary; the model once more between nodes. Passes over memory: two, of which one is done before
     the wait for messages and one after the next have left; between nodes two copies more.
+    Where there is an anchor and numba, on a CPU, the passes are machine code.
     ``sum x`` and ``sum w``, in flight included, are conserved up to rounding.
 
     Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
@@ -113,7 +115,7 @@ class PushSum(ParameterExchange[PushSumState]):
         anchor = [_wide(part) for part in empty] if varies and not self.biased else None
         count = 2 if self.overlap else 1
         mails = [mail_for(self.topology, site, empty, self.wire) for _ in range(count)]
-        state = PushSumState(site, layout, flat, anchor, mails)
+        state = PushSumState(site, layout, flat, anchor, mails, passes(site.device))
         self.settle(state)
         return state
 
@@ -139,7 +141,7 @@ class PushSum(ParameterExchange[PushSumState]):
         mail.address(self.topology, index, state.weight)
         for z, section, part in _pieces(state):
             anchor = state.anchor[section][part] if state.anchor else None
-            share_out(z, anchor, state.weight, mail.outgoing(section, part))
+            state.passes.share_out(z, anchor, state.weight, mail.outgoing(section, part))
         last = state.pending if self.overlap else mail
         if last is not None and last is not mail:
             last.wait()
@@ -152,7 +154,8 @@ class PushSum(ParameterExchange[PushSumState]):
         for z, section, part in _pieces(state):
             anchor = state.anchor[section][part] if state.anchor else None
             arrived = last.arrived(section, part) if last is not None else []
-            take_in(z, anchor, state.weight, mail.outgoing(section, part), arrived)
+            sent = mail.outgoing(section, part)
+            state.passes.take_in(z, anchor, state.weight, sent, arrived)
 
     def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """The numerator of the parameters as they are, with what is in flight, and the weight."""

@@ -1,0 +1,89 @@
+"""Push-sum's passes in machine code do what torch's do."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offbeat.functional import fused, passes, push_sum
+from offbeat.functional.push_sum import Messages
+
+WIRES = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float64, torch.float64),
+]
+wires = pytest.mark.parametrize(("dtype", "wire"), WIRES)
+
+
+def exchanged(
+    way: push_sum.Passes, z: Tensor, anchor: Tensor, message: Tensor, receivers: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One exchange in which what is sent comes back to the sender."""
+    z, anchor, out = z.clone(), anchor.clone(), torch.zeros_like(message)
+    sent: Messages = [(0.5 / receivers, receivers, out)]
+    way.share_out(z, anchor, 0.75, sent)
+    way.take_in(z, anchor, 0.625, sent, [message])
+    return z, anchor, out
+
+
+@wires
+@settings(deadline=None)  # the first one compiles
+@given(numel=st.integers(0, 200), receivers=st.integers(1, 3), seed=st.integers(0, 2**16))
+def test_both_ways_agree(
+    dtype: torch.dtype, wire: torch.dtype, numel: int, receivers: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    z, anchor = (10 ** torch.randn(numel).to(dtype) for _ in range(2))
+    message = torch.randn(numel).to(wire)
+    fast = exchanged(push_sum.Passes(fused.share_out, fused.take_in), z, anchor, message, receivers)
+    slow = exchanged(
+        push_sum.Passes(push_sum.share_out, push_sum.take_in), z, anchor, message, receivers
+    )
+    for ours, torchs in zip(fast, slow, strict=True):
+        # A multiplication may be fused with the addition after it in one and not in the other,
+        # and a cast to 16 bits may round such a difference up.
+        torch.testing.assert_close(ours, torchs)
+
+
+@settings(deadline=None)
+@given(numel=st.integers(1, 200), receivers=st.integers(1, 3), seed=st.integers(0, 2**16))
+def test_the_error_of_the_cast_stays_with_the_sender(numel: int, receivers: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    z, anchor = torch.randn(numel), torch.randn(numel)
+    x = z.double() - 0.25 * anchor.double()
+    out = torch.zeros(numel, dtype=torch.bfloat16)
+    fused.share_out(z, anchor, 0.75, [(1 / (1 + receivers), receivers, out)])
+    assert out.double().sub(x / (1 + receivers)).abs().max() <= 2**-8 * x.abs().max()
+    torch.testing.assert_close(anchor.double() + receivers * out.double(), x, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_stays_so_in_16_bits() -> None:
+    numbers = [math.nan, -math.nan, math.inf, -math.inf, 3.4e38, 0.0, -0.0, 1.00390625]
+    z, out = torch.tensor(numbers), torch.zeros(8, dtype=torch.bfloat16)
+    fused.share_out(z, torch.zeros(8), 0.5, [(1.0, 1, out)])
+    assert torch.equal(out.isnan(), z.isnan())
+    assert torch.equal(out[2:], z.bfloat16()[2:])
+    anchor, arrived = torch.zeros(8), z.bfloat16()
+    fused.take_in(z, anchor, 1.0, [], [arrived])
+    assert torch.equal(z[2:], arrived.float()[2:])
+    assert torch.equal(z.isnan(), arrived.isnan())
+
+
+def test_other_dtypes_and_several_messages_are_left_to_torch() -> None:
+    z, anchor = torch.full((3,), 3.0, dtype=torch.bfloat16), torch.full((3,), 2.0)
+    messages = [torch.zeros(3, dtype=torch.bfloat16) for _ in range(2)]
+    fused.share_out(z, anchor, 0.5, [(0.25, 1, messages[0]), (0.5, 1, messages[1])])
+    assert [float(message[0]) for message in messages] == [0.5, 1.0]
+    fused.take_in(z, anchor, 0.5, [], messages)
+    assert float(z[0]) == (0.5 + 0.5 + 1.0) / 0.5
+    plain = torch.tensor([3.0])
+    fused.take_in(plain, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
+    assert plain.item() == 6.0
+
+
+def test_it_is_chosen_on_a_cpu() -> None:
+    assert passes(torch.device("cpu")).share_out is fused.share_out
