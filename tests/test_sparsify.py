@@ -12,17 +12,19 @@ from torch import Tensor
 from offbeat.functional import (
     Wire,
     adaptive_ratio,
+    block_selection,
     delta,
     is_cheaper_dense,
     kept,
     max_speedup,
     sampled_top_k,
+    sparsify,
     speedup,
     take,
     top_k,
     warm_density,
 )
-from offbeat.functional.scan import FEW, scanned_top_k
+from offbeat.functional.scan import scanned_top_k
 from offbeat.functional.sparsify import BLOCK, LARGE, SMALL
 
 Select = Callable[[Tensor, int], Tensor]
@@ -39,7 +41,9 @@ def largest(x: Tensor, k: int) -> list[int]:
 
 
 @every
-@pytest.mark.parametrize("numel", [1, 5, FEW, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1])
+@pytest.mark.parametrize(
+    "numel", [1, 5, 2 * BLOCK, 101, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1]
+)
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 1.0])
 def test_selects_the_largest_magnitudes(select: Select, numel: int, density: float) -> None:
     x = noise(numel)
@@ -68,6 +72,34 @@ def test_selects_k_distinct_entries_whatever_ties(
     assert len(set(chosen.tolist())) == k
     expected = x.abs().sort(descending=True).values[:k]
     assert torch.equal(x[chosen].abs().sort(descending=True).values, expected)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 700), min_size=1, max_size=12),
+    levels=st.integers(0, 50),
+    broken=st.sampled_from([None, float("nan"), float("inf")]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_machine_code_selects_in_all_blocks_what_torch_does(
+    sizes: list[int], levels: int, broken: float | None, dtype: torch.dtype, seed: int
+) -> None:
+    """Blocks of any length side by side, k up to all of one; ties in value, zeros, NaN."""
+    x = (noise(sum(sizes), seed) * levels).round().to(dtype)
+    if broken is not None:
+        x[seed % x.numel()] = broken
+    ends = np.cumsum(sizes).tolist()
+    ks = [1 + seed * 7 % size for size in sizes]
+    blocks = [(end - size, end, k) for end, size, k in zip(ends, sizes, ks, strict=True)]
+    machine = block_selection(torch.device("cpu"))(x, blocks)
+    assert machine.unique().numel() == sum(ks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparsify, "find_spec", lambda _: None)
+        plain = block_selection(torch.device("cpu"), exact=True)(x, blocks)
+    for mine, other in zip(machine.split(ks), plain.split(ks), strict=True):
+        values = (x[chosen].abs().sort().values for chosen in (mine, other))
+        torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
 @every

@@ -39,7 +39,15 @@ from offbeat.functional.push_sum import (
     total,
 )
 from offbeat.functional.sketch import sketch, spread
-from offbeat.functional.sparsify import delta, kept, sampled_top_k, selection, take, top_k
+from offbeat.functional.sparsify import (
+    block_selection,
+    delta,
+    kept,
+    sampled_top_k,
+    selection,
+    take,
+    top_k,
+)
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
@@ -52,6 +60,7 @@ __all__ = [
     "adaptive_ratio",
     "adasum",
     "balance",
+    "block_selection",
     "blocks",
     "coefficients",
     "combine",

@@ -1,6 +1,6 @@
 """Which entries of a layer are worth sending, and what stays behind for later."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 BLOCK = 32  # entries whose largest stands for all of them
 SMALL = 2**15  # entries; below this one torch.topk is as fast
 LARGE = 2**17  # entries; from here on a sample is worth its fixed cost
+BlockSelection = Callable[[Tensor, Sequence[tuple[int, int, int]]], Tensor]
 STRIDE = 101  # one entry in 101 is sampled; a prime, so that rows of a matrix do not alias
 
 
@@ -87,6 +88,23 @@ def selection(device: torch.device, exact: bool = False) -> Callable[[Tensor, in
 
         return scanned_top_k
     return top_k if exact else sampled_top_k
+
+
+def block_selection(device: torch.device, exact: bool = False) -> BlockSelection:
+    """:func:`selection` in each block ``x[start:end]`` of a flat ``x``.
+
+    It takes x and (start, end, k) of every block, and returns the places in x, block after block.
+
+    >>> select = block_selection(torch.device("cpu"))
+    >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
+    tensor([1, 3])
+    """
+    if device.type == "cpu" and find_spec("numba") is not None:
+        from offbeat.functional.scan import scanned_blocks  # here: see selection
+
+        return scanned_blocks
+    select = selection(device, exact)
+    return lambda x, blocks: torch.cat([select(x[i:j], k).add_(i) for i, j, k in blocks])
 
 
 def take(acc: Tensor, indices: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from offbeat.collectives import Handle, all_gather, wire_device
 from offbeat.exchange import Site
-from offbeat.functional import Wire, selection, take
+from offbeat.functional import Wire, block_selection, take
 from offbeat.gradients.bucket import like, put, require_plain
 from offbeat.gradients.message import Message, Scales
 from offbeat.groups import Group
 
+LARGE = 2**15  # entries; chosen at once, while the cache has them
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
 
 
@@ -67,7 +68,7 @@ class SparseMessage(Message):
         self.site, self.group = site, group
         self.momentum = momentum
         self.names = [name for names, _ in blocks for name in names]
-        self.select = selection(site.parameters[self.names[0]].device, exact)
+        self.select = block_selection(site.parameters[self.names[0]].device, exact)
         dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
         self.old, self.new = (Flat.of(site, self.names, dtype) for _ in range(2))
         pair = [Flat.of(site, self.names, dtype) for _ in range(2)] if momentum else []
@@ -79,6 +80,7 @@ class SparseMessage(Message):
         self.place = {name: index for index, name in enumerate(self.names)}
         sizes = torch.tensor([site.parameters[name].numel() for name in self.names])
         self.ends = sizes.cumsum(0).to(self.new.whole.device)
+        self.full: list[Block] = []  # all of whose gradients are there
         self.chosen: list[Tensor] = []  # places in the flat tensors
         self.rows = _rows(self)
         self.handle: Handle | None = None
@@ -100,7 +102,7 @@ class SparseMessage(Message):
             self.velocity[name].copy_(velocity)
 
     def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
-        """Add the gradient to the residual; choose what is sent when a block is complete."""
+        """Add the gradient to the residual; choose what is sent of a large block."""
         grad, scale = self.site.parameters[name].grad, scales[name]
         into, residual = self.new.views[name], self.old.views[name]
         if grad is not None:
@@ -120,12 +122,14 @@ class SparseMessage(Message):
         self.missing.discard(name)
         block = self.home[name]
         if self.missing.isdisjoint(block.names):
-            acc = self.new.whole[block.start : block.end]
-            self.chosen.append(self.select(acc, block.k).add_(block.start))
+            self.full.append(block)
+            if block.end - block.start >= LARGE:
+                self._choose()
 
     def launch(self, scales: Scales) -> None:
         """Send what was chosen; what is not finite was, so a look at that is enough."""
         # All layers at once: for most of them an operation costs more than its arithmetic.
+        self._choose()
         indices, mine = torch.cat(self.chosen), self._mine
         factor = self._factor(indices, scales)
         values = _remove(self.new.whole, indices, factor)
@@ -186,6 +190,13 @@ class SparseMessage(Message):
 
     def _nobody(self) -> list[str]:
         return [name for name, had in self.had.items() if not had]
+
+    def _choose(self) -> None:
+        """What is sent of the full blocks; small ones wait for company, as a call costs more."""
+        if self.full:
+            blocks = [(block.start, block.end, block.k) for block in self.full]
+            self.chosen.append(self.select(self.new.whole, blocks))
+            self.full = []
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
         """From the residual's units to the gradient's: one factor, or one for each entry."""

@@ -154,6 +154,7 @@ def lags_hook(state: LagsState, bucket: dist.GradBucket) -> Future[Tensor]:
     def combine(done: Future[list[Future[object]]]) -> Tensor:
         for arrived in done.value():
             arrived.value()  # raises if a peer was lost
+        buffer.zero_()
         for flat, part in zip(whole, dense.split([flat.numel() for flat in whole]), strict=True):
             flat.copy_(part)
         state.sums += [dense.sum(dtype=torch.float64), sparse.spread(rows)]
@@ -167,13 +168,11 @@ class _Parcel:
 
     def __init__(self, buffer: Tensor) -> None:
         self.buffer, self.dtype = buffer, wide(buffer.dtype)
-        self.layers: list[Tensor] = []
         self.values = [buffer.new_empty(0, dtype=self.dtype)]
         self.places = [buffer.new_empty(0, dtype=torch.int32)]
 
     def put(self, layer: Tensor, values: Tensor, chosen: Tensor) -> None:
         """Add the ``chosen`` entries of a flat ``layer``, which lies in the buffer."""
-        self.layers.append(layer)
         self.values.append(values)
         first = int(layer.storage_offset()) - int(self.buffer.storage_offset())
         self.places.append(chosen.add(first).int())
@@ -185,8 +184,6 @@ class _Parcel:
 
     def spread(self, rows: Tensor) -> Tensor:
         """Add all ranks' entries to the layers, zero before; returns the sum of all values."""
-        for layer in self.layers:
-            layer.zero_()
         exact = self.buffer.dtype == self.dtype
         total = self.buffer if exact else torch.zeros_like(self.buffer, dtype=self.dtype)
         count = sum(places.numel() for places in self.places)
