@@ -44,7 +44,7 @@ def lags(
     selection: Literal["sampled", "exact"] = "sampled",
     momentum: float = 0.0,
     warmup: int | None = None,
-    message_mb: float = 1 / 64,
+    message_mb: float = 1 / 16,
     units: Literal["lr", "gradient"] | None = None,
     retune: int = 1000,
 ) -> Algorithm:

@@ -79,7 +79,7 @@ class TopK(GradientExchange[TopKState]):
     selection: Literal["sampled", "exact"] = "sampled"
     momentum: float = 0.0
     warmup: int | None = None
-    message_mb: float = 1 / 64
+    message_mb: float = 1 / 16
     scope: Literal["layer", "model"] = "layer"
     units: Literal["lr", "gradient"] | None = None
     max_ratio: float = 1000.0
