@@ -16,6 +16,8 @@ WIRES = [
     (torch.float32, torch.bfloat16),
     (torch.float64, torch.float64),
 ]
+FAST = push_sum.Passes(fused.share_out, fused.take_in, fused.turn)
+SLOW = push_sum.Passes(push_sum.share_out, push_sum.take_in, push_sum.turn)
 wires = pytest.mark.parametrize(("dtype", "wire"), WIRES)
 
 
@@ -39,14 +41,49 @@ def test_both_ways_agree(
     torch.manual_seed(seed)
     z, anchor = (10 ** torch.randn(numel).to(dtype) for _ in range(2))
     message = torch.randn(numel).to(wire)
-    fast = exchanged(push_sum.Passes(fused.share_out, fused.take_in), z, anchor, message, receivers)
-    slow = exchanged(
-        push_sum.Passes(push_sum.share_out, push_sum.take_in), z, anchor, message, receivers
-    )
+    fast = exchanged(FAST, z, anchor, message, receivers)
+    slow = exchanged(SLOW, z, anchor, message, receivers)
     for ours, torchs in zip(fast, slow, strict=True):
         # A multiplication may be fused with the addition after it in one and not in the other,
         # and a cast to 16 bits may round such a difference up.
         torch.testing.assert_close(ours, torchs)
+
+
+@pytest.mark.parametrize("way", [FAST, SLOW], ids=["numba", "torch"])
+@wires
+@settings(deadline=None)
+@given(
+    numel=st.integers(0, 200),
+    receivers=st.integers(1, 3),
+    weights=st.tuples(st.floats(0.1, 2), st.floats(0.1, 2)),
+    seed=st.integers(0, 2**16),
+)
+def test_both_passes_at_once_are_the_two_bit_for_bit(
+    way: push_sum.Passes,
+    dtype: torch.dtype,
+    wire: torch.dtype,
+    numel: int,
+    receivers: int,
+    weights: tuple[float, float],
+    seed: int,
+) -> None:
+    """Which of them is made depends on the clock."""
+    torch.manual_seed(seed)
+    start = tuple((10 ** torch.randn(numel)).to(dtype) for _ in range(2))
+    arrived = torch.randn(numel).to(wire)
+    ends = []
+    for at_once in (True, False):
+        z, anchor = (tensor.clone() for tensor in start)
+        out = torch.zeros(numel, dtype=wire)
+        sent: Messages = [(1 / (1 + receivers), receivers, out)]
+        if at_once:
+            way.turn(z, anchor, *weights, sent, [arrived])
+        else:
+            way.share_out(z, anchor, weights[0], sent)
+            way.take_in(z, anchor, weights[1], sent, [arrived])
+        ends.append((z, anchor, out))
+    for one, two in zip(*ends, strict=True):
+        assert torch.equal(one, two)
 
 
 @settings(deadline=None)

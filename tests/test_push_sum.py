@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -627,6 +628,30 @@ def test_overlap_follows_the_reference_with_delays(
         biased=biased,
     )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+@overlapped
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_when_messages_come_changes_no_bit(
+    topology: Topology,
+    matrix: Matrix,
+    overlap: int,
+    wire: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that were there in time are added in another order of work."""
+
+    def run(prompt: float) -> list[dict[str, Tensor]]:
+        monkeypatch.setattr("offbeat.parameters.push_sum._PROMPT", prompt)
+        recipe = offbeat.sgp(topology, overlap=overlap, wire=wire)
+        runs = simulate(
+            recipe, lambda: Quadratic(torch.float32), loss, steps=9, size=4, optimizer=sgd
+        )
+        return [states[-1] for states in runs]
+
+    for early, late in zip(run(math.inf), run(0.0), strict=True):
+        for name, ours in early.items():
+            assert torch.equal(ours, late[name]), name
 
 
 def test_one_third_of_the_mass_is_in_flight() -> None:

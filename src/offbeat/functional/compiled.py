@@ -20,6 +20,7 @@ except ImportError as missing:
 # No "nnan", no "ninf": kernels look for what is not finite. Sums may be reordered and fused.
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
+_ORDERED: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -29,10 +30,19 @@ def compiled(function: Callable[..., Any]) -> Any:
     seconds. Kernels that call each other lie in one file: the stored code is renewed when that
     file changes, not when another one does.
     """
+    return _stored(function, _OPTIONS)
+
+
+def in_order(function: Callable[..., Any]) -> Any:
+    """As :func:`compiled`, but nothing is reordered: one expression gives one result everywhere."""
+    return _stored(function, _ORDERED)
+
+
+def _stored(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
-        return njit(cache=True, **_OPTIONS)(function)
+        return njit(cache=True, **options)(function)
     except RuntimeError:  # "no locator available": nowhere to write
-        return njit(**_OPTIONS)(function)
+        return njit(**options)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

