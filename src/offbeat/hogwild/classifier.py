@@ -225,7 +225,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             never *= np.maximum(absent - b, 0) / (n - b)
         decay = self.l2 / np.where(never < 1, 1 - never, 1)
         b1, b2 = self.beta_1, self.beta_2
-        betas = np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind)
+        betas = tuple(np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind))
         to = self.descent_
         settings = Settings(
             self.learning_rate, b1, b2, betas, batch, to.columns, to.workers, to.private,

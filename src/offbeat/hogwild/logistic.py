@@ -51,12 +51,15 @@ class Thread(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Numbers of the method; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype."""
+    """Numbers of the method; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
+
+    They are no array: its elements would be loaded anew after every store.
+    """
 
     alpha: float
     b1: float
     b2: float
-    betas: Array
+    betas: tuple[Any, ...]
     batch: int
     columns: int
     workers: int
@@ -131,12 +134,14 @@ def step_size(thread: Thread, settings: Settings) -> float:
 
 
 @inlined
-def adam(memory: Memory, at: Place, m: Place, v: Place, g: Any, alpha: Any, betas: Any) -> None:
+def adam(
+    memory: Memory, at: Place, m: Place, v: Place, g: Any, alpha: Any, settings: Settings
+) -> None:
     """One coordinate's update; a concurrent one of the same coordinate may be lost.
 
     theta lies at ``at`` of the shared memory, the moments at ``m`` and ``v`` of the own.
     """
-    b1, c1, b2, c2, eps = betas
+    b1, c1, b2, c2, eps = settings.betas
     first = b1 * memory.own[m] + c1 * g
     second = b2 * memory.own[v] + c2 * g * g
     memory.own[m] = first
@@ -209,8 +214,6 @@ def apply_binary(
     """
     shared, width, stride, zero = memory.shared, memory.width, memory.stride, g.dtype.type(0)
     several = settings.workers > 1
-    b = settings.betas
-    betas = b[0], b[1], b[2], b[3], b[4]  # not loaded anew after every store
     for i in range(count):
         if several:
             claim(shared, touched[i + AHEAD] * width)
@@ -220,7 +223,7 @@ def apply_binary(
         if gradient != zero:
             at, m = j * width, j * stride
             gradient += shared[at + ONE] * shared[at]
-            adam(memory, at, m, m + ONE, gradient, alpha, betas)
+            adam(memory, at, m, m + ONE, gradient, alpha, settings)
 
 
 @compiled
@@ -305,8 +308,6 @@ def multinomial_gradient(
 def apply_multinomial(memory: Memory, settings: Settings, j: Place, g: Array, alpha: Any) -> None:
     """Update the coordinates of a touched feature and zero its row of ``g``."""
     shared, zero, classes = memory.shared, g.dtype.type(0), np.uint64(g.shape[1])
-    b = settings.betas
-    betas = b[0], b[1], b[2], b[3], b[4]
     at, m = j * memory.width, j * memory.stride
     decay = shared[at + classes]
     for k in range(classes):
@@ -314,7 +315,7 @@ def apply_multinomial(memory: Memory, settings: Settings, j: Place, g: Array, al
         g[j, k] = zero
         if gradient != zero:
             gradient += decay * shared[at + k]
-            adam(memory, at + k, m + k, m + classes + k, gradient, alpha, betas)
+            adam(memory, at + k, m + k, m + classes + k, gradient, alpha, settings)
 
 
 @compiled
