@@ -225,11 +225,12 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             never *= np.maximum(absent - b, 0) / (n - b)
         decay = self.l2 / np.where(never < 1, 1 - never, 1)
         b1, b2 = self.beta_1, self.beta_2
-        betas = np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind)
-        workers, private = self.descent_.workers, self.descent_.private
+        betas = tuple(np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind))
+        to = self.descent_
         settings = Settings(
-            self.learning_rate, b1, b2, betas, batch, workers, private, self.fit_intercept
-        )
+            self.learning_rate, b1, b2, betas, batch, to.columns, to.workers, to.private,
+            self.fit_intercept,
+        )  # fmt: skip
         return data, np.append(decay, 0.0), settings
 
     def _go(self, data: Data, decay: Array, settings: Settings, passes: int) -> None:

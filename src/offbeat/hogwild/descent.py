@@ -23,9 +23,9 @@ PADDED_BYTES = 2**21
 class Descent:
     """theta, moments and counters of ``workers`` threads; what ``partial_fit`` carries on.
 
-    One row a feature and the last for the intercept: theta, m, v of all classes and the l2
-    factor, side by side, so that an update touches one place in memory. With private moments
-    theta and the factor are in ``shared`` and m and v in one block for each thread.
+    One row a feature and the last for the intercept: theta of all classes, the l2 factor, m and v,
+    side by side, so that an update touches one place in memory. With private moments theta and the
+    factor are in ``shared`` and m and v in one block for each thread.
     """
 
     features: int
@@ -64,7 +64,7 @@ class Descent:
         The rows are dealt out in hands, anew in every call. Each thread shuffles a hand and goes
         over it, in every pass another one's, and waits for the others only after the last pass.
         """
-        self.shared[:, -1] = decay
+        self.shared[:, self.columns] = decay
         rows = len(x.indptr) - 1
         hands = self._deal(rows, settings.batch)
         updates = -(-rows // settings.batch)
@@ -86,16 +86,12 @@ class Descent:
         return mean
 
     def _memory(self, worker: int) -> Memory:
-        k = self.columns
-        decay = self.shared[:, -1]
+        shared = self.shared.reshape(-1)
+        width = np.uint64(self.shared.shape[1])
         if self.private:
             own = self.own[worker]
-            parts = (self.shared[:, :k], own[:, :k], own[:, k:])
-        else:
-            parts = (self.shared[:, :k], self.shared[:, k : 2 * k], self.shared[:, 2 * k : 3 * k])
-        if k == 1:
-            parts = (parts[0][:, 0], parts[1][:, 0], parts[2][:, 0])
-        return Memory(*parts, decay)
+            return Memory(shared, own.reshape(-1), width, np.uint64(own.shape[1]))
+        return Memory(shared, shared[self.columns + 1 :], width, width)
 
     def _deal(self, rows: int, batch: int) -> Array:
         """The rows, shuffled, by hand: one for each thread, or one for all where rows are few.

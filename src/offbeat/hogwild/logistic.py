@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.functional.compiled import compiled
-from offbeat.hogwild.prefetch import prefetch
+from offbeat.functional.compiled import compiled, inlined
+from offbeat.hogwild.prefetch import claim, prefetch
 
 Array = Any  # numba specializes on dtype and layout at the first call
-STRIDE = 16  # indices in a cache line; values may take two, and the second follows the first
+Place = Any  # unsigned: what could be negative would be tested for it at every access
+ONE = np.uint64(1)
+STRIDE = np.uint64(16)  # indices in a cache line; values may take two, the second follows the first
+AHEAD = np.uint64(16)  # coordinates: about as many lines as a core can wait for at a time
 
 
 class Data(NamedTuple):
@@ -26,15 +29,17 @@ class Data(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What one thread sees: theta, m and v by feature and class, the l2 factor by feature.
+    """What one thread sees, flat: a row for each feature and the last for the intercept.
 
-    The last row is the intercept's.
+    A row of ``shared`` has theta of each class and then the l2 factor, one of ``own`` m of each
+    class and then v. Shared moments are in the rows of theta: ``own`` is then the same memory, from
+    the first m on. One address a row is computed where four arrays would need four.
     """
 
-    theta: Array
-    m: Array
-    v: Array
-    decay: Array
+    shared: Array
+    own: Array
+    width: Place  # numbers from row to row of ``shared``
+    stride: Place  # and of ``own``
 
 
 class Thread(NamedTuple):
@@ -46,13 +51,17 @@ class Thread(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Numbers of the method; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype."""
+    """Numbers of the method; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
+
+    They are no array: its elements would be loaded anew after every store.
+    """
 
     alpha: float
     b1: float
     b2: float
-    betas: Array
+    betas: tuple[Any, ...]
     batch: int
+    columns: int
     workers: int
     private: bool
     intercept: bool
@@ -92,6 +101,13 @@ def choose(thread: Thread, rows: Array) -> None:
     thread.counts[2] = turn
 
 
+@inlined
+def span(x: Data, row: Place) -> tuple[Place, Place]:
+    """Where a row begins and ends."""
+    at = np.uint64(row)
+    return np.uint64(x.indptr[at]), np.uint64(x.indptr[at + ONE])
+
+
 @compiled
 def prepare(x: Data, thread: Thread, rows: Array) -> None:
     """Choose the next batch and begin to load it, while the last one's update is computed.
@@ -101,7 +117,8 @@ def prepare(x: Data, thread: Thread, rows: Array) -> None:
     """
     choose(thread, rows)
     for row in rows:
-        for q in range(x.indptr[row], x.indptr[row + 1], STRIDE):
+        low, high = span(x, row)
+        for q in range(low, high, STRIDE):
             prefetch(x.indices, q)
             prefetch(x.data, q)
 
@@ -116,29 +133,36 @@ def step_size(thread: Thread, settings: Settings) -> float:
     return float(settings.alpha * sqrt(1.0 - settings.b2**t) / (1.0 - settings.b1**t))
 
 
-@compiled
-def adam(theta: Array, m: Array, v: Array, at: Any, g: Any, alpha: Any, betas: Array) -> None:
-    """One coordinate's update; a concurrent one of the same coordinate may be lost."""
-    first = betas[0] * m[at] + betas[1] * g
-    second = betas[2] * v[at] + betas[3] * g * g
-    m[at] = first
-    v[at] = second
-    theta[at] -= alpha * first / (np.sqrt(second) + betas[4])
+@inlined
+def adam(
+    memory: Memory, at: Place, m: Place, v: Place, g: Any, alpha: Any, settings: Settings
+) -> None:
+    """One coordinate's update; a concurrent one of the same coordinate may be lost.
+
+    theta lies at ``at`` of the shared memory, the moments at ``m`` and ``v`` of the own.
+    """
+    b1, c1, b2, c2, eps = settings.betas
+    first = b1 * memory.own[m] + c1 * g
+    second = b2 * memory.own[v] + c2 * g * g
+    memory.own[m] = first
+    memory.own[v] = second
+    memory.shared[at] -= alpha * first / (np.sqrt(second) + eps)
 
 
 @compiled
-def binary_errors(x: Data, theta: Array, rows: Array, bias: bool, errors: Array) -> float:
+def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Array) -> float:
     """Probability - y of each row, over the size of the batch. Returns the summed loss.
 
     Logits of all rows come first: then a row need not wait until what another core wrote for the
     row before it has arrived.
     """
-    real = theta.dtype.type
+    theta, width, real = memory.shared, memory.width, errors.dtype.type
     zero, one, share = real(0), real(1), real(1.0 / rows.shape[0])
     for b in range(rows.shape[0]):
-        z = theta[theta.shape[0] - 1] if bias else zero
-        for q in range(x.indptr[rows[b]], x.indptr[rows[b] + 1]):
-            z += x.data[q] * theta[x.indices[q]]
+        z = theta[theta.shape[0] - width] if bias else zero
+        low, high = span(x, rows[b])
+        for q in range(low, high):
+            z += x.data[q] * theta[x.indices[q] * width]
         errors[b] = z
     loss, product = 0.0, 1.0
     for b in range(rows.shape[0]):
@@ -157,24 +181,49 @@ def binary_errors(x: Data, theta: Array, rows: Array, bias: bool, errors: Array)
 @compiled
 def binary_gradient(
     x: Data, rows: Array, bias: bool, errors: Array, g: Array, touched: Array
-) -> int:
+) -> Place:
     """Add the batch's gradient to ``g``, all zero before. Returns how many coordinates it touched.
 
     A coordinate whose sum is zero is noted again when it is met again: :func:`binary` zeroes
     ``g`` at its first place and passes over the second.
     """
-    zero, count = g.dtype.type(0), 0
+    zero, count = g.dtype.type(0), np.uint64(0)
     for b in range(rows.shape[0]):
         e = errors[b]
-        for q in range(x.indptr[rows[b]], x.indptr[rows[b] + 1]):
+        low, high = span(x, rows[b])
+        for q in range(low, high):
             j = x.indices[q]
             before = g[j]
             touched[count] = j  # counts only if this is the first time: no branch to mispredict
-            count += before == zero
+            count += np.uint64(before == zero)
             g[j] = before + e * x.data[q]
         if bias:
             g[g.shape[0] - 1] += e
     return count
+
+
+@inlined
+def apply_binary(
+    memory: Memory, settings: Settings, touched: Array, count: Place, g: Array, alpha: Any
+) -> None:
+    """Update the touched coordinates and zero ``g``.
+
+    A line that another core wrote last has arrived with theta, but only to be read. The right to
+    write has to come from there too, and stores wait for it one after another: it is asked for
+    some coordinates early. Alone a thread has all rights, and would only compute addresses.
+    """
+    shared, width, stride, zero = memory.shared, memory.width, memory.stride, g.dtype.type(0)
+    several = settings.workers > 1
+    for i in range(count):
+        if several:
+            claim(shared, touched[i + AHEAD] * width)
+        j = touched[i]
+        gradient = g[j]
+        g[j] = zero
+        if gradient != zero:
+            at, m = j * width, j * stride
+            gradient += shared[at + ONE] * shared[at]
+            adam(memory, at, m, m + ONE, gradient, alpha, settings)
 
 
 @compiled
@@ -185,32 +234,27 @@ def binary(
 
     The batch that was prepared last is not used: the next call begins a pass anew.
     """
-    theta, m, v, decay = memory.theta, memory.m, memory.v, memory.decay
-    g = np.zeros(theta.shape[0], theta.dtype)
-    errors = np.empty(settings.batch, theta.dtype)
+    kind = memory.shared.dtype
+    features = memory.shared.shape[0] // memory.width
+    g = np.zeros(features, kind)
+    errors = np.empty(settings.batch, kind)
     rows = np.empty(settings.batch, np.uint32)
     longest = 0
     for row in range(x.indptr.shape[0] - 1):
         longest = max(longest, x.indptr[row + 1] - x.indptr[row])
     # A coordinate may be noted more than once, where a sum was zero in between.
-    touched = np.empty(settings.batch * longest + 2, np.uint32)
-    zero = theta.dtype.type(0)
+    touched = np.zeros(settings.batch * longest + 2 + AHEAD, np.uint32)
     prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            alpha = theta.dtype.type(step_size(thread, settings))
-            losses[p] += binary_errors(x, theta, rows, settings.intercept, errors)
+            alpha = g.dtype.type(step_size(thread, settings))
+            losses[p] += binary_errors(x, memory, rows, settings.intercept, errors)
             count = binary_gradient(x, rows, settings.intercept, errors, g, touched)
             prepare(x, thread, rows)
             if settings.intercept:
-                touched[count] = theta.shape[0] - 1
-                count += 1
-            for i in range(count):
-                j = touched[i]
-                gradient = g[j]
-                g[j] = zero
-                if gradient != zero:
-                    adam(theta, m, v, j, gradient + decay[j] * theta[j], alpha, settings.betas)
+                touched[count] = features - 1
+                count += ONE
+            apply_binary(memory, settings, touched, count, g, alpha)
 
 
 @compiled
@@ -228,24 +272,24 @@ def softmax(z: Array) -> float:
 
 @compiled
 def multinomial_gradient(
-    x: Data, theta: Array, rows: Array, bias: bool, g: Array, seen: Array, touched: Array
+    x: Data, memory: Memory, rows: Array, bias: bool, g: Array, seen: Array, touched: Array
 ) -> tuple[int, float]:
     """The loss too, for several classes; ``seen`` marks the touched features."""
-    last, classes = theta.shape[0] - 1, theta.shape[1]
-    share = theta.dtype.type(1.0 / rows.shape[0])
-    z = np.empty(classes, theta.dtype)
+    theta, width, last, classes = memory.shared, memory.width, g.shape[0] - 1, g.shape[1]
+    share = g.dtype.type(1.0 / rows.shape[0])
+    z = np.empty(classes, g.dtype)
     count, loss = 0, 0.0
     for row in rows:
-        low, high = x.indptr[row], x.indptr[row + 1]
+        low, high = span(x, row)
         for k in range(classes):
-            z[k] = theta[last, k] if bias else theta.dtype.type(0)
+            z[k] = theta[last * width + k] if bias else g.dtype.type(0)
         for q in range(low, high):
-            j = x.indices[q]
+            at = x.indices[q] * width
             for k in range(classes):
-                z[k] += x.data[q] * theta[j, k]
+                z[k] += x.data[q] * theta[at + np.uint64(k)]
         right = z[x.y[row]]
         loss += softmax(z) - right
-        z[x.y[row]] -= theta.dtype.type(1)
+        z[x.y[row]] -= g.dtype.type(1)
         for q in range(low, high):
             j = x.indices[q]
             if not seen[j]:
@@ -260,34 +304,42 @@ def multinomial_gradient(
     return count, loss
 
 
+@inlined
+def apply_multinomial(memory: Memory, settings: Settings, j: Place, g: Array, alpha: Any) -> None:
+    """Update the coordinates of a touched feature and zero its row of ``g``."""
+    shared, zero, classes = memory.shared, g.dtype.type(0), np.uint64(g.shape[1])
+    at, m = j * memory.width, j * memory.stride
+    decay = shared[at + classes]
+    for k in range(classes):
+        gradient = g[j, k]
+        g[j, k] = zero
+        if gradient != zero:
+            gradient += decay * shared[at + k]
+            adam(memory, at + k, m + k, m + classes + k, gradient, alpha, settings)
+
+
 @compiled
 def multinomial(
     x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
 ) -> None:
     """As :func:`binary`, for several classes."""
-    theta, m, v, decay = memory.theta, memory.m, memory.v, memory.decay
-    g = np.zeros(theta.shape, theta.dtype)
+    kind = memory.shared.dtype
+    features = memory.shared.shape[0] // memory.width
+    g = np.zeros((features, settings.columns), kind)
     rows = np.empty(settings.batch, np.uint32)
-    seen = np.zeros(theta.shape[0], np.bool_)
-    touched = np.empty(theta.shape[0] + 1, np.uint32)
-    zero = theta.dtype.type(0)
+    seen = np.zeros(features, np.bool_)
+    touched = np.empty(features + 1, np.uint32)
     prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            alpha = theta.dtype.type(step_size(thread, settings))
-            count, loss = multinomial_gradient(x, theta, rows, settings.intercept, g, seen, touched)
+            alpha = g.dtype.type(step_size(thread, settings))
+            bias = settings.intercept
+            count, loss = multinomial_gradient(x, memory, rows, bias, g, seen, touched)
             prepare(x, thread, rows)
             losses[p] += loss
-            if settings.intercept:
-                touched[count] = theta.shape[0] - 1
+            if bias:
+                touched[count] = features - 1
                 count += 1
-            for i in range(count):
-                j = touched[i]
+            for j in touched[:count]:
                 seen[j] = False
-                for k in range(theta.shape[1]):
-                    gradient = g[j, k]
-                    g[j, k] = zero
-                    if gradient != zero:
-                        at = (j, k)
-                        gradient += decay[j] * theta[j, k]
-                        adam(theta, m, v, at, gradient, alpha, settings.betas)
+                apply_multinomial(memory, settings, j, g, alpha)

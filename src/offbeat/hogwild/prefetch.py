@@ -7,10 +7,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-READ, NEAR, DATA = 0, 3, 1  # arguments of llvm.prefetch: not to write, all caches, no code
+READ, WRITE, NEAR, DATA = 0, 1, 3, 1  # arguments of llvm.prefetch: why, all caches, no code
+Typed = tuple[Any, Callable[..., Any]]
 
 
-def _prefetch(typing: Any, array: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
+def _typed(array: Any, index: Any, purpose: int) -> Typed:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind, place = signature.args
         view = context.make_array(kind)(context, builder, arguments[0])
@@ -19,13 +20,23 @@ def _prefetch(typing: Any, array: Any, index: Any) -> tuple[Any, Callable[..., A
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         call = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0i8")
-        how = [number(value) for value in (READ, NEAR, DATA)]
+        how = [number(value) for value in (purpose, NEAR, DATA)]
         builder.call(function, [builder.bitcast(where, byte), *how])
         return context.get_dummy_value()
 
     return types.void(array, index), generate
 
 
+def _prefetch(typing: Any, array: Any, index: Any) -> Typed:
+    return _typed(array, index, READ)
+
+
+def _claim(typing: Any, array: Any, index: Any) -> Typed:
+    return _typed(array, index, WRITE)
+
+
 # prefetch(array, index), in compiled code only: begin to load array[index] into the cache. It
 # never waits and never fails, not even past the end of the array.
 prefetch: Any = intrinsic(_prefetch)
+# claim(array, index): the same for what will be written; other cores lose their copy of the line.
+claim: Any = intrinsic(_claim)
