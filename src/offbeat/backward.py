@@ -44,19 +44,25 @@ class BackwardWatch:
         self._is_queued = False
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            parameter.register_post_accumulate_grad_hook(
+                self._noted if exchange is None else partial(self._accumulated, name)
+            )
             for name, parameter in parameters.items()
         ]
 
-    def _accumulated(self, name: str, _: Tensor) -> None:
+    def _noted(self, _: Tensor) -> None:
+        # As little as can be: between two matrix products nothing of this is in a cache.
         self.refuse()
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._enter(task)
         self.last_gradient = time.perf_counter()
         if not self.begun:
             self.begun, self.first_gradient = True, self.last_gradient
-        if self.exchange is None or not self.enabled:
+
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
+        self._noted(parameter)
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._enter(task)
+        if not self.enabled:
             return
         self.is_open = True
         if not self._is_queued:
