@@ -62,7 +62,7 @@ class BackwardWatch:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._enter(task)
-        if not self.enabled:
+        if self.exchange is None or not self.enabled:
             return
         self.is_open = True
         if not self._is_queued:
