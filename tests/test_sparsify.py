@@ -122,6 +122,18 @@ def test_a_layer_whose_large_entries_sit_together(select: Select) -> None:
     assert len(set(select(torch.zeros(2 * LARGE), 9).tolist())) == 9
 
 
+@every
+@pytest.mark.parametrize("rows", [1, 20, 600])
+def test_an_embedding_of_which_few_rows_have_a_gradient(select: Select, rows: int) -> None:
+    """Fewer entries than are sent, fewer blocks, and more than enough of both."""
+    x, k = torch.zeros(LARGE // 128, 128), 1000
+    x[:rows] = noise(128 * rows).view(rows, 128)
+    chosen = select(x.view(-1), k)
+    assert chosen.unique().numel() == k
+    expected = x.view(-1).abs().sort(descending=True).values[:k]
+    assert torch.equal(x.view(-1)[chosen].abs().sort(descending=True).values, expected)
+
+
 def test_what_is_sent_and_what_is_left_add_up() -> None:
     x = noise(1000).double()
     acc = x.clone()

@@ -66,16 +66,31 @@ def _largest(bits: Array, k: int, magnitude: Any) -> Array:
     if 2 * k * BLOCK > bits.size:
         return _choose(bits & magnitude, np.arange(bits.size), k)
     maxima = _maxima(bits, magnitude)
-    least = _kth(maxima, k)
+    # Not zeros: of an embedding most rows have no gradient, and all of them would be candidates.
+    least = max(_kth(maxima, k), 1)
     blocks = np.flatnonzero(maxima >= least)
-    places = np.empty(blocks.size * BLOCK, np.int64)
+    places = np.empty(max(k, blocks.size * BLOCK), np.int64)
     count = 0
     for block in blocks:
         for at in range(block * BLOCK, min(bits.size, (block + 1) * BLOCK)):
             if bits[at] & magnitude >= least:
                 places[count] = at
                 count += 1
+    if count < k:
+        return _with_zeros(bits, magnitude, places, count, k)
     return _choose(bits[places[:count]] & magnitude, places[:count], k)
+
+
+@compiled
+def _with_zeros(bits: Array, magnitude: Any, places: Array, count: int, k: int) -> Array:
+    """The first ``count`` of ``places``, and of zeros as many as make ``k``."""
+    for at in range(bits.size):
+        if count == k:
+            break
+        if bits[at] & magnitude == 0:
+            places[count] = at
+            count += 1
+    return places[:k]
 
 
 @compiled
