@@ -9,7 +9,10 @@ from offbeat.adasum_wire.peers import Peers
 from offbeat.functional import Layout, Span
 
 # Bytes of a share that travel while the ones before are worked on: a quarter of it within these.
-SMALLEST, LARGEST = 2**17, 2**20
+# Without a limit, where every message costs what all cores have to do, 1 MiB between 2 nodes takes
+# 4.6 x Gloo's all-reduce in one run and 5.7 x in two, 4 MiB between 4 nodes 2.9 and 3.4 x. At
+# 250 Mbit/s between 8 nodes both take the same.
+SMALLEST, LARGEST = 2**19, 2**20
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Piece:
 class Cut:
     """Slice ``index`` of all layers that ``layout`` places, exchanged between ``peers``.
 
-    The length of a slice is a multiple of the number of peers. Slices beyond the layout's, on
+    The length of a slice is a multiple of the number of peers, and each combines an equal share
+    of every section. Slices beyond the layout's, on
     ranks that only receive, hold no layers.
     """
 
@@ -59,11 +63,11 @@ class Cut:
     def runs(self) -> list[Piece]:
         """:meth:`share` in parts that travel one after the other."""
         found = []
-        for section, start, stop in map(astuple, self.share()):
+        for section, _, width in map(astuple, self.share()):
             itemsize = self.layout.dtypes[section].itemsize
-            size = min(max(stop * itemsize // 4, SMALLEST), LARGEST)
+            size = min(max(width * itemsize // 4, SMALLEST), LARGEST)
             step = max(1, size // itemsize)
-            found += [Piece(section, a, min(a + step, stop)) for a in range(start, stop, step)]
+            found += [Piece(section, a, min(a + step, width)) for a in range(0, width, step)]
         return found
 
     def placed(self, run: Piece, rank: int) -> Piece:

@@ -107,6 +107,8 @@ class Gram(Wire):
 
     def _hand_out(self, hop: int, runs: Sequence[Piece], messages: Sequence[Tensor]) -> Handle:
         """Send runs of this rank's share ``hop`` places ahead, receive from the one behind."""
+        # Not by an all-gather: Gloo's fills a buffer of its own, as large as the result, and
+        # copies it; and it sends a large message of a pair one way at a time, mostly.
         to, source = self._neighbours(hop)
         sends = [(to, self._cut.placed(run, self._peers.rank).of(messages)) for run in runs]
         receives = [(source, self._cut.placed(run, source).of(messages)) for run in runs]

@@ -85,9 +85,7 @@ class Rows:
         """Write the combination of one run to ``outs``, but for the layers ``redone``."""
         section = self._runs[index].section
         spans = [span for span in self._inside[index] if span.layer not in redone]
-        self._passes.combine(
-            self.rows[section], spans, self.weights / self._scales, outs[section]
-        )
+        self._passes.combine(self.rows[section], spans, self.weights / self._scales, outs[section])
 
     def _total(self, products: Tensor) -> Tensor:
         return self._cut.peers.total(products, over_group=self._split)
