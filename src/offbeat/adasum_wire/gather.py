@@ -25,7 +25,7 @@ class Gather(Wire):
         self._peers, self._narrow = cut.peers, narrow
         self._pieces = cut.whole() if cut.peers.group is not None else []
         messages = slices if narrow is None else narrow.messages
-        self._rows = Rows(cut, self._pieces, messages, split=False)
+        self._rows = Rows(cut, self._pieces, self._pieces, messages, split=False)
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Narrow]]:
@@ -51,5 +51,5 @@ class Gather(Wire):
         if self._narrow is not None and outs:
             self._narrow.keep_errors(slices)
         redone = self._rows.redo(outs)
-        for index, out in enumerate(outs):
-            self._rows.combine(index, out, redone)
+        for index in range(len(outs)):
+            self._rows.combine(index, outs, redone)

@@ -53,11 +53,9 @@ class Narrow:
 
     def keep_errors(self, slices: Sequence[Tensor]) -> None:
         """Remember what the last :meth:`cast` of ``slices`` has lost."""
+        widen(self.messages, self._spans, self._factors(), self.errors)
         for part, error in zip(slices, self.errors, strict=True):
-            error.copy_(part)
-        widen(self.messages, self._spans, self._factors(), slices)
-        for part, error in zip(slices, self.errors, strict=True):
-            error.sub_(part)
+            torch.sub(part, error, out=error)
 
     def forget(self) -> None:
         """Nothing was lost."""

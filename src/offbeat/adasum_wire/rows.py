@@ -8,7 +8,7 @@ from torch import Tensor
 from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.wire import Verdict
 from offbeat.collectives import all_gather
-from offbeat.functional import coefficients, combine, gram, orthogonality, tree
+from offbeat.functional import clip, coefficients, orthogonality, row_passes, tree
 
 
 class Rows:
@@ -19,13 +19,20 @@ class Rows:
     """
 
     def __init__(
-        self, cut: Cut, pieces: Sequence[Piece], like: Sequence[Tensor], split: bool
+        self,
+        cut: Cut,
+        pieces: Sequence[Piece],
+        runs: Sequence[Piece],
+        like: Sequence[Tensor],
+        split: bool,
     ) -> None:
-        """Allocate the rows of ``pieces`` in the dtypes of the slices ``like``."""
-        self._cut, self._split = cut, split
+        """Allocate the rows of ``pieces``, one of each section, in the dtypes of ``like``."""
+        self._cut, self._split, self._runs = cut, split, runs
         size, layers = cut.peers.size, cut.layers
+        self._passes = row_passes(like[0].device)
         self.spans = [cut.spans(piece) for piece in pieces]
         self.rows = [like[p.section].new_empty(size, p.stop - p.start) for p in pieces]
+        self._inside = [clip(self.spans[run.section], run.start, run.stop) for run in runs]
         self._products = torch.zeros(layers, size, size, dtype=torch.float64, device=like[0].device)
         self.weights = self._cancelled = self._scales = torch.empty(0)
 
@@ -34,8 +41,8 @@ class Rows:
         self._products.zero_()
 
     def add(self, index: int) -> None:
-        """The rows of one more piece are complete."""
-        gram(self.rows[index], self.spans[index], self._products)
+        """The rows of one more run are complete."""
+        self._passes.gram(self.rows[self._runs[index].section], self._inside[index], self._products)
 
     def judge(self, scales: Tensor | None) -> Verdict:
         """Learn from all ranks' inner products; ``scales`` are those of this rank's row."""
@@ -74,10 +81,11 @@ class Rows:
                 out.copy_(run)
         return set(layers)
 
-    def combine(self, index: int, out: Tensor, redone: set[int]) -> None:
-        """Write the combination of one piece to ``out``, but for the layers ``redone``."""
-        spans = [span for span in self.spans[index] if span.layer not in redone]
-        combine(self.rows[index], spans, self.weights / self._scales, out)
+    def combine(self, index: int, outs: Sequence[Tensor], redone: set[int]) -> None:
+        """Write the combination of one run to ``outs``, but for the layers ``redone``."""
+        section = self._runs[index].section
+        spans = [span for span in self._inside[index] if span.layer not in redone]
+        self._passes.combine(self.rows[section], spans, self.weights / self._scales, outs[section])
 
     def _total(self, products: Tensor) -> Tensor:
         return self._cut.peers.total(products, over_group=self._split)

@@ -2,12 +2,14 @@
 
 from offbeat.functional.adam import adam_step_size, masked_adam, touched
 from offbeat.functional.adasum import (
+    RowPasses,
     adasum,
     coefficients,
     combine,
     gram,
     orthogonality,
     pair_coefficients,
+    row_passes,
     tree,
 )
 from offbeat.functional.cost import (
@@ -23,6 +25,7 @@ from offbeat.functional.packing import (
     Span,
     balance,
     blocks,
+    clip,
     memory,
     pack,
     partition,
@@ -53,6 +56,7 @@ from offbeat.functional.stale_average import merge, narrow
 __all__ = [
     "Layout",
     "Passes",
+    "RowPasses",
     "Span",
     "Wire",
     "absorb",
@@ -62,6 +66,7 @@ __all__ = [
     "balance",
     "block_selection",
     "blocks",
+    "clip",
     "coefficients",
     "combine",
     "delta",
@@ -81,6 +86,7 @@ __all__ = [
     "pair_coefficients",
     "partition",
     "passes",
+    "row_passes",
     "sampled_top_k",
     "selection",
     "share_out",

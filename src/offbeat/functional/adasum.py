@@ -1,6 +1,8 @@
 """The Adasum operator: of two vectors, and of many through their inner products."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,6 +91,29 @@ def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
         for start in range(span.start, span.stop, BLOCK):
             wide = rows[:, start : min(start + BLOCK, span.stop)].double()
             out[span.layer].addmm_(wide, wide.T)
+
+
+class RowPasses(NamedTuple):
+    """The two passes over the vectors of all ranks."""
+
+    gram: Callable[[Tensor, Sequence[Span], Tensor], None]
+    combine: Callable[[Tensor, Sequence[Span], Tensor, Tensor], None]
+
+
+def row_passes(device: torch.device) -> RowPasses:
+    """The quickest way to make :func:`gram` and :func:`combine` on ``device``.
+
+    On a CPU those of :mod:`offbeat.functional.fused_adasum`, where numba is installed. All do the
+    same but for the order of sums in float64.
+
+    >>> row_passes(torch.device("cuda")).gram.__name__
+    'gram'
+    """
+    if device.type == "cpu" and find_spec("numba") is not None:
+        from offbeat.functional import fused_adasum  # here: to import numba takes a second
+
+        return RowPasses(fused_adasum.gram, fused_adasum.combine)
+    return RowPasses(gram, combine)
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:

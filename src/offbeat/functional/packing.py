@@ -127,6 +127,16 @@ class Layout:
         return self.numels[self.dtypes.index(dtype)] if dtype in self.dtypes else 0
 
 
+def clip(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
+    """The parts of ``spans`` inside ``start`` to ``stop``, counted as before.
+
+    >>> clip([Span(0, 0, 6), Span(1, 6, 8)], 4, 7)
+    [Span(layer=0, start=4, stop=6), Span(layer=1, start=6, stop=7)]
+    """
+    cut = (Span(s.layer, max(s.start, start), min(s.stop, stop)) for s in spans)
+    return [span for span in cut if span.start < span.stop]
+
+
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
     """Copy ``tensors`` over ``into``, pair by pair: one pass over memory, casting on the way.
 

@@ -1,0 +1,53 @@
+"""Adasum's passes over rows in machine code do what torch's do."""
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.functional import Span, combine, fused_adasum, gram, row_passes
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(deadline=None)  # the first one compiles
+@given(
+    size=st.integers(1, 9),
+    lengths=st.lists(st.integers(1, 600), max_size=4),
+    seed=st.integers(0, 2**16),
+)
+def test_both_ways_agree(dtype: torch.dtype, size: int, lengths: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    ends = [3 + sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    spans = [Span(i, *ends[i : i + 2]) for i in reversed(range(len(lengths)))]
+    rows = torch.randn(size, ends[-1] + 2).to(dtype)
+    weights = torch.randn(len(lengths), size, dtype=torch.float64)
+    out = torch.float64 if dtype == torch.float64 else torch.float32
+    found, expected = (torch.ones(len(lengths), size, size, dtype=torch.float64) for _ in "ab")
+    combined, reference = (torch.full((ends[-1] + 2,), 7.0, dtype=out) for _ in "ab")
+    fused_adasum.gram(rows, spans, found)
+    gram(rows, spans, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
+    assert torch.equal(found, found.mT)
+    fused_adasum.combine(rows, spans, weights, combined)
+    combine(rows, spans, weights, reference)
+    torch.testing.assert_close(combined, reference)
+    assert combined[:3].tolist() == [7.0] * 3, "what no span covers stays"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays(dtype: torch.dtype) -> None:
+    rows = torch.ones(3, 5, dtype=dtype)
+    rows[1, 2], rows[2, 4] = torch.nan, torch.inf
+    out = torch.zeros(1, 3, 3, dtype=torch.float64)
+    fused_adasum.gram(rows, [Span(0, 0, 5)], out)
+    assert out[0].diagonal().isfinite().tolist() == [True, False, False]
+
+
+def test_without_numba_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("offbeat.functional.adasum")
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    assert row_passes(torch.device("cpu")).gram is gram
