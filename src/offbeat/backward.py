@@ -146,7 +146,7 @@ class BackwardWatch:
 def is_watched(parameter: Tensor) -> bool:
     """Whether a replica has its hook on this parameter."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    owners = [getattr(getattr(h, "func", None), "__self__", None) for h in hooks.values()]
+    owners = [getattr(getattr(h, "func", h), "__self__", None) for h in hooks.values()]
     return any(isinstance(owner, BackwardWatch) for owner in owners)
 
 
