@@ -8,7 +8,16 @@ from torch import Tensor
 from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.wire import Verdict
 from offbeat.collectives import all_gather
-from offbeat.functional import clip, coefficients, orthogonality, row_passes, tree
+from offbeat.functional import (
+    RowPasses,
+    clip,
+    coefficients,
+    combine,
+    gram,
+    orthogonality,
+    row_passes,
+    tree,
+)
 
 
 class Rows:
@@ -29,7 +38,8 @@ class Rows:
         """Allocate the rows of ``pieces``, one of each section, in the dtypes of ``like``."""
         self._cut, self._split, self._runs = cut, split, runs
         size, layers = cut.peers.size, cut.layers
-        self._passes = row_passes(like[0].device)
+        # Where all combine all, they must do it alike, and numba may be on some ranks only.
+        self._passes = row_passes(like[0].device) if split else RowPasses(gram, combine)
         self.spans = [cut.spans(piece) for piece in pieces]
         self.rows = [like[p.section].new_empty(size, p.stop - p.start) for p in pieces]
         self._inside = [clip(self.spans[run.section], run.start, run.stop) for run in runs]
