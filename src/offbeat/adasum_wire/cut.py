@@ -33,8 +33,7 @@ class Cut:
     """Slice ``index`` of all layers that ``layout`` places, exchanged between ``peers``.
 
     The length of a slice is a multiple of the number of peers, and each combines an equal share
-    of every section. Slices beyond the layout's, on
-    ranks that only receive, hold no layers.
+    of every section. Slices beyond the layout's, on ranks that only receive, hold no layers.
     """
 
     layout: Layout

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+Array = Any  # numba specializes on the dtypes at the first call
+
 
 def not_installed(missing: ImportError) -> ImportError:
     """What to say where a package of the extra is missing."""
@@ -51,3 +55,13 @@ def inlined(function: Callable[..., Any]) -> Any:
     An array is passed as seven numbers: for a few of them that takes as long as updating a row.
     """
     return njit(forceinline=True, **_OPTIONS)(function)
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The same memory for a kernel. Numpy knows no bfloat16: its bits, then.
+
+    >>> array_of(torch.ones(1, dtype=torch.bfloat16))
+    array([16256], dtype=uint16)
+    """
+    bits = tensor.dtype == torch.bfloat16
+    return tensor.view(torch.uint16).numpy() if bits else tensor.numpy()

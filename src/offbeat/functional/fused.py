@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import push_sum
-from offbeat.functional.compiled import in_order, inlined
+from offbeat.functional.compiled import Array, array_of, in_order, inlined
 from offbeat.functional.push_sum import Messages
 
-Array = Any  # numba specializes on the dtypes at the first call
 _HALF, _ONE, _NAN = np.uint32(16), np.uint32(1), np.uint32(0x7FC0)
 
 
@@ -32,7 +31,7 @@ def share_out(z: Tensor, anchor: Tensor | None, weight: float, messages: Message
     number = z.numpy().dtype.type  # else numba would compute in float64
     run = _share_out_16 if out.dtype == torch.bfloat16 else _share_out
     factors = map(number, (weight - 1, share, receivers))
-    run(z.numpy(), anchor.numpy(), _array(out), *factors)
+    run(z.numpy(), anchor.numpy(), array_of(out), *factors)
 
 
 def take_in(
@@ -51,7 +50,7 @@ def take_in(
         return push_sum.take_in(z, anchor, weight, sent, arrived)
     run = _take_in_16 if arrived[0].dtype == torch.bfloat16 else _take_in
     number = z.numpy().dtype.type
-    run(z.numpy(), anchor.numpy(), _array(arrived[0]), number(1.0 / weight))
+    run(z.numpy(), anchor.numpy(), array_of(arrived[0]), number(1.0 / weight))
 
 
 def turn(
@@ -80,19 +79,13 @@ def turn(
     number = z.numpy().dtype.type
     run = _turn_16 if out.dtype == torch.bfloat16 else _turn
     factors = map(number, (before - 1, share, receivers, 1.0 / after))
-    run(z.numpy(), anchor.numpy(), _array(out), _array(arrived[0]), *factors)
+    run(z.numpy(), anchor.numpy(), array_of(out), array_of(arrived[0]), *factors)
 
 
 def _fit(z: Tensor, anchor: Tensor, message: Tensor) -> bool:
     same = z.dtype == anchor.dtype and z.dtype in (torch.float32, torch.float64)
     cast = z.dtype == torch.float32 and message.dtype == torch.bfloat16
     return same and (cast or message.dtype == z.dtype)
-
-
-def _array(message: Tensor) -> Array:
-    """Numpy knows no bfloat16: its bits, then."""
-    bits = message.dtype == torch.bfloat16
-    return message.view(torch.uint16).numpy() if bits else message.numpy()
 
 
 @inlined

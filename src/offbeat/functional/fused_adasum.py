@@ -9,10 +9,9 @@ from torch import Tensor
 
 from offbeat.functional.adasum import combine as torch_combine
 from offbeat.functional.adasum import gram as torch_gram
-from offbeat.functional.compiled import compiled, inlined
+from offbeat.functional.compiled import Array, array_of, compiled, inlined
 from offbeat.functional.packing import Span
 
-Array = Any  # numba specializes on the dtypes at the first call
 BLOCK = 256  # elements of a row in float64 at a time: those of eight rows fit half a core's cache
 _HALF = np.uint32(16)
 
@@ -32,7 +31,7 @@ def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
         return torch_gram(rows, spans, out)
     block = np.empty((len(rows), BLOCK))
     run = _gram_16 if rows.dtype == torch.bfloat16 else _gram
-    run(_array(rows), _table(spans), out.numpy(), block)
+    run(array_of(rows), _table(spans), out.numpy(), block)
 
 
 def combine(rows: Tensor, spans: Sequence[Span], weights: Tensor, out: Tensor) -> None:
@@ -46,18 +45,12 @@ def combine(rows: Tensor, spans: Sequence[Span], weights: Tensor, out: Tensor) -
     if not _fit(rows) or out.dtype not in (torch.float32, torch.float64):
         return torch_combine(rows, spans, weights, out)
     run = _combine_16 if rows.dtype == torch.bfloat16 else _combine
-    run(_array(rows), _table(spans), weights.double().numpy(), out.numpy(), np.empty(BLOCK))
+    run(array_of(rows), _table(spans), weights.double().numpy(), out.numpy(), np.empty(BLOCK))
 
 
 def _fit(rows: Tensor) -> bool:
     known = rows.dtype in (torch.float32, torch.float64, torch.bfloat16)
     return known and rows.is_contiguous()
-
-
-def _array(rows: Tensor) -> Array:
-    """Numpy knows no bfloat16: its bits, then."""
-    bits = rows.dtype == torch.bfloat16
-    return rows.view(torch.uint16).numpy() if bits else rows.numpy()
 
 
 def _table(spans: Sequence[Span]) -> Array:
@@ -84,8 +77,13 @@ def _gram_16(rows: Array, spans: Array, out: Array, block: Array) -> None:
             count = min(BLOCK, stop - start)
             for i in range(len(rows)):
                 for k in range(count):
-                    block[i, k] = np.uint32(np.uint32(rows[i, start + k]) << _HALF).view(np.float32)
+                    block[i, k] = _widened(rows[i, start + k])
             _add_products(block, count, out[layer])
+
+
+@inlined
+def _widened(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
 
 
 @inlined
@@ -125,7 +123,6 @@ def _combine_16(rows: Array, spans: Array, weights: Array, out: Array, block: Ar
             for i in range(len(rows)):
                 weight = weights[layer, i]
                 for k in range(count):
-                    bits = np.uint32(np.uint32(rows[i, start + k]) << _HALF)
-                    block[k] += weight * bits.view(np.float32)
+                    block[k] += weight * _widened(rows[i, start + k])
             for k in range(count):
                 out[start + k] = block[k]

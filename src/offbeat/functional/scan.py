@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.functional.compiled import compiled
-
-Array = Any  # numba specializes on the dtype at the first call
+from offbeat.functional.compiled import Array, compiled
 
 BLOCK = 32  # entries whose largest stands for all of them
 DIGIT = 11  # bits that one histogram tells apart

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.functional.compiled import compiled, inlined
+from offbeat.functional.compiled import Array, compiled, inlined
 from offbeat.hogwild.prefetch import prefetch
 
-Array = Any  # numba specializes on the dtype at the first call
 LINE = 64  # bytes that memory delivers at a time
 AHEAD = 4  # rows
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio

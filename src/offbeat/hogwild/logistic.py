@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.functional.compiled import compiled, inlined
+from offbeat.functional.compiled import Array, compiled, inlined
 from offbeat.hogwild.prefetch import claim, prefetch
 
-Array = Any  # numba specializes on dtype and layout at the first call
 Place = Any  # unsigned: what could be negative would be tested for it at every access
 ONE = np.uint64(1)
 STRIDE = np.uint64(16)  # indices in a cache line; values may take two, the second follows the first
