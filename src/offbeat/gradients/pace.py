@@ -22,7 +22,8 @@ class Pace:
     """Seconds by layer, collected while a few backwards are watched.
 
     ``compute`` is backward's own time until a layer's gradient was ready, ``select`` what we then
-    did with it, ``forward`` the time outside of backward. On CUDA the streams are waited for at
+    did with it, and its part by size of what was done with its message, ``forward`` the time
+    outside of backward. On CUDA the streams are waited for at
     each reading, so that the host's clock tells the truth; in watched backwards only.
     """
 
@@ -42,10 +43,18 @@ class Pace:
         elif self.ended is not None:
             self.forward.append(self.entered - self.ended)
 
-    def leave(self, name: str) -> None:
-        """Backward goes on."""
+    def added(self, name: str) -> None:
+        """The gradient of ``name`` is part of its message."""
         self.left = self._now()
         self.select[name].append(self.left - self.entered)
+
+    def launched(self, sizes: Mapping[str, int]) -> None:
+        """A message with layers of these sizes was filled and sent."""
+        before, self.left = self.left, self._now()
+        assert before is not None, "what leaves was added"
+        share = (self.left - before) / max(1, sum(sizes.values()))
+        for name, size in sizes.items():
+            self.select[name][-1] += share * size
 
     def finish(self) -> None:
         """Backward is over."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +15,13 @@ from offbeat.gradients.bucket import like, put, require_plain
 from offbeat.gradients.message import Message, Scales
 from offbeat.groups import Group
 
-LARGE = 2**15  # entries; chosen at once, while the cache has them
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
 
 
-@dataclass(eq=False)
-class Block:
-    """Parameters from which ``k`` entries are chosen together: a layer, or the whole model."""
+class Block(NamedTuple):
+    """Where ``k`` entries are chosen in the flat tensors: from a layer, or the whole model."""
 
-    names: tuple[str, ...]
-    start: int  # in the message's flat tensors
+    start: int
     end: int
     k: int
 
@@ -76,12 +74,9 @@ class SparseMessage(Message):
         self.residual = self.old.views
         self.velocity = self.speeds[0].views if self.speeds else {}
         self.blocks = _lay_out(site, blocks)
-        self.home = {name: block for block in self.blocks for name in block.names}
         self.place = {name: index for index, name in enumerate(self.names)}
         sizes = torch.tensor([site.parameters[name].numel() for name in self.names])
         self.ends = sizes.cumsum(0).to(self.new.whole.device)
-        self.full: list[Block] = []  # all of whose gradients are there
-        self.chosen: list[Tensor] = []  # places in the flat tensors
         self.rows = _rows(self)
         self.handle: Handle | None = None
         self.mine_has = [False] * len(self.names)  # written in one go: an element costs as much
@@ -102,7 +97,7 @@ class SparseMessage(Message):
             self.velocity[name].copy_(velocity)
 
     def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
-        """Add the gradient to the residual; choose what is sent of a large block."""
+        """Add the gradient to the residual."""
         grad, scale = self.site.parameters[name].grad, scales[name]
         into, residual = self.new.views[name], self.old.views[name]
         if grad is not None:
@@ -120,17 +115,12 @@ class SparseMessage(Message):
         else:
             torch.add(residual, grad, alpha=scale.enter, out=into)
         self.missing.discard(name)
-        block = self.home[name]
-        if self.missing.isdisjoint(block.names):
-            self.full.append(block)
-            if block.end - block.start >= LARGE:
-                self._choose()
 
     def launch(self, scales: Scales) -> None:
-        """Send what was chosen; what is not finite was, so a look at that is enough."""
-        # All layers at once: for most of them an operation costs more than its arithmetic.
-        self._choose()
-        indices, mine = torch.cat(self.chosen), self._mine
+        """Choose, and send; what is not finite is chosen, so a look at that is enough."""
+        # All blocks at once, not each when it is full and still in the cache: between two layers'
+        # products neither the code is in the cache nor is its next branch foreseen.
+        indices, mine = self.select(self.new.whole, self.blocks), self._mine
         factor = self._factor(indices, scales)
         values = _remove(self.new.whole, indices, factor)
         if self.speeds:  # a sent entry starts anew: its momentum was about older gradients
@@ -139,7 +129,7 @@ class SparseMessage(Message):
         mine.indices.copy_(indices)
         mine.flags[:-1] = torch.tensor(self.mine_has, dtype=torch.int32)
         mine.flags[-1:] = mine.values.isfinite().all().logical_not_()
-        self.handle, self.chosen = all_gather(self.rows.whole, mine.words, self.group), []
+        self.handle = all_gather(self.rows.whole, mine.words, self.group)
 
     def wait(self) -> bool:
         """Until all rows are there."""
@@ -190,13 +180,6 @@ class SparseMessage(Message):
 
     def _nobody(self) -> list[str]:
         return [name for name, had in self.had.items() if not had]
-
-    def _choose(self) -> None:
-        """What is sent of the full blocks; small ones wait for company, as a call costs more."""
-        if self.full:
-            blocks = [(block.start, block.end, block.k) for block in self.full]
-            self.chosen.append(self.select(self.new.whole, blocks))
-            self.full = []
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
         """From the residual's units to the gradient's: one factor, or one for each entry."""
@@ -272,7 +255,7 @@ def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[Bl
     laid, start = [], 0
     for names, k in blocks:
         end = start + sum(site.parameters[name].numel() for name in names)
-        laid.append(Block(tuple(names), start, end, k))
+        laid.append(Block(start, end, k))
         start = end
     if start > _LIMIT:
         raise ValueError(

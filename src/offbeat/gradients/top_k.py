@@ -127,7 +127,7 @@ class TopK(GradientExchange[TopKState]):
         return state
 
     def ready(self, state: TopKState, name: str) -> None:
-        """Choose what to send of this parameter; launch the messages that are full, in order."""
+        """Add this parameter's gradient to its message; launch those that are full, in order."""
         if not state.seen:
             state.scales = state.units.read()
         if state.pace is not None:
@@ -136,10 +136,15 @@ class TopK(GradientExchange[TopKState]):
         require_first(state.group, name, message.missing)
         state.seen.append(name)
         message.add(name, state.scales, accumulated=True)
-        while not self.complete(state) and not state.messages[state.launched].missing:
-            _launch(state)
         if state.pace is not None:
-            state.pace.leave(name)
+            state.pace.added(name)
+        while not self.complete(state) and not state.messages[state.launched].missing:
+            sent = state.messages[state.launched]
+            _launch(state)
+            if state.pace is not None:
+                parameters = state.site.parameters
+                members = [name for name, home in state.home.items() if home is sent]
+                state.pace.launched({name: parameters[name].numel() for name in members})
 
     def complete(self, state: TopKState) -> bool:
         """Whether every message is on its way."""
