@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import matplotlib.pyplot as plt
 from _sparse import Method, Problem, Training
 
-TURNS, STRETCH = 15, 3  # runs of each method to find its pace, and passes of a run
+TURNS, STRETCH = 31, 3  # runs of each method to find its pace, and passes of a run
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,24 @@ def watch(training: Training, problem: Problem, passes: int) -> Curve:
 
 
 def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> list[Curve]:
-    """The curves with their paces: methods in turns, the fastest of many short runs.
+    """The curves with their paces, by short runs of all methods in turns.
 
-    Short runs between other processes' turns say what the method takes, not what the machine had
-    left for it.
+    The first method's is that of its fastest run: what it takes, not what the machine had left for
+    it. The others' are so many times the first's as in the median of turns. Fastest runs of each
+    would be of different moments, between which the machine may have changed.
     """
     runs = [method(problem, curve.alpha) for method, curve in zip(methods, curves, strict=True)]
-    best = [float("inf")] * len(runs)
-    for _ in range(TURNS):
-        for k, run in enumerate(runs):
-            start = time.perf_counter()
-            run.go(STRETCH)
-            best[k] = min(best[k], (time.perf_counter() - start) / STRETCH)
-    return [replace(curve, pace=pace) for curve, pace in zip(curves, best, strict=True)]
+    turns = [[seconds(run) for run in runs] for _ in range(TURNS)]
+    fastest = min(turn[0] for turn in turns)
+    paces = [fastest * median(turn[k] / turn[0] for turn in turns) for k in range(len(runs))]
+    return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
+
+
+def seconds(run: Training) -> float:
+    """What a pass took."""
+    start = time.perf_counter()
+    run.go(STRETCH)
+    return (time.perf_counter() - start) / STRETCH
 
 
 def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) -> Curve:

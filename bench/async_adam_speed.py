@@ -2,13 +2,15 @@
 
 The paper's problem by threads, moments and dtype, and two copies that share nothing, which is what
 two cores can give at most; an embedding of 1,000,000 x 64 with 1,000 rows touched, beside
-torch.optim.SparseAdam. All in turns, the fastest of many short runs.
+torch.optim.SparseAdam. A turn is a short run of every case. Paces are the fastest of all turns;
+ratios are medians over turns, each of two runs of one turn, since the machine may change between.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from statistics import median
 from typing import Annotated
 
 import torch
@@ -28,8 +30,8 @@ app = typer.Typer(pretty_exceptions_enable=False)
 Case = tuple[int, str, str]
 
 
-def paces(problem: Problem, turns: int) -> dict[Case, float]:
-    """Updates per second of each case, the best of many runs of three passes."""
+def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
+    """Updates per second of each case in every turn; a run is three passes."""
     runs: dict[Case, list[Callable[[int], object]]] = {
         (threads, moments, kind): [
             adam(moments, threads)(replace(problem, x=problem.x.astype(kind)), 0.01).go
@@ -38,20 +40,24 @@ def paces(problem: Problem, turns: int) -> dict[Case, float]:
     }
     runs[COPIES] = [adam()(problem, 0.01).go for _ in range(2)]
     updates = 3 * (problem.x.shape[0] // BATCH)
-    best = dict.fromkeys(runs, 0.0)
+    pace: dict[Case, list[float]] = {case: [] for case in runs}
     with ThreadPoolExecutor(2) as pool:
         for _ in range(turns):
             for case, copies in runs.items():
                 start = time.perf_counter()
                 for _ in pool.map(lambda go: go(3), copies):
                     pass
-                pace = updates * len(copies) / (time.perf_counter() - start)
-                best[case] = max(best[case], pace)
-    return best
+                pace[case].append(updates * len(copies) / (time.perf_counter() - start))
+    return pace
 
 
-def sparse_steps(turns: int) -> dict[str, float]:
-    """Optimizer steps per second on a large embedding; the gradient has rows that repeat."""
+def ratio(paces: list[float], others: list[float]) -> float:
+    """How many times as fast as the others of the same turn, the median over turns."""
+    return median(pace / other for pace, other in zip(paces, others, strict=True))
+
+
+def sparse_steps(turns: int) -> dict[str, list[float]]:
+    """Optimizer steps per second on a large embedding by turn; rows of the gradient repeat."""
     rows = torch.randint(1_000_000, (1, 1000), generator=torch.Generator().manual_seed(0))
     values = torch.randn(1000, 64)
     gradient = torch.sparse_coo_tensor(rows, values, (1_000_000, 64), check_invariants=False)
@@ -60,14 +66,14 @@ def sparse_steps(turns: int) -> dict[str, float]:
         weight = torch.nn.Parameter(torch.zeros(1_000_000, 64))
         optimizers[build.__name__] = build([weight])
         weight.grad = gradient
-    best = dict.fromkeys(optimizers, 0.0)
+    pace: dict[str, list[float]] = {name: [] for name in optimizers}
     for _ in range(turns):
         for name, optimizer in optimizers.items():
             start = time.perf_counter()
             for _ in range(5):
                 optimizer.step()
-            best[name] = max(best[name], 5 / (time.perf_counter() - start))
-    return best
+            pace[name].append(5 / (time.perf_counter() - start))
+    return pace
 
 
 @app.command(epilog=EPILOG)
@@ -77,22 +83,23 @@ def main(
     """Measure everything in turns."""
     turns = 300 if full else 60
     pace, steps = paces(generate(), turns), sparse_steps(turns // 4)
-    one, ceiling = pace[CASES[0]], pace[COPIES] / pace[CASES[0]]
-    gain, ratio = pace[CASES[1]] / one, steps["AsyncAdam"] / steps["SparseAdam"]
+    one, two, copies = pace[CASES[0]], pace[CASES[1]], pace[COPIES]
+    gain, ceiling, share = ratio(two, one), ratio(copies, one), ratio(two, copies)
+    sparse = ratio(steps["AsyncAdam"], steps["SparseAdam"])
     claims = [
-        Claim("1 thread, updates/s", "200,000", f"{one:,.0f}", one >= 200e3),
+        Claim("1 thread, updates/s", "200,000", f"{max(one):,.0f}", max(one) >= 200e3),
         Claim("2 threads, x 1 thread", "1.85", f"{gain:.2f}", gain >= 1.85),
-        Claim("2 threads, of what two copies that share nothing reach", f"{ceiling:.2f} x 1 thread",
-              f"{gain / ceiling:.0%}", gain >= 0.95 * ceiling),
-        Claim("steps/s on 1 M x 64, 1,000 rows touched, x SparseAdam", "5", f"{ratio:.1f}",
-              ratio >= 5),
+        Claim("2 threads, of what two copies that share nothing reach",
+              f"{ceiling:.2f} x 1 thread", f"{share:.0%}", share >= 0.95),
+        Claim("steps/s on 1 M x 64, 1,000 rows touched, x SparseAdam", "5", f"{sparse:.1f}",
+              sparse >= 5),
     ]  # fmt: skip
     rows = [
-        (str(case[0]), *case[1:], f"{p:,.0f}", f"{p / pace[1, 'shared', case[2]]:.2f}",
-         f"{p / ORIGINAL[case[0]]:.1f}") for case, p in pace.items()
+        (str(case[0]), *case[1:], f"{max(p):,.0f}", f"{ratio(p, pace[1, 'shared', case[2]]):.2f}",
+         f"{max(p) / ORIGINAL[case[0]]:.1f}") for case, p in pace.items()
     ]  # fmt: skip
     report("async_adam_speed", "The paper's problem", HEADINGS, rows, claims,
-           steps_per_second=steps)  # fmt: skip
+           steps_per_second={name: max(found) for name, found in steps.items()})  # fmt: skip
 
 
 if __name__ == "__main__":

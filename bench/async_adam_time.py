@@ -1,7 +1,7 @@
 """Time to a loss: asynchronous Adam with one and two threads, and scikit-learn's SGDClassifier.
 
-The paper's problem. Everyone at the step size of a grid that gets there in the fewest passes, and
-at the fastest pace of many short runs in turns.
+The paper's problem. Everyone at the step size of a grid that gets there in the fewest passes. The
+first's pace is that of its fastest run, the others' are in proportion, by medians over turns.
 """
 
 from collections.abc import Sequence

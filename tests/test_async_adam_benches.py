@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,31 @@ def test_a_loss_is_reached_between_two_looks(curves: ModuleType) -> None:
     assert reached == pytest.approx([1.0, 1.5, 2.0, float("inf")])
     assert curve.seconds_to(0.375) == pytest.approx(3.0)
     assert curve.seconds == [0.0, 2.0, 4.0]
+
+
+def test_methods_are_compared_within_a_turn(
+    curves: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is twice and three times as slow in some turns, and at a time only for one."""
+    clock, slower = [0.0], iter([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0])
+
+    def method(takes: float) -> Any:
+        def go(count: int) -> None:
+            clock[0] += count * takes * next(slower)
+
+        return lambda problem, alpha: SimpleNamespace(go=go)
+
+    monkeypatch.setattr(curves, "TURNS", 5)
+    monkeypatch.setattr(curves, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    plain = curves.Curve("some", 0.1, [], [])
+    one, two = curves.timed([plain, plain], [method(0.5), method(2.0)], None)
+    assert (one.pace, two.pace) == (0.5, 2.0)
+
+
+def test_ratios_are_medians_over_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    speed = importlib.import_module("async_adam_speed")
+    assert speed.ratio([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == 2.0
 
 
 def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(

@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from offbeat.hogwild import AsyncAdamClassifier
+from offbeat.hogwild.descent import Descent
 from reference.async_adam import async_adam
 
 Array = NDArray[Any]
@@ -161,3 +162,14 @@ def test_a_loss_that_overflows_is_an_error_with_the_fix() -> None:
     x, y = problem()
     with pytest.raises(ValueError, match="scale the features"):
         AsyncAdamClassifier(learning_rate=1e300, max_iter=20).fit(x, y)
+
+
+def test_any_row_may_be_dealt_first() -> None:
+    """The random numbers that deal must not begin alike whatever their seed is."""
+    first = set()
+    for seed in range(64):
+        random = np.random.RandomState(seed)
+        rows = Descent(1, 1, np.dtype(np.float32), 2, private=False, random=random)._deal(8, 4)
+        assert sorted(rows.ravel()) == list(range(8))
+        first.add(int(rows[0, 0]))
+    assert first == set(range(8))
