@@ -58,8 +58,8 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
         algorithm = choose(method, Cut(layout, Peers(group.size, group)), flat, wire)  # type: ignore[arg-type]
 
         def combine(algorithm: Any = algorithm) -> None:
-            assert algorithm.compare(flat).is_finite()
-            algorithm.combine(flat)
+            assert algorithm.compare().is_finite()
+            algorithm.combine()
 
         timed[f"{method} {wire}" if wire else method] = combine
 

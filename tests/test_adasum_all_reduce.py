@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.collectives import all_reduce_directly
+from offbeat.collectives import DirectSum
 from offbeat.groups import Group, Groups, Links
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
@@ -100,7 +100,7 @@ def test_small_sums_are_equal_on_all_ranks_bit_for_bit() -> None:
 
     def work(group: Group) -> tuple[torch.Tensor, int]:
         tensor = rows[group.rank].clone()
-        all_reduce_directly(tensor, group).wait()
+        DirectSum(tensor, group).start().wait()
         return tensor, group.meter.bytes_sent["world"]
 
     found = world(5, work)

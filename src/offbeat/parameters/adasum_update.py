@@ -118,12 +118,12 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             return
         if not due(step, self.every):
             return
-        slices = _update(state)
-        verdict = state.wire.compare(slices)
+        _update(state)
+        verdict = state.wire.compare()
         anchors = state.layout.views(state.anchor)
         if verdict.is_finite():
             state.orthogonality = verdict.orthogonality
-            state.wire.combine(slices)
+            state.wire.combine()
             state.site.gather(state.flat)
             for anchor, combined in zip(state.anchor, state.flat, strict=True):
                 anchor.add_(combined)
@@ -147,10 +147,10 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
                 for piece, error in zip(pieces, narrow.errors, strict=True):
                     piece.of(slices).add_(error)
             wire = choose(self.method, state.cut, slices, None)
-        verdict = wire.compare(slices)
+        verdict = wire.compare()
         if not verdict.is_finite():
             raise _fault(state, verdict)
-        wire.combine(slices)
+        wire.combine()
         state.site.gather(state.flat)
         for flat, anchor in zip(state.flat, state.anchor, strict=True):
             flat.add_(anchor)
