@@ -36,6 +36,7 @@ def expected(size: int, index: int, seed: int = 0) -> Any:
     return combine([drawn(r, seed)[index].double().flatten().numpy() for r in range(size)])
 
 
+@pytest.mark.usefixtures("machine_code")
 @pytest.mark.parametrize("method", ["gather", "gram"])
 def test_every_tensor_is_a_layer(method: Any) -> None:
     def work(group: Group) -> list[torch.Tensor]:

@@ -61,14 +61,6 @@ def combined(
     return first.double().numpy()
 
 
-@pytest.fixture(params=["alike", "unlike"])
-def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are the same on all ranks, or that some ranks lack."""
-    if request.param == "unlike":
-        found = iter(["", "numba 1", "numba 2"] * 9)
-        monkeypatch.setattr("offbeat.adasum_wire.rows.machine_code", lambda: next(found))
-
-
 def drawn(ranks: int, count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(ranks, count, generator=torch.Generator().manual_seed(ranks)).to(dtype)
 

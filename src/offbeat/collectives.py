@@ -4,7 +4,8 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
 
 - The exchange of a pair is half-duplex for large messages (12.5 MB each way at 1 Gbit/s: 209 ms
   where 100 are ideal); cut into 1 MiB pieces with tags of their own it takes 110 ms.
-- A send completes only when its receive is posted: all receives are posted first.
+- A send completes only when its receive is posted: all receives are posted first, and where it is
+  known what comes before there is anything to send (:class:`Rounds`).
 - Works and buffers must live until they were waited for: dropping the handle of a send whose
   receiver has long received made the group's next collectives time out.
 - A 16-bit all-reduce errs by 2 to 3 units of 2^-8, because every hop rounds: we cast once, sum in
@@ -170,7 +171,8 @@ class Rounds:
         """Post the receives of all rounds already; :meth:`start` does so at the latest.
 
         A message whose receive waits for it leaves at once. Else both sides tell each other
-        first, which wakes a thread on each.
+        first, which wakes a thread on each: three hops of 64 KiB between 4 ranks take 1.7 ms
+        instead of 4.1.
         """
         if self._nccl is None and not self._expected:
             receive = self._group.process_group.recv

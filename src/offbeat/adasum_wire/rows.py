@@ -1,6 +1,7 @@
 """All peers' vectors of some pieces of a slice, compared and combined."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class Rows:
 
         Every rank takes part in the small sums of each level, whatever it holds of the layer.
         """
-        layers = self._cancelled.nonzero().flatten().tolist()
+        layers = list(compress(range(self._cut.layers), self._cancelled.tolist()))
         for layer in layers:
             places = [
                 (rows[:, s.start : s.stop], out[s.start : s.stop])

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import isfinite
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class Verdict:
 
     def is_finite(self) -> bool:
         """Whether the exchange may go on; on a GPU this waits for it."""
-        return bool(self.energy.isfinite().all())
+        return all(map(isfinite, self.energy.tolist()))
 
 
 class Wire(ABC):
