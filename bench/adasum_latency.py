@@ -21,7 +21,7 @@ from _ranks import on_nodes, run_rank
 
 import offbeat
 from offbeat.adasum_wire import Cut, Peers, choose
-from offbeat.adasum_wire.choose import SMALL
+from offbeat.adasum_wire.choose import is_small
 from offbeat.collectives import all_reduce
 from offbeat.functional import Layout
 from offbeat.groups import Group, Links
@@ -53,13 +53,13 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
 
     timed = {"all-reduce": reduce}
     for method, wire in kinds(group.size):
-        if method == "gather" and numel * 4 > 4 * SMALL:
+        if method == "gather" and not is_small(numel, group.size):
             continue  # only slower from there on
         algorithm = choose(method, Cut(layout, Peers(group.size, group)), flat, wire)  # type: ignore[arg-type]
 
         def combine(algorithm: Any = algorithm) -> None:
-            assert algorithm.compare(flat).is_finite()
-            algorithm.combine(flat)
+            assert algorithm.compare().is_finite()
+            algorithm.combine()
 
         timed[f"{method} {wire}" if wire else method] = combine
 
@@ -102,17 +102,17 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     return cases
 
 
-def ratios(case: dict[str, Any]) -> dict[str, float]:
+def ratios(place: str, case: dict[str, Any]) -> dict[str, float]:
     """Medians as multiples of the all-reduce; "auto" is the one that is chosen."""
     medians = {name: statistics.median(times) for name, times in case["seconds"].items()}
     found = {name: median / medians["all-reduce"] for name, median in medians.items()}
-    is_small = case["kib"] * 1024 <= SMALL
-    return found | {"auto": found["gather" if is_small else "gram"]}
+    nodes = int(place.split()[0])
+    return found | {"auto": found["gather" if is_small(case["kib"] * 1024, nodes) else "gram"]}
 
 
 def claims(place: str, cases: list[dict[str, Any]]) -> list[Claim]:
     """One for each range of sizes, between so many nodes at this rate."""
-    found = [(case["kib"], ratios(case)) for case in cases]
+    found = [(case["kib"], ratios(place, case)) for case in cases]
     made = []
     for what, goal, name, is_large in (
         ("from 1 MiB up, at most", 1.05, "auto", True),
@@ -128,7 +128,7 @@ def claims(place: str, cases: list[dict[str, Any]]) -> list[Claim]:
 
 def row(place: str, case: dict[str, Any]) -> tuple[str, ...]:
     """What the table shows of one size."""
-    found, base = ratios(case), statistics.median(case["seconds"]["all-reduce"]) * 1e3
+    found, base = ratios(place, case), statistics.median(case["seconds"]["all-reduce"]) * 1e3
     columns = [f"{found[name]:.2f}" if name in found else "-" for name in NAMES]
     return (place, f"{case['kib']}", f"{base:.2f} ms", *columns)
 

@@ -21,3 +21,11 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for replica in attached:
         replica.detach()
+
+
+@pytest.fixture(params=["alike", "unlike"])
+def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are the same on all ranks, or that some ranks lack."""
+    if request.param == "unlike":
+        found = iter(["", "numba 1", "numba 2"] * 9)
+        monkeypatch.setattr("offbeat.adasum_wire.rows.machine_code", lambda: next(found))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.collectives import all_reduce_directly
+from offbeat.collectives import DirectSum
 from offbeat.groups import Group, Groups, Links
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
@@ -36,6 +36,7 @@ def expected(size: int, index: int, seed: int = 0) -> Any:
     return combine([drawn(r, seed)[index].double().flatten().numpy() for r in range(size)])
 
 
+@pytest.mark.usefixtures("machine_code")
 @pytest.mark.parametrize("method", ["gather", "gram"])
 def test_every_tensor_is_a_layer(method: Any) -> None:
     def work(group: Group) -> list[torch.Tensor]:
@@ -100,7 +101,7 @@ def test_small_sums_are_equal_on_all_ranks_bit_for_bit() -> None:
 
     def work(group: Group) -> tuple[torch.Tensor, int]:
         tensor = rows[group.rank].clone()
-        all_reduce_directly(tensor, group).wait()
+        DirectSum(tensor, group).start().wait()
         return tensor, group.meter.bytes_sent["world"]
 
     found = world(5, work)

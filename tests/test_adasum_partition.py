@@ -187,8 +187,9 @@ def test_a_node_sends_one_model() -> None:
         return sent
 
     products = 4 * 2 * 2 * 8  # of four layers, one small all-reduce by each owner
+    kernels = 3 * 8  # whether all have the same, once
     for node in np.array(ThreadWorld(nodes=PAIRS).run(worker)).reshape(2, 2).tolist():
-        assert sum(node) == 4 * 1600 * 4 + 2 * products
+        assert sum(node) == 4 * 1600 * 4 + 2 * (products + kernels)
 
 
 @pytest.mark.parametrize("partition", [False, True])

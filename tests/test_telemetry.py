@@ -46,12 +46,13 @@ def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dic
         # A ring all-reduce sends 2 (n-1)/n of the model; one in three steps.
         ("local_sgd(every=3)", 4, 6, 2 * 2 * 3 * MODEL_BYTES // 4),
         # The shares out and the combinations back, and to each of the others a matrix of inner
-        # products for every parameter: sums as small as that take one hop.
+        # products for every parameter: sums as small as that take one hop. The first time three
+        # numbers to each, which tell whether all have the same kernels.
         (
             "adasum(method='gram')",
             4,
             2,
-            2 * (2 * 3 * (-(-9 // 4) * 4 * 8) // 4 + 3 * 2 * 4 * 4 * 8),
+            2 * (2 * 3 * (-(-9 // 4) * 4 * 8) // 4 + 3 * 2 * 4 * 4 * 8) + 3 * 24,
         ),
         # The same for gradients with their two flags, and once the order of readiness.
         ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 2 * 8) // 4) + 2 * 8),

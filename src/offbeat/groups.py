@@ -152,7 +152,8 @@ class Groups:
 class Group:
     """A process group whose waits end, and whose bytes are counted.
 
-    ``ranks`` are the members' ranks in the world, in group order.
+    ``ranks`` are the members' ranks in the world, in group order. ``alike`` is what the members
+    have asked each other, and whether all gave the same answer.
     """
 
     process_group: ProcessGroup
@@ -161,6 +162,7 @@ class Group:
     heartbeat: Heartbeat
     meter: Meter
     closed: bool = False
+    alike: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Remember to let go of the process group before Python ends."""
@@ -178,7 +180,11 @@ class Group:
 
     def backend(self, device: torch.device | str) -> str:
         """The name of the backend that carries tensors on ``device``; "" where there is none."""
-        return backends_of(self.process_group).get(torch.device(torch.device(device).type), "")
+        return self._backends.get(torch.device(device).type, "")
+
+    @cached_property
+    def _backends(self) -> dict[str, str]:
+        return {device.type: name for device, name in backends_of(self.process_group).items()}
 
     @cached_property
     def lane(self) -> Lane:

@@ -66,14 +66,14 @@ def adasum_all_reduce(
 
     def run() -> None:
         with torch.no_grad():
-            verdict = algorithm.compare(flat)
+            verdict = algorithm.compare()
             if not verdict.is_finite():
                 index = int((~verdict.energy.isfinite()).nonzero()[0])
                 raise ValueError(
                     f"tensor {index} is not finite on some rank, or too large to be combined; no "
                     "tensor was changed: skip this step on all ranks"
                 )
-            algorithm.combine(flat)
+            algorithm.combine()
             pack(named.values(), layout.views(flat).values())
 
     if on_lane:

@@ -14,11 +14,18 @@ from offbeat.adasum_wire.wire import Wire
 
 Method = Literal["auto", "gather", "gram", "rvhdd"]
 METHODS: tuple[Method, ...] = ("auto", "gather", "gram", "rvhdd")
-# Bytes of a slice until three rounds, in which fewer travel, are faster than one. Against Gloo's
-# all-reduce at 250 Mbit/s with 2, 4 and 8 nodes: 64 KiB of updates 2.1, 0.8 and 1.0 x by gather,
-# 3.2, 1.3 and 1.6 x by gram; 128 KiB 3.1, 2.4 and 1.9 against 2.2, 2.6 and 1.8; 256 KiB 1.6, 2.8
-# and 3.6 against 1.0, 1.4 and 1.8.
-SMALL = 2**16
+
+
+def is_small(sent: int, size: int) -> bool:
+    """Whether ``sent`` bytes of a slice go faster to all of ``size`` ranks in one round.
+
+    In three fewer of them travel, except between two. As measured, see docs/benchmarks.md.
+    """
+    # Gather and gram against Gloo's all-reduce: 64 KiB between 4 and 8 nodes at 250 Mbit/s 0.9
+    # and 1.0 to 1.1 x, 256 KiB 2.9 and 4.2 against 1.1 x. Between 2 nodes 256 KiB 0.9, 1.5 and
+    # 1.7 against 1.0, 1.9 and 3.4 x at 250 Mbit/s, 1 Gbit/s and without a limit; 1 MiB 1.0, 1.3
+    # and 2.1 against 1.0, 1.2 and 2.9 x.
+    return sent <= (2**19 if size == 2 else 2**16)
 
 
 def choose(
@@ -46,6 +53,6 @@ def choose(
         length * message.dtype.itemsize
         for length, message in zip(cut.lengths, messages, strict=True)
     )
-    if method == "gather" or (method == "auto" and sent <= SMALL):
+    if method == "gather" or (method == "auto" and is_small(sent, size)):
         return Gather(cut, slices, narrow)
     return Gram(cut, slices, narrow)

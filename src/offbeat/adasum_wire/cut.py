@@ -1,12 +1,12 @@
 """The part of every layer that one rank exchanges."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from torch import Tensor
 
 from offbeat.adasum_wire.peers import Peers
-from offbeat.functional import Layout, Span
+from offbeat.functional import Layout, Spans
 
 # Bytes of a share that travel while the ones before are worked on: a quarter of it within these.
 # Without a limit, where every message costs what all cores have to do, 1 MiB between 2 nodes takes
@@ -50,7 +50,7 @@ class Cut:
         """The elements of this slice in each section."""
         return [numel // self.peers.slices for numel in self.layout.numels]
 
-    def spans(self, piece: Piece) -> list[Span]:
+    def spans(self, piece: Piece) -> Spans:
         """Whose elements lie in a piece."""
         first = self.index * self.lengths[piece.section]
         return self.layout.spans(piece.section, first + piece.start, first + piece.stop)
@@ -59,10 +59,10 @@ class Cut:
         """What one peer combines of each section, counted from the start of its share."""
         return [Piece(i, 0, length // self.peers.size) for i, length in enumerate(self.lengths)]
 
-    def runs(self) -> list[Piece]:
-        """:meth:`share` in parts that travel one after the other."""
+    def runs(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Pieces that start at 0 in parts that travel one after the other."""
         found = []
-        for section, _, width in map(astuple, self.share()):
+        for section, _, width in map(astuple, pieces):
             itemsize = self.layout.dtypes[section].itemsize
             size = min(max(width * itemsize // 4, SMALLEST), LARGEST)
             step = max(1, size // itemsize)

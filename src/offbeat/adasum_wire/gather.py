@@ -1,4 +1,4 @@
-"""One all-gather, and the combination on every rank: for what fits a few packets."""
+"""Everybody sends all to all, and combines all: one exchange where others need three."""
 
 from collections.abc import Sequence
 from typing import final
@@ -9,47 +9,58 @@ from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.narrow import Narrow
 from offbeat.adasum_wire.rows import Rows
 from offbeat.adasum_wire.wire import Verdict, Wire
-from offbeat.collectives import all_gather
+from offbeat.collectives import Round, Rounds
 
 
 @final
 class Gather(Wire):
     """Everybody gets every vector and combines all of them.
 
-    Sends P-1 times the slice's bytes in one collective, where others need three. Extra memory:
-    P slices. Passes over memory: two over all P slices.
+    Sends P-1 times the slice's bytes, in one hop: no more than an all-reduce between two. Extra
+    memory: P slices. Passes over memory: two over all P slices.
     """
 
     def __init__(self, cut: Cut, slices: Sequence[Tensor], narrow: Narrow | None = None) -> None:
-        """Allocate the rows."""
-        self._peers, self._narrow = cut.peers, narrow
-        self._pieces = cut.whole() if cut.peers.group is not None else []
-        messages = slices if narrow is None else narrow.messages
-        self._rows = Rows(cut, self._pieces, self._pieces, messages, split=False)
+        """Allocate the rows and prepare the messages."""
+        group, self._peers = cut.peers.group, cut.peers
+        self._slices, self._narrow = slices, narrow
+        self._messages = slices if narrow is None else narrow.messages
+        self._pieces = cut.whole() if group is not None else []
+        self._outs = [piece.of(slices) for piece in self._pieces]
+        self._runs = cut.runs(self._pieces)
+        self._rows = Rows(cut, self._pieces, self._runs, self._messages, split=False)
+        self._rounds = Rounds([self._round(r) for r in self._runs], group) if group else None
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Narrow]]:
         """Vectors are rounded when they leave; what is made of them is not."""
         return [] if self._narrow is None else [(self._pieces, self._narrow)]
 
-    def compare(self, slices: Sequence[Tensor]) -> Verdict:
+    def compare(self) -> Verdict:
         """Gather all vectors."""
         self._rows.begin()
-        narrow, group = self._narrow, self._peers.group
-        if group is not None:
+        narrow = self._narrow
+        if self._rounds is not None:
+            self._rounds.expect()
             if narrow is not None:
-                narrow.cast(slices)
-            messages = slices if narrow is None else narrow.messages
-            for index, (rows, message) in enumerate(zip(self._rows.rows, messages, strict=True)):
-                self._peers.wait(all_gather(rows.view(-1), message, group))
+                narrow.cast(self._slices)
+            self._rows.keep(self._messages)
+            launched = [self._rounds.start() for _ in self._runs]
+            for index, handle in enumerate(launched):
+                self._peers.wait(handle)
                 self._rows.add(index)
         return self._rows.judge(narrow.scales if narrow is not None and narrow.scaled else None)
 
-    def combine(self, slices: Sequence[Tensor]) -> None:
+    def combine(self) -> None:
         """Combine the whole slice here, without another message."""
-        outs = [piece.of(slices) for piece in self._pieces]
-        if self._narrow is not None and outs:
-            self._narrow.keep_errors(slices)
-        redone = self._rows.redo(outs)
-        for index in range(len(outs)):
-            self._rows.combine(index, outs, redone)
+        if self._narrow is not None and self._outs:
+            self._narrow.keep_errors(self._slices)
+        redone = self._rows.redo(self._outs)
+        for index in range(len(self._runs)):
+            self._rows.combine(index, self._outs, redone)
+
+    def _round(self, run: Piece) -> Round:
+        rank, size, rows = self._peers.rank, self._peers.size, self._rows.rows[run.section]
+        others = [(rank + hop) % size for hop in range(1, size)]
+        mine = run.of(self._messages)
+        return [(o, mine) for o in others], [(o, rows[o, run.start : run.stop]) for o in others]

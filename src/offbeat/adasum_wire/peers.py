@@ -1,10 +1,12 @@
 """Who combines with whom, and how their small sums become equal on all of them."""
 
 from dataclasses import dataclass
+from zlib import crc32
 
+import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, all_reduce_directly, broadcast
+from offbeat.collectives import DirectSum, Handle, all_reduce, broadcast
 from offbeat.groups import Group
 
 DIRECT = 2**16  # bytes that a rank sends for a sum in one hop; a ring sends fewer, in more hops
@@ -59,6 +61,33 @@ class Peers:
             self.wait(broadcast(partial, 0, self.inside))
         return partial
 
+    def alike(self, said: str) -> bool:
+        """Whether all ranks say the same; all call, and are asked once for every ``group``."""
+        asked = self.group or self.inside
+        if asked is None:
+            return True
+        # Of a group alone not all those inside its nodes may know.
+        topic = "all" if self.inside is None else "all, inside nodes too"
+        if topic not in asked.alike:
+            mine = float(crc32(said.encode()))
+            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64))
+            # One whose number is the mean of different ones would think that all are equal.
+            differs = torch.tensor([float(known[0] != mine * known[1])], dtype=torch.float64)
+            asked.alike[topic] = not self.total(differs)
+        return asked.alike[topic]
+
+    def direct(self, partial: Tensor) -> DirectSum | None:
+        """How :meth:`total` sums ``partial``, prepared, if that is one hop."""
+        if self.group is None or self.inside is not None or not _is_small(partial, self.group):
+            return None
+        return DirectSum(partial, self.group)
+
     def _add(self, partial: Tensor, group: Group) -> None:
-        is_small = (group.size - 1) * partial.nbytes <= DIRECT
-        self.wait((all_reduce_directly if is_small else all_reduce)(partial, group))
+        if _is_small(partial, group):
+            self.wait(DirectSum(partial, group).start())
+        else:
+            self.wait(all_reduce(partial, group))
+
+
+def _is_small(partial: Tensor, group: Group) -> bool:
+    return (group.size - 1) * partial.nbytes <= DIRECT

@@ -1,6 +1,7 @@
 """All peers' vectors of some pieces of a slice, compared and combined."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -8,16 +9,7 @@ from torch import Tensor
 from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.wire import Verdict
 from offbeat.collectives import all_gather
-from offbeat.functional import (
-    RowPasses,
-    clip,
-    coefficients,
-    combine,
-    gram,
-    orthogonality,
-    row_passes,
-    tree,
-)
+from offbeat.functional import RowPasses, Spans, clip, machine_code, row_passes, tree
 
 
 class Rows:
@@ -38,44 +30,61 @@ class Rows:
         """Allocate the rows of ``pieces``, one of each section, in the dtypes of ``like``."""
         self._cut, self._split, self._runs = cut, split, runs
         size, layers = cut.peers.size, cut.layers
-        # Where all combine all, they must do it alike, and numba may be on some ranks only.
-        self._passes = row_passes(like[0].device) if split else RowPasses(gram, combine)
         self.spans = [cut.spans(piece) for piece in pieces]
         self.rows = [like[p.section].new_empty(size, p.stop - p.start) for p in pieces]
         self._inside = [clip(self.spans[run.section], run.start, run.stop) for run in runs]
         self._products = torch.zeros(layers, size, size, dtype=torch.float64, device=like[0].device)
-        self.weights = self._cancelled = self._scales = torch.empty(0)
+        self._direct = cut.peers.direct(self._products) if split else None
+        self._scales = torch.ones(layers, size, dtype=torch.float64, device=like[0].device)
+        self._weights = self._factors = self._cancelled = torch.empty(0)
+        self._passes = row_passes(compiled=False)
+        self._agreed = False
 
     def begin(self) -> None:
         """Forget the last exchange."""
+        if not self._agreed:
+            self._passes, self._agreed = self._agree(), True
         self._products.zero_()
+
+    def expect(self) -> None:
+        """Post the receives of :meth:`judge` already."""
+        if self._direct is not None:
+            self._direct.expect()
+
+    def keep(self, mine: Sequence[Tensor]) -> None:
+        """This rank's own row of every piece."""
+        for rows, vector in zip(self.rows, mine, strict=True):
+            rows[self._cut.peers.rank].copy_(vector)
 
     def add(self, index: int) -> None:
         """The rows of one more run are complete."""
-        self._passes.gram(self.rows[self._runs[index].section], self._inside[index], self._products)
+        rows = self.rows[self._runs[index].section]
+        self._passes.gram(rows, self._inside[index], self._products)
 
     def judge(self, scales: Tensor | None) -> Verdict:
         """Learn from all ranks' inner products; ``scales`` are those of this rank's row."""
-        peers = self._cut.peers
-        self._scales = self._all_scales(scales)
         products = self._products
-        products.div_(self._scales[:, :, None]).div_(self._scales[:, None, :])
-        peers.total(products, over_group=self._split)
-        weights, cancelled = coefficients(products)
-        self.weights, self._cancelled = weights, cancelled
-        energy = products.diagonal(dim1=1, dim2=2).sum(1)
-        return Verdict(energy, orthogonality(products, weights))
+        if scales is not None:
+            self._scales = self._all_scales(scales)
+            products.div_(self._scales[:, :, None]).div_(self._scales[:, None, :])
+        if self._direct is not None:
+            self._cut.peers.wait(self._direct.start())
+        else:
+            self._total(products)
+        self._weights, self._cancelled, energy, orthogonality = self._passes.judge(products)
+        self._factors = self._weights if scales is None else self._weights / self._scales
+        return Verdict(energy, orthogonality)
 
     def bounds(self) -> Tensor:
         """No combined value is larger, in units of the largest value that is sent; (layers,)."""
-        return (self.weights.abs() / self._scales).sum(1)
+        return (self._weights.abs() / self._scales).sum(1)
 
     def redo(self, outs: Sequence[Tensor]) -> set[int]:
         """Combine by the explicit tree the layers whose coefficients have lost digits.
 
         Every rank takes part in the small sums of each level, whatever it holds of the layer.
         """
-        layers = self._cancelled.nonzero().flatten().tolist()
+        layers = list(compress(range(self._cut.layers), self._cancelled.tolist()))
         for layer in layers:
             places = [
                 (rows[:, s.start : s.stop], out[s.start : s.stop])
@@ -93,16 +102,26 @@ class Rows:
 
     def combine(self, index: int, outs: Sequence[Tensor], redone: set[int]) -> None:
         """Write the combination of one run to ``outs``, but for the layers ``redone``."""
-        section = self._runs[index].section
-        spans = [span for span in self._inside[index] if span.layer not in redone]
-        self._passes.combine(self.rows[section], spans, self.weights / self._scales, outs[section])
+        section, spans = self._runs[index].section, self._inside[index]
+        if redone:
+            spans = Spans(span for span in spans if span.layer not in redone)
+        self._passes.combine(self.rows[section], spans, self._factors, outs[section])
+
+    def _agree(self) -> RowPasses:
+        """Passes that round alike on all ranks: numba may be on some only, or make other code.
+
+        Where all combine all they would differ otherwise, and from weights that differ follow
+        layers to combine again, in messages that some wait for and others do not send.
+        """
+        said = machine_code() if not self._products.is_cuda else ""
+        return row_passes(compiled=self._cut.peers.alike(said) and said != "")
 
     def _total(self, products: Tensor) -> Tensor:
         return self._cut.peers.total(products, over_group=self._split)
 
-    def _all_scales(self, scales: Tensor | None) -> Tensor:
+    def _all_scales(self, scales: Tensor) -> Tensor:
         peers, layers = self._cut.peers, self._cut.layers
         every = torch.ones(peers.size, layers, dtype=torch.float64, device=self._products.device)
-        if scales is not None and peers.group is not None:
+        if peers.group is not None:
             peers.wait(all_gather(every.view(-1), scales, peers.group))
         return every.T.contiguous()

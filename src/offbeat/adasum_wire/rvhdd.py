@@ -30,7 +30,7 @@ class Rvhdd(Wire):
 
     def __init__(self, cut: Cut, slices: Sequence[Tensor]) -> None:
         """Allocate room for the two halves of a pair."""
-        self._cut = cut
+        self._cut, self._slices = cut, slices
         self._pairs = [
             part.new_empty(2, part.numel() // 2 if cut.peers.group is not None else 0)
             for part in slices
@@ -41,16 +41,16 @@ class Rvhdd(Wire):
         """Nothing goes through 16 bits."""
         return []
 
-    def compare(self, slices: Sequence[Tensor]) -> Verdict:
+    def compare(self) -> Verdict:
         """Reduce by halves: at the end this rank holds its share of the combination."""
-        peers = self._cut.peers
+        peers, slices = self._cut.peers, self._slices
         held, distance = self._cut.whole(), 1
         products = torch.zeros(self._cut.layers, 4, dtype=torch.float64, device=slices[0].device)
         while distance < peers.size:
             energy = products[:, 3].clone()
             products.zero_()
             if peers.group is not None:
-                held = self._swap_halves(held, slices, distance)
+                held = self._swap_halves(held, distance)
                 products = self._products(held)
             self._complete(products, energy, distance)
             weights = torch.stack(pair_coefficients(products[:, :3]), -1)
@@ -65,15 +65,15 @@ class Rvhdd(Wire):
         ca, cb = pair_coefficients(products[:, :3])
         return Verdict(energy, (ca * (ca * aa) + 2 * ca * cb * ab + cb * (cb * bb)) / energy)
 
-    def combine(self, slices: Sequence[Tensor]) -> None:
+    def combine(self) -> None:
         """Gather by halves, the way back."""
         group = self._cut.peers.group
         distance = self._cut.peers.size // 2
         while group is not None and distance:
             partner = group.rank ^ distance
             held, other = self._held(group.rank, distance), self._held(partner, distance)
-            sends = [(partner, half.of(slices)) for half in held]
-            receives = [(partner, half.of(slices)) for half in other]
+            sends = [(partner, half.of(self._slices)) for half in held]
+            receives = [(partner, half.of(self._slices)) for half in other]
             self._cut.peers.wait(exchange(sends, receives, group))
             distance //= 2
 
@@ -85,9 +85,7 @@ class Rvhdd(Wire):
             bit *= 2
         return held
 
-    def _swap_halves(
-        self, held: Sequence[Piece], slices: Sequence[Tensor], distance: int
-    ) -> list[Piece]:
+    def _swap_halves(self, held: Sequence[Piece], distance: int) -> list[Piece]:
         group = self._cut.peers.group
         assert group is not None, "only ranks with counterparts hold halves"
         partner, is_left = group.rank ^ distance, not group.rank & distance
@@ -96,9 +94,9 @@ class Rvhdd(Wire):
         sends, receives = [], []
         for pair, mine, theirs in zip(self._pairs, keep, give, strict=True):
             width = mine.stop - mine.start
-            sends.append((partner, theirs.of(slices)))
+            sends.append((partner, theirs.of(self._slices)))
             receives.append((partner, pair[1 if is_left else 0, :width]))
-            pair[0 if is_left else 1, :width].copy_(mine.of(slices))
+            pair[0 if is_left else 1, :width].copy_(mine.of(self._slices))
         self._cut.peers.wait(exchange(sends, receives, group))
         return keep
 

@@ -1,8 +1,8 @@
 """What every wire algorithm of Adasum does, in two phases."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from torch import Tensor
 
@@ -23,11 +23,11 @@ class Verdict:
 
     def is_finite(self) -> bool:
         """Whether the exchange may go on; on a GPU this waits for it."""
-        return bool(self.energy.isfinite().all())
+        return all(map(isfinite, self.energy.tolist()))
 
 
 class Wire(ABC):
-    """Combines the same slice of all peers, in place; buffers are allocated once.
+    """Combines the same slice of all peers, in place; prepared once, for the same tensors.
 
     Two phases, so that a vector that is not finite stops all ranks before an error of rounding
     is kept. Subclasses are final: compose, do not inherit further.
@@ -39,9 +39,9 @@ class Wire(ABC):
         """What rounds to 16 bits on the way, and of which pieces it keeps the errors."""
 
     @abstractmethod
-    def compare(self, slices: Sequence[Tensor]) -> Verdict:
+    def compare(self) -> Verdict:
         """Exchange vectors and learn how they lie to each other; all ranks call."""
 
     @abstractmethod
-    def combine(self, slices: Sequence[Tensor]) -> None:
-        """Write the combination over ``slices``, equal on all peers; all ranks call."""
+    def combine(self) -> None:
+        """Write the combination over the slice, equal on all peers; all ranks call."""

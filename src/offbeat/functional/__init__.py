@@ -2,11 +2,14 @@
 
 from offbeat.functional.adam import adam_step_size, masked_adam, touched
 from offbeat.functional.adasum import (
+    Judged,
     RowPasses,
     adasum,
     coefficients,
     combine,
     gram,
+    judge,
+    machine_code,
     orthogonality,
     pair_coefficients,
     row_passes,
@@ -23,6 +26,7 @@ from offbeat.functional.cost import (
 from offbeat.functional.packing import (
     Layout,
     Span,
+    Spans,
     balance,
     blocks,
     clip,
@@ -54,10 +58,12 @@ from offbeat.functional.sparsify import (
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
+    "Judged",
     "Layout",
     "Passes",
     "RowPasses",
     "Span",
+    "Spans",
     "Wire",
     "absorb",
     "adam_step_size",
@@ -73,7 +79,9 @@ __all__ = [
     "drift",
     "gram",
     "is_cheaper_dense",
+    "judge",
     "kept",
+    "machine_code",
     "masked_adam",
     "max_speedup",
     "meet",

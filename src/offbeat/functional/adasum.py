@@ -93,27 +93,51 @@ def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
             out[span.layer].addmm_(wide, wide.T)
 
 
+class Judged(NamedTuple):
+    """What inner products say of every layer, in float64; see :func:`judge`."""
+
+    weights: Tensor  # (layers, P)
+    cancelled: Tensor  # (layers,), booleans
+    energy: Tensor  # (layers,)
+    orthogonality: Tensor  # (layers,)
+
+
 class RowPasses(NamedTuple):
-    """The two passes over the vectors of all ranks."""
+    """The two passes over the vectors of all ranks, and what lies between them."""
 
     gram: Callable[[Tensor, Sequence[Span], Tensor], None]
+    judge: Callable[[Tensor], Judged]
     combine: Callable[[Tensor, Sequence[Span], Tensor, Tensor], None]
 
 
-def row_passes(device: torch.device) -> RowPasses:
-    """The quickest way to make :func:`gram` and :func:`combine` on ``device``.
+def row_passes(compiled: bool) -> RowPasses:
+    """:func:`gram`, :func:`judge` and :func:`combine`, or the same in machine code.
 
-    On a CPU those of :mod:`offbeat.functional.fused_adasum`, where numba is installed. All do the
-    same but for the order of sums in float64.
+    These are of :mod:`offbeat.functional.fused_adasum`: on a CPU, where numba is installed, see
+    :func:`machine_code`. All do the same but for the order of sums in float64.
 
-    >>> row_passes(torch.device("cuda")).gram.__name__
+    >>> row_passes(compiled=False).gram.__name__
     'gram'
     """
-    if device.type == "cpu" and find_spec("numba") is not None:
-        from offbeat.functional import fused_adasum  # here: to import numba takes a second
+    if not compiled:
+        return RowPasses(gram, judge, combine)
+    from offbeat.functional import fused_adasum  # here: to import numba takes a second
 
-        return RowPasses(fused_adasum.gram, fused_adasum.combine)
-    return RowPasses(gram, combine)
+    return RowPasses(fused_adasum.gram, fused_adasum.judge, fused_adasum.combine)
+
+
+def machine_code() -> str:
+    """What the code of compiled passes depends on: equal where they round alike; "" without.
+
+    >>> machine_code() == machine_code()
+    True
+    """
+    if find_spec("numba") is None:
+        return ""
+    import numba
+    from llvmlite import binding
+
+    return f"{numba.__version__} {binding.get_host_cpu_name()}"
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,6 +209,19 @@ def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
     """
     combined = (weights[:, None] @ gram @ weights[..., None]).squeeze((-2, -1))
     return combined / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def judge(gram: Tensor) -> Judged:
+    r"""The coefficients, :math:`\sum_i |g_i|^2` and the orthogonality of all layers.
+
+    ``gram`` is (layers, P, P) in float64. See :func:`coefficients` and :func:`orthogonality`.
+
+    >>> judge(torch.eye(2, dtype=torch.float64)[None]).energy
+    tensor([2.], dtype=torch.float64)
+    """
+    weights, cancelled = coefficients(gram)
+    energy = gram.diagonal(dim1=1, dim2=2).sum(1)
+    return Judged(weights, cancelled, energy, orthogonality(gram, weights))
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +33,20 @@ class Span:
     layer: int
     start: int
     stop: int
+
+
+class Spans(tuple[Span, ...]):
+    """Runs of tensors, also as a table for kernels, which is made once.
+
+    >>> Spans([Span(0, 0, 6), Span(1, 6, 8)]).table.tolist()
+    [[0, 0, 6], [1, 6, 8]]
+    """
+
+    @cached_property
+    def table(self) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
+        """Layer, start and stop of each; (runs, 3)."""
+        rows = [(span.layer, span.start, span.stop) for span in self]
+        return np.array(rows, np.int64).reshape(-1, 3)
 
 
 @dataclass(frozen=True)
@@ -108,11 +124,11 @@ class Layout:
             for name, place in self.places.items()
         }
 
-    def spans(self, section: int, start: int, stop: int) -> list[Span]:
+    def spans(self, section: int, start: int, stop: int) -> Spans:
         """Whose elements lie in ``flat[section][start:stop]``, counted from ``start``.
 
         >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).spans(0, 4, 7)
-        [Span(layer=0, start=0, stop=2), Span(layer=1, start=2, stop=3)]
+        (Span(layer=0, start=0, stop=2), Span(layer=1, start=2, stop=3))
         """
         found = []
         for layer, place in enumerate(self.places.values()):
@@ -121,20 +137,20 @@ class Layout:
                 last = min(place.offset + prod(place.shape), stop) - start
                 if first < last:
                     found.append(Span(layer, first, last))
-        return found
+        return Spans(found)
 
     def _numel(self, dtype: torch.dtype) -> int:
         return self.numels[self.dtypes.index(dtype)] if dtype in self.dtypes else 0
 
 
-def clip(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
+def clip(spans: Iterable[Span], start: int, stop: int) -> Spans:
     """The parts of ``spans`` inside ``start`` to ``stop``, counted as before.
 
     >>> clip([Span(0, 0, 6), Span(1, 6, 8)], 4, 7)
-    [Span(layer=0, start=4, stop=6), Span(layer=1, start=6, stop=7)]
+    (Span(layer=0, start=4, stop=6), Span(layer=1, start=6, stop=7))
     """
     cut = (Span(s.layer, max(s.start, start), min(s.stop, stop)) for s in spans)
-    return [span for span in cut if span.start < span.stop]
+    return Spans(span for span in cut if span.start < span.stop)
 
 
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:

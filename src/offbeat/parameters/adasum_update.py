@@ -60,9 +60,10 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
     all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
-    64 KiB, else by an all-reduce); "gather": n-1 times the model's. Extra memory: the anchor, the
-    update, and one model of rows ("gather": n); with 16 bits two models more. Passes over
-    memory: six.
+    64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one also three
+    numbers to each other, which tell whether all have numba and the same processor: then kernels
+    are used. Extra memory: the anchor, the update, and one model of rows ("gather": n); with 16
+    bits two models more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.
@@ -118,12 +119,12 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             return
         if not due(step, self.every):
             return
-        slices = _update(state)
-        verdict = state.wire.compare(slices)
+        _update(state)
+        verdict = state.wire.compare()
         anchors = state.layout.views(state.anchor)
         if verdict.is_finite():
             state.orthogonality = verdict.orthogonality
-            state.wire.combine(slices)
+            state.wire.combine()
             state.site.gather(state.flat)
             for anchor, combined in zip(state.anchor, state.flat, strict=True):
                 anchor.add_(combined)
@@ -147,10 +148,10 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
                 for piece, error in zip(pieces, narrow.errors, strict=True):
                     piece.of(slices).add_(error)
             wire = choose(self.method, state.cut, slices, None)
-        verdict = wire.compare(slices)
+        verdict = wire.compare()
         if not verdict.is_finite():
             raise _fault(state, verdict)
-        wire.combine(slices)
+        wire.combine()
         state.site.gather(state.flat)
         for flat, anchor in zip(state.flat, state.anchor, strict=True):
             flat.add_(anchor)
