@@ -2,8 +2,9 @@
 
 The paper's problem by threads, moments and dtype, and two copies that share nothing, which is what
 two cores can give at most; an embedding of 1,000,000 x 64 with 1,000 rows touched, beside
-torch.optim.SparseAdam. A turn is a short run of every case. Paces are the fastest of all turns;
-ratios are medians over turns, each of two runs of one turn, since the machine may change between.
+torch.optim.SparseAdam, both on one thread. A turn is a short run of every case. Paces are the
+fastest of all turns; ratios are medians over turns, each of two runs of one turn, since the machine
+may change between.
 """
 
 import time
@@ -57,7 +58,8 @@ def ratio(paces: list[float], others: list[float]) -> float:
 
 
 def sparse_steps(turns: int) -> dict[str, list[float]]:
-    """Optimizer steps per second on a large embedding by turn; rows of the gradient repeat."""
+    """Optimizer steps per second on a large embedding by turn; one thread, as a worker has."""
+    torch.set_num_threads(1)
     rows = torch.randint(1_000_000, (1, 1000), generator=torch.Generator().manual_seed(0))
     values = torch.randn(1000, 64)
     gradient = torch.sparse_coo_tensor(rows, values, (1_000_000, 64), check_invariants=False)

@@ -222,6 +222,14 @@ class AsyncAdam(Optimizer):
     def _target(self, parameter: Tensor, number: int) -> Target:
         """Where this worker's updates of a parameter go; refused if nobody else sees it there."""
         target = self._targets.get(parameter)
+        # To look at the address is enough, and quicker: a target keeps its memory from being freed.
+        stayed = target.pointer == parameter.data_ptr() if target else parameter.is_shared()
+        if not stayed:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} is not where the optimizer put it "
+                "into shared memory: it was cast, moved or replaced; do that before AsyncAdam is "
+                "built"
+            )
         if target is None:
             state = self.state[parameter]
             moments = (state["exp_avg"], state["exp_avg_sq"])
@@ -229,12 +237,6 @@ class AsyncAdam(Optimizer):
                 moments = (moments[0][number], moments[1][number])
             target = Target(parameter.detach(), *moments, state["step"][number])
             self._targets[parameter] = target
-        if parameter.data_ptr() != target.pointer or not parameter.is_shared():
-            raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} is not where the optimizer put it "
-                "into shared memory: it was cast, moved or replaced; do that before AsyncAdam is "
-                "built"
-            )
         return target
 
     def _update(self, target: Target, gradient: Tensor, group: dict[str, Any]) -> None:
