@@ -36,7 +36,7 @@ console = Console(highlight=False)
 
 @dataclass
 class Times:
-    """Seconds of one method's steps: of the slowest rank, a mean for each round; and its parts.
+    """Seconds of one method's steps: of the slowest rank, a mean for each turn; and its parts.
 
     Those are forward with the optimizer, and backward, means over ranks, step by step. They do
     not add up to ``step``: ranks that need not wait for each other compute at different times, and
@@ -52,6 +52,13 @@ class Times:
     def step(self) -> float:
         return median(self.slowest)
 
+    def over(self, other: "Times") -> float:
+        """How many times as long as the other's: the median over rounds, in which both had a turn.
+
+        The machine may be half as fast a minute later; within a round that is the same for all.
+        """
+        return median(a / b for a, b in zip(self.slowest, other.slowest, strict=True))
+
 
 Results = dict[str, dict[str, Times]]  # by model and method
 
@@ -60,9 +67,8 @@ def most(alone: Times, slgs: Times) -> float:
     """S_max, the most that overlap can win over slgs: of what slgs adds to computation (eq. 19)."""
     rest, backward = median(alone.rest), median(alone.backward)
     share = backward / (rest + backward)
-    exchange = max(0.0, slgs.step - alone.step)
-    bound = max_speedup(alone.step * (1 - share), alone.step * share, exchange)
-    return bound if exchange else 1.0
+    exchange = max(0.0, slgs.over(alone) - 1)  # in units of the time of a step alone
+    return max_speedup(1 - share, share, exchange) if exchange else 1.0
 
 
 def in_lab(
@@ -98,52 +104,69 @@ def run_rank(plan: str, file: Path) -> None:
         torch.manual_seed(0)
         start = TASKS[model].model()
         torch.manual_seed(dist.get_rank())
+        runs = {method: Run.of(TASKS[model], copy.deepcopy(start), method) for method in methods}
+        for method, run in runs.items():
+            run.turn(WATCHED if "adaptive" in method else WARM_UP)
+            found[model][method] = Times([], [], [])
         for turn in range(rounds):
-            for method in methods:
-                times = train(TASKS[model], copy.deepcopy(start), method, steps)
-                so_far = found[model].setdefault(method, Times([], [], []))
+            for method, run in runs.items():
+                times, so_far = run.turn(steps), found[model][method]
                 for name in ("slowest", "rest", "backward"):
                     getattr(so_far, name).extend(getattr(times, name))
                 so_far.sent = times.sent
                 if dist.get_rank() == 0:
                     print(f"{model}, {method}, {turn + 1}: {times.step:.3f} s", flush=True)
+        for run in runs.values():
+            run.detach()
     if dist.get_rank() == 0:
         plain = {m: {way: asdict(t) for way, t in ways.items()} for m, ways in found.items()}
         file.write_text(json.dumps(plain), "utf-8")
     dist.destroy_process_group()
 
 
-def train(task: Task, model: nn.Module, method: str, steps: int) -> Times:
-    """Attach, warm up, and time ``steps`` steps of SGD with momentum."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    module, step, sent, detach = attach(method, model, optimizer)
-    batch = task.batch()
-    marks: list[tuple[float, float]] = []
-    warm_up = WATCHED if "adaptive" in method else WARM_UP
-    for number in range(warm_up + steps):
-        if number == warm_up:
-            before = sent()
-            dist.barrier()
-            began = time.perf_counter()
-        started = time.perf_counter()
-        loss = task.loss(module, *batch)
-        forward = time.perf_counter()
-        loss.backward()
-        backward = time.perf_counter()
-        optimizer.step()
-        optimizer.zero_grad()
-        step()
-        ended = time.perf_counter()
-        marks.append((ended - started - (backward - forward), backward - forward))
-    slowest = torch.tensor([(ended - began) / steps])
-    columns = torch.tensor(marks[warm_up:]).T.contiguous()
-    counted = (sent() - before) / steps
-    dist.barrier()
-    detach()
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    dist.all_reduce(columns)
-    parts = (columns / dist.get_world_size()).tolist()
-    return Times(slowest.tolist(), *parts, None if isnan(counted) else counted)
+@dataclass
+class Run:
+    """A model under one method, which stays attached from turn to turn."""
+
+    task: Task
+    batch: tuple[torch.Tensor, torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    module: nn.Module
+    after: Callable[[], None]  # what follows the optimizer
+    sent: Callable[[], float]  # bytes so far
+    detach: Callable[[], None]
+
+    @classmethod
+    def of(cls, task: Task, model: nn.Module, method: str) -> "Run":
+        """Attach; SGD with momentum."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return cls(task, task.batch(), optimizer, *attach(method, model, optimizer))
+
+    def turn(self, steps: int) -> Times:
+        """Time ``steps`` steps, which all ranks begin together."""
+        marks: list[tuple[float, float]] = []
+        before = self.sent()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(steps):
+            started = time.perf_counter()
+            loss = self.task.loss(self.module, *self.batch)
+            forward = time.perf_counter()
+            loss.backward()
+            backward = time.perf_counter()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.after()
+            ended = time.perf_counter()
+            marks.append((ended - started - (backward - forward), backward - forward))
+        slowest = torch.tensor([(ended - began) / steps])
+        columns = torch.tensor(marks).T.contiguous()
+        counted = (self.sent() - before) / steps
+        dist.barrier()
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        dist.all_reduce(columns)
+        parts = (columns / dist.get_world_size()).tolist()
+        return Times(slowest.tolist(), *parts, None if isnan(counted) else counted)
 
 
 def attach(

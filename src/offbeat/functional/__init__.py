@@ -16,8 +16,10 @@ from offbeat.functional.adasum import (
     tree,
 )
 from offbeat.functional.cost import (
+    INDEX,
     Wire,
     adaptive_ratio,
+    exposed,
     is_cheaper_dense,
     max_speedup,
     speedup,
@@ -58,6 +60,7 @@ from offbeat.functional.sparsify import (
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
+    "INDEX",
     "Judged",
     "Layout",
     "Passes",
@@ -77,6 +80,7 @@ __all__ = [
     "combine",
     "delta",
     "drift",
+    "exposed",
     "gram",
     "is_cheaper_dense",
     "judge",

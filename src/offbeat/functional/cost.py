@@ -1,7 +1,7 @@
 """What an exchange will cost, and how much sparsity hides it (Shi et al. 2020, section 5)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 INDEX = 4  # bytes of an index on the wire
@@ -78,6 +78,24 @@ def adaptive_ratio(
     left = compute - select - wire.latency
     full = wire.per_byte * (wire.size - 1) * numel * (itemsize + INDEX)  # with an index for each
     return min(limit, max(1.0, full / left)) if left > 0 else limit
+
+
+def exposed(layers: Iterable[tuple[float, float]]) -> float:
+    r"""Seconds by which the exchange of the ``layers`` outlasts their backward.
+
+    .. math:: f_l = \max(f_{l-1}, \textstyle\sum_{j \le l} t_j) + t_{comm,l}
+
+    Pairs (seconds until the gradient is there, seconds of its exchange) in the order of backward;
+    one exchange after the other, each from when its gradient is there. Shi et al. 2020, figure 1.
+
+    >>> exposed([(1.0, 3.0), (1.0, 2.0)])
+    4.0
+    """
+    now = free = 0.0
+    for compute, exchange in layers:
+        now += compute
+        free = max(free, now) + exchange
+    return max(0.0, free - now)
 
 
 def max_speedup(forward: float, backward: float, exchange: float) -> float:

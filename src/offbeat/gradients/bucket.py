@@ -11,6 +11,7 @@ from offbeat.exchange import Site
 from offbeat.functional import pack, wide
 from offbeat.groups import Group
 
+BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
 MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
 

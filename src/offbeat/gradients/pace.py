@@ -3,14 +3,15 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
 from offbeat.collectives import all_gather, gather_numbers, wire_device
-from offbeat.functional import Wire, adaptive_ratio
+from offbeat.functional import INDEX, Wire, adaptive_ratio, exposed
+from offbeat.gradients.bucket import BUCKET, capacity
 from offbeat.groups import Group
 
 PROBES = (2**10, 2**18)  # bytes of the all-gathers that are timed
@@ -80,23 +81,37 @@ class Times:
         """All layers' backward."""
         return sum(self.compute.values())
 
-    def ratio(
-        self, name: str, after: str | None, parameter: Tensor, limit: float, share: float
-    ) -> float:
-        """The compression ratio of ``name`` when ``after`` comes next (eq. 18).
+    def ratios(
+        self, parameters: Mapping[str, Tensor], limit: float, message: float
+    ) -> dict[str, float]:
+        """The compression ratio of every layer: eq. 18, unless all dense is over no later.
 
-        ``share`` is how full of this layer its message is at most: layers of one message share
-        its latency.
+        That equation lets an exchange hide behind the next layer's backward alone, although that
+        may be a bias; what is late on the wire then can still catch up. ``limit`` is the largest
+        ratio, ``message`` the bytes of a sparse message.
         """
-        wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
-        return adaptive_ratio(
-            parameter.numel(),
-            Wire(self.wire.size, self.wire.latency * min(1.0, share), self.wire.per_byte),
-            compute=self.compute[after] if after is not None else 0.0,
-            select=self.select[name],
-            limit=limit,
-            itemsize=wide,
-        )
+        bucket = capacity(sum(parameters[name].nbytes for name in self.compute), BUCKET)
+        after = [*list(self.compute.values())[1:], 0.0]
+        ratios: dict[str, float] = {}
+        dense, mixed = [], []
+        for (name, compute), budget in zip(self.compute.items(), after, strict=True):
+            parameter, select = parameters[name], self.select[name]
+            # Layers of one message share its latency, according to how full of one it is at most.
+            wire = self._wire(parameter.nbytes / limit / message)
+            wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
+            ratio = ratios[name] = adaptive_ratio(
+                parameter.numel(), wire, compute=budget, select=select, limit=limit, itemsize=wide
+            )
+            whole = self._wire(parameter.nbytes / bucket).all_reduce(parameter.nbytes)
+            dense.append((compute, whole))
+            part = wire.all_gather(parameter.numel() * (wide + INDEX) / ratio)
+            mixed.append((compute + select, part) if ratio > 1 else (compute, whole))
+        selecting = sum(self.select[name] for name, ratio in ratios.items() if ratio > 1)
+        quicker = exposed(dense) <= exposed(mixed) + selecting
+        return dict.fromkeys(ratios, 1.0) if quicker else ratios
+
+    def _wire(self, share: float) -> Wire:
+        return replace(self.wire, latency=self.wire.latency * min(1.0, share))
 
 
 def agree(pace: Pace, order: Sequence[str], group: Group) -> Times:

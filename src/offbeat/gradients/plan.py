@@ -7,12 +7,11 @@ import torch
 
 from offbeat.exchange import Site
 from offbeat.functional import is_cheaper_dense, kept, partition
-from offbeat.gradients.bucket import FIRST_BUCKET, capacity
+from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
 from offbeat.gradients.dense_message import DenseMessage
 from offbeat.gradients.message import Message
 from offbeat.gradients.sparse_message import SparseMessage
 
-BUCKET = 25 * 2**20  # bytes of a dense message, as in torch's DistributedDataParallel
 Block = tuple[Sequence[str], int]  # parameters, and how many of their entries are sent; 0: all
 
 

@@ -247,11 +247,10 @@ class TopK(GradientExchange[TopKState]):
             state.pace = Pace(next(iter(state.site.parameters.values())).device)
         elif phase == 1 + WATCHED and state.pace is not None:
             state.times, state.pace = agree(state.pace, state.order, state.group), None
-            for name, after in zip(state.order, [*state.order[1:], None], strict=True):
-                parameter = state.site.parameters[name]
-                share = parameter.nbytes / self.max_ratio / (self.message_mb * 2**20)
-                ratio = state.times.ratio(name, after, parameter, self.max_ratio, share)
-                state.densities[name] = 1 / ratio
+            ratios = state.times.ratios(
+                state.site.parameters, self.max_ratio, self.message_mb * 2**20
+            )
+            state.densities |= {name: 1 / ratio for name, ratio in ratios.items()}
 
     def _build(
         self,
