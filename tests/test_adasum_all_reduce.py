@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import offbeat
 from offbeat.adasum_wire import Cut, Peers
 from offbeat.adasum_wire.rows import Rows
-from offbeat.collectives import DirectSum
 from offbeat.functional import Layout
 from offbeat.groups import Group, Groups, Links
+from offbeat.rounds import DirectSum
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
 
