@@ -1,14 +1,19 @@
 """Adasum of tensors by hand: results, several in flight, errors on all ranks alike."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offbeat
-from offbeat.collectives import DirectSum
+from offbeat.adasum_wire import Cut, Peers
+from offbeat.adasum_wire.rows import Rows
+from offbeat.functional import Layout
 from offbeat.groups import Group, Groups, Links
+from offbeat.rounds import DirectSum
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
 
@@ -120,3 +125,13 @@ def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch
 
     for found in world(3, work):
         np.testing.assert_allclose(found, expected(3, 0), rtol=0, atol=1e-12)
+
+
+def test_of_a_gpu_nobody_is_asked_for_kernels() -> None:
+    """Where NCCL alone carries messages, none about tensors on the CPU can be sent."""
+    peers = Peers(2, cast(Group, SimpleNamespace(size=2, rank=0, backend=lambda _: "nccl")))
+    with FakeTensorMode():
+        layout = Layout.of({"w": torch.zeros(6, device="cuda")}, 2)
+        pieces = (cut := Cut(layout, peers)).whole()
+        rows = Rows(cut, pieces, cut.runs(pieces), layout.empty("cuda"), split=False)
+        rows.begin()  # a group that can only name itself was not asked

@@ -67,7 +67,15 @@ def public_names() -> set[str]:
     packages = ("gradients", "parameters", "functional", "lab", "compare", "hogwild")
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
-    for module in ("topology", "collectives", "schedule", "consensus", "testing"):
+    for module in (
+        "topology",
+        "handle",
+        "rounds",
+        "collectives",
+        "schedule",
+        "consensus",
+        "testing",
+    ):
         path = f"offbeat.{module}"
         for name, value in vars(importlib.import_module(path)).items():
             if not name.startswith("_") and getattr(value, "__module__", None) == path:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite.binding import FeatureMap
 
 from offbeat.functional import Span, combine, fused_adasum, gram, judge, machine_code
 
@@ -66,4 +67,11 @@ def test_what_is_not_finite_stays(dtype: torch.dtype) -> None:
 def test_without_numba_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("offbeat.functional.adasum")
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    assert machine_code() == ""
+    assert machine_code.__wrapped__() == ""
+
+
+def test_processors_of_one_name_may_make_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine_code.__wrapped__()
+    hidden = FeatureMap({"avx2": False})
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: hidden)
+    assert machine_code.__wrapped__() != here

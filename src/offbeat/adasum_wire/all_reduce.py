@@ -9,9 +9,10 @@ from torch import Tensor
 from offbeat.adasum_wire.choose import Method, choose
 from offbeat.adasum_wire.cut import Cut
 from offbeat.adasum_wire.peers import Peers
-from offbeat.collectives import Handle, wire_device
+from offbeat.collectives import wire_device
 from offbeat.functional import Layout, pack
 from offbeat.groups import Group
+from offbeat.handle import Handle
 
 
 def adasum_all_reduce(

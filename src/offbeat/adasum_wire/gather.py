@@ -9,7 +9,7 @@ from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.narrow import Narrow
 from offbeat.adasum_wire.rows import Rows
 from offbeat.adasum_wire.wire import Verdict, Wire
-from offbeat.collectives import Round, Rounds
+from offbeat.rounds import Round, Rounds
 
 
 @final
@@ -18,6 +18,10 @@ class Gather(Wire):
 
     Sends P-1 times the slice's bytes, in one hop: no more than an all-reduce between two. Extra
     memory: P slices. Passes over memory: two over all P slices.
+
+    Equal on all ranks, bit for bit, where their processors are of one kind: libraries that torch
+    calls round inner products by the width of vectors. Others need :class:`Gram`, where each share
+    is combined once.
     """
 
     def __init__(self, cut: Cut, slices: Sequence[Tensor], narrow: Narrow | None = None) -> None:

@@ -9,7 +9,8 @@ from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.narrow import ROOM, Narrow, fitting, widen
 from offbeat.adasum_wire.rows import Rows
 from offbeat.adasum_wire.wire import Verdict, Wire
-from offbeat.collectives import Handle, Round, Rounds
+from offbeat.handle import Handle
+from offbeat.rounds import Round, Rounds
 
 
 @final

@@ -6,8 +6,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from offbeat.collectives import DirectSum, Handle, all_reduce, broadcast
+from offbeat.collectives import all_reduce, broadcast
 from offbeat.groups import Group
+from offbeat.handle import Handle
+from offbeat.rounds import DirectSum
 
 DIRECT = 2**16  # bytes that a rank sends for a sum in one hop; a ring sends fewer, in more hops
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from offbeat.adasum_wire.cut import Cut, Piece
 from offbeat.adasum_wire.narrow import Narrow
 from offbeat.adasum_wire.wire import Verdict, Wire
-from offbeat.collectives import all_reduce, broadcast, exchange
+from offbeat.collectives import all_reduce, broadcast
 from offbeat.functional import combine, gram, pair_coefficients
+from offbeat.rounds import exchange
 
 
 @final

@@ -1,6 +1,7 @@
 """The Adasum operator: of two vectors, and of many through their inner products."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -126,8 +127,12 @@ def row_passes(compiled: bool) -> RowPasses:
     return RowPasses(fused_adasum.gram, fused_adasum.judge, fused_adasum.combine)
 
 
+@cache
 def machine_code() -> str:
     """What the code of compiled passes depends on: equal where they round alike; "" without.
+
+    The processor's name is not enough: a virtual machine may hide wider vectors, and sums over
+    those run in another order. Once a process, as to ask takes half a millisecond.
 
     >>> machine_code() == machine_code()
     True
@@ -137,7 +142,8 @@ def machine_code() -> str:
     import numba
     from llvmlite import binding
 
-    return f"{numba.__version__} {binding.get_host_cpu_name()}"
+    features = binding.get_host_cpu_features().flatten()
+    return f"{numba.__version__} {binding.get_host_cpu_name()} {features}"
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, broadcast, mean, reduce, wire_device
+from offbeat.collectives import all_reduce, broadcast, mean, reduce, wire_device
 from offbeat.exchange import Site
 from offbeat.functional import pack, wide
 from offbeat.groups import Group
+from offbeat.handle import Handle
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward

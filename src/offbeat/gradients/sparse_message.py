@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_gather, wire_device
+from offbeat.collectives import all_gather, wire_device
 from offbeat.exchange import Site
 from offbeat.functional import Wire, block_selection, take
 from offbeat.gradients.bucket import like, put, require_plain
 from offbeat.gradients.message import Message, Scales
 from offbeat.groups import Group
+from offbeat.handle import Handle
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
 

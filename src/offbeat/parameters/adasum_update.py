@@ -42,7 +42,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     a is the model after the last exchange, u whatever the optimizer has made of it since; AS acts
     on each parameter tensor by itself, see :func:`offbeat.functional.adasum` and
-    :func:`offbeat.functional.tree`. All ranks hold the same model after an exchange, bit for bit.
+    :func:`offbeat.functional.tree`. All ranks hold the same model after an exchange, bit for bit;
+    with "gather" where their processors are of one kind.
     A rank whose optimizer skipped its step gives a zero update, and the others' pass through.
 
     ``method`` is how it travels: "gather" (small models), "gram" (any world), "rvhdd" (the
@@ -60,10 +61,10 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
     all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
-    64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one also three
-    numbers to each other, which tell whether all have numba and the same processor: then kernels
-    are used. Extra memory: the anchor, the update, and one model of rows ("gather": n); with 16
-    bits two models more. Passes over memory: six.
+    64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one on CPUs
+    also three numbers to each other, which tell whether all have numba and the same processor:
+    then kernels are used. Extra memory: the anchor, the update, and one model of rows ("gather":
+    n); with 16 bits two models more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.

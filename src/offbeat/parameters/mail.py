@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, exchange
+from offbeat.collectives import all_reduce
 from offbeat.exchange import Site
 from offbeat.functional import total, wide
 from offbeat.groups import Group
+from offbeat.handle import Handle
+from offbeat.rounds import exchange
 from offbeat.topology import Peers, Topology
 
 WHOLE = slice(None)

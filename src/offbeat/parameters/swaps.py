@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from offbeat.calls import Calls, call
-from offbeat.collectives import exchange
 from offbeat.functional import absorb, meet, shoot, wide
 from offbeat.groups import Group
+from offbeat.rounds import exchange
 
 VISIT, GOODBYE = 1, 2
 

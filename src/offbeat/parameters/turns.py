@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Handle, all_reduce, broadcast, mean
+from offbeat.collectives import all_reduce, broadcast, mean
 from offbeat.exchange import Site
 from offbeat.functional import Layout, memory, merge, narrow, pack, wide
+from offbeat.handle import Handle
 
 
 @dataclass(eq=False)
