@@ -83,7 +83,7 @@ def adaptive_ratio(
 def exposed(layers: Iterable[tuple[float, float]]) -> float:
     r"""Seconds by which the exchange of the ``layers`` outlasts their backward.
 
-    .. math:: f_l = \max(f_{l-1}, \textstyle\sum_{j \le l} t_j) + t_{comm,l}
+    .. math:: f_l = \max(f_{l-1}, \sum_{j \le l} t_j) + t_{comm,l}
 
     Pairs (seconds until the gradient is there, seconds of its exchange) in the order of backward;
     one exchange after the other, each from when its gradient is there. Shi et al. 2020, figure 1.
