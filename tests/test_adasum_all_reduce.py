@@ -13,7 +13,7 @@ from offbeat.adasum_wire import Cut, Peers
 from offbeat.adasum_wire.rows import Rows
 from offbeat.functional import Layout
 from offbeat.groups import Group, Groups, Links
-from offbeat.rounds import DirectSum
+from offbeat.rounds import EARLY, DirectSum
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
 
@@ -57,6 +57,21 @@ def test_every_tensor_is_a_layer(method: Any) -> None:
         np.testing.assert_allclose(
             found[0].double().flatten(), expected(3, index), rtol=tolerance, atol=tolerance
         )
+
+
+def test_inner_products_do_not_take_the_place_of_large_shares() -> None:
+    """Shares are too large to be expected early; what the same ranks send next is not."""
+    numel = 3 * EARLY // 4 + 1  # a share of more than EARLY bytes, with four to an element
+
+    def work(group: Group) -> torch.Tensor:
+        vector = torch.randn(numel, generator=torch.Generator().manual_seed(group.rank))
+        offbeat.adasum_all_reduce([vector], group, method="gram")
+        return vector
+
+    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(3)]
+    reference = combine([vector.double().numpy() for vector in vectors])
+    for found in world(3, work):
+        np.testing.assert_allclose(found, reference, rtol=1e-5, atol=1e-5)
 
 
 def test_several_in_flight_at_once() -> None:

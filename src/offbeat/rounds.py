@@ -18,6 +18,7 @@ from offbeat.groups import Group
 from offbeat.handle import Handle
 
 PIECE = 2**20  # bytes of one point-to-point message
+EARLY = 2**18  # bytes of a round, up to which its receives may wait for it
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
 Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # what is sent, what is received
 
@@ -47,21 +48,26 @@ class Rounds:
         devices = [tensor.device for tensors in self._buffers for tensor in tensors]
         # NCCL matches point-to-point calls within one group call only.
         self._nccl = devices[0] if devices and group.backend(devices[0]) == "nccl" else None
+        received = max((sum(t.nbytes for _, t in receives) for _, receives in rounds), default=0)
+        self._early = self._nccl is None and received <= EARLY
         self._expected: list[list[Work]] = []
 
-    def expect(self) -> None:
-        """Post the receives of all rounds already; :meth:`start` does so at the latest.
+    def expect(self) -> bool:
+        """Post the receives of all rounds already, if those are small; whether they are posted.
+
+        Messages of one pair meet receives in the order in which these are posted, so that receives
+        of what is sent later must not be posted while any of these are not.
 
         A message whose receive waits for it leaves at once. Else both sides tell each other
         first, which wakes a thread on each: three hops of 64 KiB between 4 ranks take 1.7 ms
-        instead of 4.1.
+        instead of 4.1. Large ones that leave at once come while another rank's still do, and two
+        senders share the link of one receiver: 16 MiB between 8 nodes take 1.37 instead of 1.07
+        times as long as an all-reduce.
         """
-        if self._nccl is None and not self._expected:
-            receive = self._group.process_group.recv
+        if self._early and not self._expected:
             with self._group.heartbeat.explaining():
-                self._expected = [
-                    [receive(*piece) for piece in round_] for round_ in self._receives
-                ]
+                self._expected = [self._post(index) for index in range(len(self._receives))]
+        return bool(self._expected)
 
     def start(self) -> Handle:
         """Launch the next round; after the last comes the first again."""
@@ -79,13 +85,17 @@ class Rounds:
     def _launch(self, index: int) -> list[Work]:
         process_group = self._group.process_group
         if self._nccl is None:
-            return [*self._expected[index], *(process_group.send(*p) for p in self._sends[index])]
+            receives = self._expected[index] if self._expected else self._post(index)
+            return [*receives, *(process_group.send(*piece) for piece in self._sends[index])]
         process_group._start_coalescing(self._nccl)
         for piece in self._receives[index]:
             process_group.recv(*piece)
         for piece in self._sends[index]:
             process_group.send(*piece)
         return [process_group._end_coalescing(self._nccl)]
+
+    def _post(self, index: int) -> list[Work]:
+        return [self._group.process_group.recv(*piece) for piece in self._receives[index]]
 
 
 class DirectSum:

@@ -67,14 +67,15 @@ class Gram(Wire):
         self._rows.begin()
         narrow = self._narrow
         if self._there is not None:
-            self._there.expect()
-            self._rows.expect()  # posted last, as it is sent last: both go by the same tags
+            if self._there.expect():
+                self._rows.expect()
             if narrow is not None:
                 narrow.cast(self._slices)
             self._rows.keep([share.of(self._messages) for share in self._mine])
             for _ in range(1, self._peers.size - 1):
                 self._peers.wait(self._there.start())
             launched = [self._there.start() for _ in self._runs]
+            self._rows.expect()  # at the latest, and not sooner: see Rounds
             for index, handle in enumerate(launched):
                 self._peers.wait(handle)
                 self._rows.add(index)
