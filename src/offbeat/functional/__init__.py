@@ -16,7 +16,6 @@ from offbeat.functional.adasum import (
     tree,
 )
 from offbeat.functional.cost import (
-    INDEX,
     Wire,
     adaptive_ratio,
     exposed,
@@ -60,7 +59,6 @@ from offbeat.functional.sparsify import (
 from offbeat.functional.stale_average import merge, narrow
 
 __all__ = [
-    "INDEX",
     "Judged",
     "Layout",
     "Passes",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from offbeat.collectives import all_gather, gather_numbers, wire_device
-from offbeat.functional import INDEX, Wire, adaptive_ratio, exposed
+from offbeat.functional import Wire, adaptive_ratio, exposed
+from offbeat.functional.cost import INDEX
 from offbeat.gradients.bucket import BUCKET, capacity
 from offbeat.groups import Group
 
