@@ -53,6 +53,7 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
 
     timed = {"all-reduce": reduce}
     for method, wire in kinds(group.size):
+        # Up to four times the bytes at which "auto" leaves it.
         if method == "gather" and not is_small(numel, group.size):
             continue  # only slower from there on
         algorithm = choose(method, Cut(layout, Peers(group.size, group)), flat, wire)  # type: ignore[arg-type]
