@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.replica import Replica
+from offbeat.replica.replica import Replica
 
 
 @pytest.fixture(autouse=True)
@@ -28,4 +28,4 @@ def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Kernels that are the same on all ranks, or that some ranks lack."""
     if request.param == "unlike":
         found = iter(["", "numba 1", "numba 2"] * 9)
-        monkeypatch.setattr("offbeat.adasum_wire.rows.machine_code", lambda: next(found))
+        monkeypatch.setattr("offbeat.parameters.adasum.operands.machine_code", lambda: next(found))

@@ -123,10 +123,10 @@ import torch.distributed as dist
 import offbeat
 
 dist.init_process_group("gloo")
-groups = offbeat.Groups.discover()
-print("nodes", groups.nodes)
+world = offbeat.World.discover()
+print("nodes", world.nodes)
 model = torch.nn.Linear(4, 1)
-replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
 for step in range(4):
     if dist.get_rank() == 0 and step == 3:
         os.kill(os.getpid(), signal.SIGKILL)

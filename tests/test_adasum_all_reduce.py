@@ -9,11 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offbeat
-from offbeat.adasum_wire import Cut, Peers
-from offbeat.adasum_wire.rows import Rows
+from offbeat.comm.group import Group
+from offbeat.comm.links import Links
+from offbeat.comm.messages import EARLY, DirectSum
+from offbeat.comm.world import World
 from offbeat.functional import Layout
-from offbeat.groups import Group, Groups, Links
-from offbeat.rounds import EARLY, DirectSum
+from offbeat.parameters.adasum.operands import Operands
+from offbeat.parameters.adasum.participants import Participants
+from offbeat.parameters.adasum.slices import SliceLayout
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
 
@@ -21,8 +24,8 @@ from reference.adasum import combine
 def world(size: int, work: Any) -> list[Any]:
     """Call ``work(group)`` on every rank."""
 
-    def worker(groups: Groups) -> Any:
-        links = Links.connect(groups)
+    def worker(world: World) -> Any:
+        links = Links.connect(world)
         try:
             return work(links.open("world"))
         finally:
@@ -132,7 +135,7 @@ def test_small_sums_are_equal_on_all_ranks_bit_for_bit() -> None:
 
 
 def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.adasum_wire.peers.DIRECT", 0)
+    monkeypatch.setattr("offbeat.parameters.adasum.participants.DIRECT", 0)
 
     def work(group: Group) -> torch.Tensor:
         tensors = drawn(group.rank)
@@ -145,9 +148,9 @@ def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch
 
 def test_of_a_gpu_nobody_is_asked_for_kernels() -> None:
     """Where NCCL alone carries messages, none about tensors on the CPU can be sent."""
-    peers = Peers(2, cast(Group, SimpleNamespace(size=2, rank=0, backend=lambda _: "nccl")))
+    peers = Participants(2, cast(Group, SimpleNamespace(size=2, rank=0, backend=lambda _: "nccl")))
     with FakeTensorMode():
         layout = Layout.of({"w": torch.zeros(6, device="cuda")}, 2)
-        pieces = (cut := Cut(layout, peers)).whole()
-        rows = Rows(cut, pieces, cut.runs(pieces), layout.empty("cuda"), split=False)
+        pieces = (cut := SliceLayout(layout, peers)).whole()
+        rows = Operands(cut, pieces, cut.runs(pieces), layout.empty("cuda"), split=False)
         rows.begin()  # a group that can only name itself was not asked

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.functional import Span, adasum, coefficients, combine, gram, orthogonality, tree
+from offbeat.functional import (
+    Segment,
+    adasum,
+    add_gram,
+    coefficients,
+    combine_rows,
+    orthogonality,
+    tree,
+)
 from reference.adasum import combine as reference
 from reference.test_adasum import KNOWN
 
@@ -16,12 +24,12 @@ RANGE = {torch.float32: 1e15, torch.float64: 1e100}  # of magnitudes without los
 
 def through_gram(rows: Tensor) -> Tensor:
     """One layer through its inner products, as it goes over the wire."""
-    spans = [Span(0, 0, rows.shape[1])]
+    spans = [Segment(0, 0, rows.shape[1])]
     products = torch.zeros(1, len(rows), len(rows), dtype=torch.float64)
-    gram(rows, spans, products)
+    add_gram(rows, spans, products)
     weights, _ = coefficients(products)
     out = torch.empty_like(rows[0])
-    combine(rows, spans, weights, out)
+    combine_rows(rows, spans, weights, out)
     return out
 
 
@@ -114,15 +122,15 @@ def test_a_zero_vector_passes_the_others_through(operator: object) -> None:
 def test_cancellation_is_noticed_where_digits_are_lost() -> None:
     a = torch.randn(30, dtype=torch.float64)
     third = torch.randn(30, dtype=torch.float64)
-    spans = [Span(0, 0, 30)]
+    spans = [Segment(0, 0, 30)]
     for gap, expected in ((1e-5, True), (0.0, True), (1e-2, False)):
         rows = torch.stack([a, -a + gap * torch.randn(30, dtype=torch.float64), third])
         products = torch.zeros(1, 3, 3, dtype=torch.float64)
-        gram(rows, spans, products)
+        add_gram(rows, spans, products)
         assert coefficients(products)[1].tolist() == [expected], gap
     # Two ranks alone: what cancels is the result itself, and nothing is divided by it.
     products = torch.zeros(1, 2, 2, dtype=torch.float64)
-    gram(torch.stack([a, -a]), spans, products)
+    add_gram(torch.stack([a, -a]), spans, products)
     assert coefficients(products)[1].tolist() == [False]
 
 
@@ -130,7 +138,7 @@ def test_a_nan_stays() -> None:
     rows = torch.randn(4, 9)
     rows[2, 3] = torch.nan
     products = torch.zeros(2, 4, 4, dtype=torch.float64)
-    gram(rows, [Span(0, 0, 3), Span(1, 3, 9)], products)
+    add_gram(rows, [Segment(0, 0, 3), Segment(1, 3, 9)], products)
     weights, _ = coefficients(products)
     assert weights.isfinite().all(1).tolist() == [True, False]
     assert products.diagonal(dim1=1, dim2=2).isfinite()[1].tolist() == [True, True, False, True]
@@ -148,10 +156,10 @@ def test_blocks_and_spans_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
     rows = torch.randn(3, 100, dtype=torch.float64)
     whole = torch.zeros(1, 3, 3, dtype=torch.float64)
     parts = torch.zeros(1, 3, 3, dtype=torch.float64)
-    gram(rows, [Span(0, 0, 100)], whole)
+    add_gram(rows, [Segment(0, 0, 100)], whole)
     module = importlib.import_module("offbeat.functional.adasum")
     monkeypatch.setattr(module, "BLOCK", 7)
-    gram(rows, [Span(0, 60, 100), Span(0, 0, 60)], parts)
+    add_gram(rows, [Segment(0, 60, 100), Segment(0, 0, 60)], parts)
     torch.testing.assert_close(parts, whole)
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.functional import Layout, balance
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import AdasumUpdate, Average
 from offbeat.testing import ThreadWorld
 from reference.participants import Nodes
@@ -45,15 +45,15 @@ def batch(rank: int, step: int) -> Tensor:
 
 
 def train(
-    groups: Groups, steps: int = 5, parts: int = 1, clip: float | None = None, **options: Any
+    world: World, steps: int = 5, parts: int = 1, clip: float | None = None, **options: Any
 ) -> list[Tensor]:
     """What Adam has made of the model after every step."""
     model = Net()
-    replica = offbeat.replicate(model, offbeat.adasum(within="local", **options), mesh=groups)
+    replica = offbeat.replicate(model, offbeat.adasum(within="local", **options), mesh=world)
     optimizer = Adam(replica.owned_parameters(), lr=0.05)
     seen = []
     for step in range(steps):
-        for part, x in enumerate(batch(groups.rank, step).chunk(parts)):
+        for part, x in enumerate(batch(world.rank, step).chunk(parts)):
             replica.set_requires_sync(part == parts - 1)
             model(x).backward()
         if clip is not None:
@@ -102,11 +102,11 @@ def test_no_layer_is_cut() -> None:
 
 @pytest.mark.parametrize("nodes", [PAIRS, TRIPLES], ids=str)
 def test_owners_share_all_parameters_and_only_they_get_gradients(nodes: Nodes) -> None:
-    def worker(groups: Groups) -> tuple[list[str], int]:
+    def worker(world: World) -> tuple[list[str], int]:
         model = Net()
-        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
         owned = {id(p) for p in replica.owned_parameters()}
-        model(batch(groups.rank, 0)).backward()
+        model(batch(world.rank, 0)).backward()
         names = [name for name, p in model.named_parameters() if id(p) in owned]
         assert all((p.grad is not None) == (id(p) in owned) for p in model.parameters())
         optimizer = Adam(model.parameters())  # although it was given all of them
@@ -139,8 +139,8 @@ def test_owners_share_all_parameters_and_only_they_get_gradients(nodes: Nodes) -
 )
 def test_results_are_those_without_a_partition(nodes: Nodes, options: dict[str, Any]) -> None:
     world = ThreadWorld(nodes=nodes)
-    plain = world.run(lambda groups: train(groups, **options))
-    split = world.run(lambda groups: train(groups, partition=True, **options))
+    plain = world.run(lambda world: train(world, **options))
+    split = world.run(lambda world: train(world, partition=True, **options))
     # Sums inside a node and inner products add up in another order; Adam's first steps divide
     # gradients by their own size, and the last parameter is float32.
     for ours, theirs in zip(split, plain, strict=True):
@@ -153,11 +153,11 @@ def test_results_are_those_without_a_partition(nodes: Nodes, options: dict[str, 
 
 
 def test_the_norm_is_that_of_all_gradients_of_the_node() -> None:
-    def worker(groups: Groups, partition: bool, kind: float) -> tuple[float, float]:
+    def worker(world: World, partition: bool, kind: float) -> tuple[float, float]:
         model = Net()
         algorithm = offbeat.adasum(within="local", partition=partition)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
-        model(batch(groups.rank, 0)).backward()
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        model(batch(world.rank, 0)).backward()
         norm = float(replica.clip_grad_norm_(0.25, kind))
         again = float(replica.clip_grad_norm_(100.0, kind))
         replica.detach()
@@ -165,8 +165,8 @@ def test_the_norm_is_that_of_all_gradients_of_the_node() -> None:
 
     for kind in (1.0, 2.0, torch.inf):
         world = ThreadWorld(nodes=PAIRS)
-        split = world.run(lambda groups, kind=kind: worker(groups, True, kind))
-        plain = world.run(lambda groups, kind=kind: worker(groups, False, kind))
+        split = world.run(lambda world, kind=kind: worker(world, True, kind))
+        plain = world.run(lambda world, kind=kind: worker(world, False, kind))
         np.testing.assert_allclose(split, plain, rtol=1e-6)
         # torch scales by max_norm / (norm + 1e-6).
         np.testing.assert_allclose([again for _, again in split], 0.25, rtol=1e-5)
@@ -176,10 +176,10 @@ def test_the_norm_is_that_of_all_gradients_of_the_node() -> None:
 def test_a_node_sends_one_model() -> None:
     """On the wire between two nodes: each owner its layers, there and back."""
 
-    def worker(groups: Groups) -> int:
+    def worker(world: World) -> int:
         model = nn.Sequential(*(nn.Linear(40, 40, bias=False) for _ in range(4)))
         algorithm = offbeat.adasum(partition=True, method="gram")
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         before = replica.stats()["bytes_by_axis"].get("node", 0)
         model(torch.ones(40)).sum().backward()
         replica.step()
@@ -196,16 +196,16 @@ def test_a_node_sends_one_model() -> None:
 def test_grad_scaler_with_an_overflow_on_one_rank(partition: bool) -> None:
     """Its node skips the step, as one; the other node's update passes through."""
 
-    def worker(groups: Groups) -> tuple[list[float], Tensor, Tensor]:
+    def worker(world: World) -> tuple[list[float], Tensor, Tensor]:
         model = Net()
         algorithm = offbeat.adasum(within="local", partition=partition)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = SGD(replica.owned_parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
         scales, models = [], [vector(model)]
         for step in range(4):
-            loss = model(batch(groups.rank, step))
-            if (groups.rank, step) == (1, 2):
+            loss = model(batch(world.rank, step))
+            if (world.rank, step) == (1, 2):
                 loss = loss * torch.inf
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
@@ -231,11 +231,11 @@ def test_grad_scaler_with_an_overflow_on_one_rank(partition: bool) -> None:
 
 
 def test_an_infinity_at_one_owner_is_seen_by_its_whole_node() -> None:
-    def worker(groups: Groups) -> bool:
+    def worker(world: World) -> bool:
         model = Net()
-        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=groups)
-        loss = model(batch(groups.rank, 0))
-        if groups.rank == 2:
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
+        loss = model(batch(world.rank, 0))
+        if world.rank == 2:
             loss = loss + model.last[1] * torch.inf
         loss.backward()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -246,13 +246,13 @@ def test_an_infinity_at_one_owner_is_seen_by_its_whole_node() -> None:
 
 
 def test_an_update_that_is_not_finite_names_its_owner() -> None:
-    def worker(groups: Groups) -> tuple[list[str], str]:
+    def worker(world: World) -> tuple[list[str], str]:
         model = Net()
-        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=groups)
-        model(batch(groups.rank, 0)).backward()
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
+        model(batch(world.rank, 0)).backward()
         owned = {id(p) for p in replica.owned_parameters()}
         names = [name for name, p in model.named_parameters() if id(p) in owned]
-        if groups.rank in (2, 3) and "last" in names:
+        if world.rank in (2, 3) and "last" in names:
             with torch.no_grad():
                 model.last.fill_(torch.inf)
         with pytest.raises(ValueError, match="not finite") as error:
@@ -265,14 +265,14 @@ def test_an_update_that_is_not_finite_names_its_owner() -> None:
 
 
 def test_a_second_backward_before_the_step_is_refused_on_all_ranks() -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Net()
-        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=groups)
-        model(batch(groups.rank, 0)).backward()
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
+        model(batch(world.rank, 0)).backward()
         model.zero_grad()  # a batch that is given up is fine
-        model(batch(groups.rank, 1)).backward()
+        model(batch(world.rank, 1)).backward()
         with pytest.raises(ValueError, match="set_requires_sync"):
-            model(batch(groups.rank, 2)).backward()
+            model(batch(world.rank, 2)).backward()
         replica.detach()
 
     ThreadWorld(nodes=PAIRS).run(worker)
@@ -281,11 +281,11 @@ def test_a_second_backward_before_the_step_is_refused_on_all_ranks() -> None:
 def test_sixteen_bit_gradients_meet_in_full_precision() -> None:
     """1 + 2^-8 has no place in bf16; its double has."""
 
-    def worker(groups: Groups) -> float | None:
+    def worker(world: World) -> float | None:
         model = nn.Linear(1, 1, dtype=torch.bfloat16)
-        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
         slopes = (1.0, 2.0**-7, 2.0**-7, 1.0)
-        (model.weight * slopes[groups.rank]).sum().backward()
+        (model.weight * slopes[world.rank]).sum().backward()
         replica.detach()
         return None if model.weight.grad is None else float(model.weight.grad)
 
@@ -305,9 +305,9 @@ def test_sixteen_bit_gradients_meet_in_full_precision() -> None:
     ids=["unequal", "few"],
 )
 def test_what_cannot_be_shared_is_refused_on_all_ranks(nodes: Nodes, message: str) -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         with pytest.raises(ValueError, match=message):
-            offbeat.replicate(Net(), offbeat.adasum(partition=True), mesh=groups)
+            offbeat.replicate(Net(), offbeat.adasum(partition=True), mesh=world)
 
     ThreadWorld(nodes=nodes).run(worker)
 

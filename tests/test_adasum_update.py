@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import AdasumUpdate
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import START, Quadratic, flat, gradient, loss
@@ -49,10 +49,10 @@ def combined(
     nodes = nodes or tuple((rank,) for rank in range(len(rows)))
     algorithm = offbeat.Algorithm(parameters=AdasumUpdate(over=over, **options))  # type: ignore[arg-type]
 
-    def worker(groups: Groups) -> torch.Tensor:
+    def worker(world: World) -> torch.Tensor:
         model = Bare(sizes, rows.dtype)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
-        model.move(rows[groups.node])
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        model.move(rows[world.node])
         replica.step()
         return model.vector()
 
@@ -73,7 +73,9 @@ def test_every_algorithm_follows_the_reference(
 ) -> None:
     if method == "rvhdd" and size & (size - 1):
         pytest.skip("halves vectors between powers of two")
-    monkeypatch.setattr("offbeat.adasum_wire.cut.LARGEST", 400)  # several pieces of every slice
+    monkeypatch.setattr(
+        "offbeat.parameters.adasum.slices.LARGEST", 400
+    )  # several pieces of every slice
     sizes = (301, 1, 17, 90)
     rows = drawn(size, sum(sizes), dtype)
     expected = combine_layers(rows.double().numpy(), sizes)
@@ -139,9 +141,9 @@ def test_what_rounding_takes_is_given_back(wire: str) -> None:
     algorithm = offbeat.adasum(wire=wire, method="gram")  # type: ignore[arg-type]
     by = torch.linspace(1.0, 1.01, 7, dtype=torch.float64)
 
-    def worker(groups: Groups) -> torch.Tensor:
+    def worker(world: World) -> torch.Tensor:
         model = Bare((7,))
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         for _ in range(64):
             model.move(by)
             replica.step()
@@ -180,13 +182,13 @@ def test_with_plain_sgd_updates_are_gradients_and_with_adam_they_are_not() -> No
 def test_ranks_with_one_optimum_find_it() -> None:
     """Curvatures differ, so updates do; all of them vanish at the same place."""
 
-    def worker(groups: Groups) -> Array:
+    def worker(world: World) -> Array:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.adasum(every=2), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.adasum(every=2), mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
         for _ in range(200):
             x = torch.cat([model.matrix.view(-1), model.vector])
-            ((0.5 + groups.rank / 4) * x.square().sum()).backward()
+            ((0.5 + world.rank / 4) * x.square().sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -206,11 +208,11 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(
     over = "world" if nodes is None else "node"
     algorithm = offbeat.Algorithm(parameters=AdasumUpdate(method=method, over=over))  # type: ignore[arg-type]
 
-    def worker(groups: Groups) -> str:
+    def worker(world: World) -> str:
         model = Bare((5, 3, 40))
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         by = torch.ones(48, dtype=torch.float64)
-        if groups.node == 2:
+        if world.node == 2:
             by[6] = bad
         model.move(by)
         with pytest.raises(ValueError, match="not finite") as error:
@@ -224,13 +226,13 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(
 
 @pytest.mark.parametrize("options", [{}, {"wire": "bf16", "method": "gram"}], ids=str)
 def test_a_step_that_is_not_finite_may_be_skipped(options: dict[str, Any]) -> None:
-    def worker(groups: Groups) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def worker(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model = Bare((5, 3))
-        replica = offbeat.replicate(model, offbeat.adasum(nonfinite="skip", **options), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.adasum(nonfinite="skip", **options), mesh=world)
         by = torch.linspace(1, 2, 8, dtype=torch.float64)
         seen = []
         for step in range(3):
-            model.move(by * torch.nan if step == 1 and groups.rank == 2 else by)
+            model.move(by * torch.nan if step == 1 and world.rank == 2 else by)
             replica.step()
             seen.append(model.vector())
         assert replica.stats()["measures"]["skipped"] == 1
@@ -251,11 +253,11 @@ def test_too_large_to_be_combined_is_said_so() -> None:
 def test_orthogonality_of_layers_and_their_mean() -> None:
     """One layer orthogonal, one equal, one that nobody moved."""
 
-    def worker(groups: Groups) -> dict[str, float]:
+    def worker(world: World) -> dict[str, float]:
         model = Bare((2, 2, 2))
-        replica = offbeat.replicate(model, offbeat.adasum(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.adasum(), mesh=world)
         assert replica.stats()["measures"] == {"skipped": 0}
-        apart = torch.eye(2, dtype=torch.float64)[groups.rank]
+        apart = torch.eye(2, dtype=torch.float64)[world.rank]
         model.move(torch.cat([apart, torch.ones(2), torch.zeros(2)]).double())
         replica.step()
         return replica.stats()["measures"]  # type: ignore[no-any-return]
@@ -287,25 +289,25 @@ def test_resuming_goes_on_bit_for_bit(options: dict[str, Any], nodes: Nodes) -> 
     gradients = Mean(over="local", partition=partition) if "over" in options else None
     algorithm = offbeat.Algorithm(gradients, AdasumUpdate(**options))
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = Adam(model.parameters(), lr=0.1)
-        train(model, replica, groups.rank, optimizer, 7)
+        train(model, replica, world.rank, optimizer, 7)
         file = io.BytesIO()
         parts = {"replica": replica, "optimizer": optimizer}
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-        train(model, replica, groups.rank, optimizer, 5)
+        train(model, replica, world.rank, optimizer, 5)
         file.seek(0)
         saved = torch.load(file, weights_only=True)
-        kept = saved["replica"][f"rank{groups.rank}"]["parameters"]
+        kept = saved["replica"][f"rank{world.rank}"]["parameters"]
         assert kept["anchor"].keys() == {"matrix", "vector"}
         again = Quadratic(torch.float32)
-        resumed = offbeat.replicate(again, algorithm, mesh=groups)
+        resumed = offbeat.replicate(again, algorithm, mesh=world)
         resumed.load_state_dict(saved["replica"])
         optimizer = Adam(again.parameters(), lr=0.1)
         optimizer.load_state_dict(saved["optimizer"])
-        train(again, resumed, groups.rank, optimizer, 5)
+        train(again, resumed, world.rank, optimizer, 5)
         assert all(
             torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
         )
@@ -327,10 +329,10 @@ def test_finish_performs_the_exchange_that_is_due(wire: Any) -> None:
     nodes: Nodes = ((0,), (1,), (2,))
     algorithm = offbeat.adasum(every=3, wire=wire, method="gram")
 
-    def worker(groups: Groups) -> Array:
+    def worker(world: World) -> Array:
         model = Quadratic()
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
-        train(model, replica, groups.rank, SGD(model.parameters(), lr=0.1), 2)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        train(model, replica, world.rank, SGD(model.parameters(), lr=0.1), 2)
         with replica.consensus():
             shown = flat(snapshot(model))
         replica.finish()
@@ -344,11 +346,11 @@ def test_finish_performs_the_exchange_that_is_due(wire: Any) -> None:
 def test_bytes_are_those_of_an_all_reduce() -> None:
     size, numel = 4, 80000
 
-    def worker(groups: Groups) -> tuple[int, int]:
+    def worker(world: World) -> tuple[int, int]:
         found = []
         for wire in (None, "bf16"):
             model = Bare((numel,), torch.float32)
-            replica = offbeat.replicate(model, offbeat.adasum(wire=wire), mesh=groups)  # type: ignore[arg-type]
+            replica = offbeat.replicate(model, offbeat.adasum(wire=wire), mesh=world)  # type: ignore[arg-type]
             replica.step()  # which also asks who has which kernels
             before = replica.stats()["total"]["bytes_sent"]
             replica.step()

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from offbeat.hogwild import AsyncAdamClassifier
-from offbeat.hogwild.descent import Descent
+from offbeat.hogwild.logistic.descent import Descent
 from reference.async_adam import async_adam
 
 Array = NDArray[Any]

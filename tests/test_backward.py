@@ -16,8 +16,8 @@ from torch.optim import LBFGS, SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.testing import ThreadWorld
 
 SIZE, STEPS = 3, 4
@@ -207,12 +207,12 @@ def small_first_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_grad_is_the_mean_when_backward_returns(case: Case, text: str) -> None:
     """Some steps with ``set_to_none``, then some without."""
 
-    def worker(groups: Groups) -> list[Gradients]:
+    def worker(world: World) -> list[Gradients]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         seen = []
         for step in range(2 * STEPS):
-            case.loss(model, groups.rank, step).backward()
+            case.loss(model, world.rank, step).backward()
             seen.append(gradients(model))
             model.zero_grad(set_to_none=step < STEPS)
             replica.step()
@@ -276,12 +276,12 @@ def test_a_gradient_that_is_ready_twice_is_right_or_an_error_on_all_ranks(text: 
     """A parameter inside and outside of a reentrant block; DDP refuses it altogether."""
     case = Case("", seeded(layers), partial(sandwiched, reentrant=True))
 
-    def worker(groups: Groups) -> str:
+    def worker(world: World) -> str:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         for step in range(2 * STEPS):
             try:
-                case.loss(model, groups.rank, step).backward()
+                case.loss(model, world.rank, step).backward()
             except ValueError as error:
                 return str(error)
             mean = sum(rank["1.weight"] for rank in local_gradients(case, step)) / SIZE
@@ -301,17 +301,17 @@ def test_reentrant_blocks_with_an_unused_parameter_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """When a backward ends inside a nested one, this rank cannot know that nothing will follow."""
-    monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
-    def worker(groups: Groups) -> str:
+    def worker(world: World) -> str:
         model = build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
-        mine = model[:-1] if groups.rank == 1 else model
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        mine = model[:-1] if world.rank == 1 else model
 
         def train() -> None:
             for step in range(2):
-                checkpointed(mine, groups.rank, step, reentrant=True).backward()
+                checkpointed(mine, world.rank, step, reentrant=True).backward()
                 replica.step()
 
         with pytest.raises(ValueError, match="use_reentrant=False") as raised:
@@ -341,12 +341,12 @@ def test_dtypes_do_not_overtake_each_other_on_a_slow_rank() -> None:
     """16-bit and 32-bit buckets take different ways to the wire: one order on every rank."""
     build = seeded(lambda: nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()]))
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         # Rank 0 starts late and pauses between its layers: the others' 16-bit bucket still waits
         # for it when their 32-bit bucket is ready, and its own does not.
-        pause = 0.05 if groups.rank == 0 else 0.0
+        pause = 0.05 if world.rank == 0 else 0.0
         for _ in range(3):
             x = Late.apply(model[0](torch.ones(4)), 2 * pause)
             Late.apply(model[1](x.bfloat16()), pause).sum().backward()
@@ -360,10 +360,10 @@ def test_dtypes_do_not_overtake_each_other_on_a_slow_rank() -> None:
 def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
     build = seeded(lambda: nn.ModuleList([nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4)]))
 
-    def worker(groups: Groups) -> None:
-        replica = offbeat.replicate(build(), offbeat.local_sgd(every=1), mesh=groups)
+    def worker(world: World) -> None:
+        replica = offbeat.replicate(build(), offbeat.local_sgd(every=1), mesh=world)
         for step in range(40):
-            time.sleep(0.002 * (step % SIZE == groups.rank))
+            time.sleep(0.002 * (step % SIZE == world.rank))
             replica.step()
         replica.detach()
 
@@ -374,17 +374,17 @@ def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
 def test_a_peer_that_leaves_ends_the_wait_in_backward(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
-        if groups.rank == 1:
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        if world.rank == 1:
             replica.detach()
             return
         with pytest.raises(offbeat.PeerLost, match="rank 1 has left"):
-            plain(model, groups.rank, 0).backward()
+            plain(model, world.rank, 0).backward()
         replica.detach()
 
     ThreadWorld(SIZE).run(worker, timeout=10)
@@ -396,13 +396,13 @@ def test_two_synced_backwards_before_a_step(text: str, set_to_none: bool) -> Non
     """The second exchanges what was added since, so the sum of means results."""
     first, second = Case("", seeded(layers), plain), Case("", seeded(layers), skip_last)
 
-    def worker(groups: Groups) -> Gradients:
+    def worker(world: World) -> Gradients:
         model = first.build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         for _ in range(3):  # from the second step on, buckets have their final order
             model.zero_grad(set_to_none)
-            first.loss(model, groups.rank, 0).backward()
-            second.loss(model, groups.rank, 1).backward()
+            first.loss(model, world.rank, 0).backward()
+            second.loss(model, world.rank, 1).backward()
             result = gradients(model)
             replica.step()
         replica.detach()
@@ -434,14 +434,14 @@ def test_a_parameter_used_only_in_the_first_micro_batch(text: str, set_to_none: 
     """On rank 0 alone, and not in the backward that exchanges."""
     first, second = Case("", seeded(layers), only_rank_0), Case("", seeded(layers), skip_last)
 
-    def worker(groups: Groups) -> Gradients:
+    def worker(world: World) -> Gradients:
         model = first.build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         for _ in range(3):
             replica.set_requires_sync(False)
-            first.loss(model, groups.rank, 0).backward()
+            first.loss(model, world.rank, 0).backward()
             replica.set_requires_sync(True)
-            second.loss(model, groups.rank, 1).backward()
+            second.loss(model, world.rank, 1).backward()
             result = gradients(model)
             model.zero_grad(set_to_none)
             replica.step()
@@ -459,10 +459,10 @@ def only_rank_0(model: nn.ModuleList, rank: int, step: int) -> Tensor:
 def test_a_16_bit_mean_is_summed_wide() -> None:
     """256 + 2 + 3 = 261 has no 16-bit form, its third 87 has: only the mean may be rounded."""
 
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.ddp(wire="bf16"), mesh=groups)
-        (model(torch.ones(1)) * (256.0, 2.0, 3.0)[groups.rank]).sum().backward()
+        replica = offbeat.replicate(model, offbeat.ddp(wire="bf16"), mesh=world)
+        (model(torch.ones(1)) * (256.0, 2.0, 3.0)[world.rank]).sum().backward()
         replica.detach()
         return model.weight.grad.item()
 
@@ -472,11 +472,11 @@ def test_a_16_bit_mean_is_summed_wide() -> None:
 def test_without_sync_gradients_stay_local() -> None:
     case = Case("", seeded(layers), plain)
 
-    def worker(groups: Groups) -> Gradients:
+    def worker(world: World) -> Gradients:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         replica.set_requires_sync(False)
-        case.loss(model, groups.rank, 0).backward()
+        case.loss(model, world.rank, 0).backward()
         replica.step()
         replica.detach()
         return gradients(model)
@@ -493,18 +493,18 @@ ZERO_AT_THE_TOP, ZERO_AT_THE_END, NONE_AT_THE_END = "zero_grad first", "zeros la
 def test_a_rank_without_a_backward_gives_zeros(text: str, habit: str) -> None:
     """It has no batch in step 2: the others count it as zero, and step 3 is as if nothing was."""
 
-    def worker(groups: Groups) -> list[float]:
+    def worker(world: World) -> list[float]:
         model = nn.Linear(2, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         seen = []
         for step in range(4):
-            if groups.rank == 1 and step == 2:
+            if world.rank == 1 and step == 2:
                 seen.append(0.0)
                 replica.step()
                 continue
             if habit == ZERO_AT_THE_TOP:
                 model.zero_grad()
-            (model(torch.ones(2)) * (groups.rank + 1)).sum().backward()
+            (model(torch.ones(2)) * (world.rank + 1)).sum().backward()
             seen.append(float(model.weight.grad[0, 0]))
             if habit != ZERO_AT_THE_TOP:
                 model.zero_grad(set_to_none=habit == NONE_AT_THE_END)
@@ -522,15 +522,15 @@ def test_a_rank_without_a_backward_gives_zeros(text: str, habit: str) -> None:
 def test_a_rank_that_lacks_only_the_last_micro_batch(text: str) -> None:
     """What it has accumulated counts, and is still there for its own optimizer."""
 
-    def worker(groups: Groups) -> list[float]:
+    def worker(world: World) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         seen = []
         for step in range(4):
             replica.set_requires_sync(False)
-            (model(torch.ones(1)) * (groups.rank + 1)).sum().backward()
+            (model(torch.ones(1)) * (world.rank + 1)).sum().backward()
             replica.set_requires_sync(True)
-            if not (groups.rank == 1 and step == 2):
+            if not (world.rank == 1 and step == 2):
                 (model(torch.ones(1)) * 4).sum().backward()
             seen.append(model.weight.grad.item())
             replica.step()
@@ -544,9 +544,9 @@ def test_a_rank_that_lacks_only_the_last_micro_batch(text: str) -> None:
 
 
 def test_nobody_runs_a_backward() -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = layers()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         replica.step()
         assert all(p.grad is None for p in model.parameters())
         replica.detach()
@@ -557,15 +557,15 @@ def test_nobody_runs_a_backward() -> None:
 
 @either_wire
 def test_an_overflow_on_one_rank_makes_all_scalers_skip(text: str) -> None:
-    def worker(groups: Groups) -> tuple[list[float], list[Tensor]]:
+    def worker(world: World) -> tuple[list[float], list[Tensor]]:
         model = seeded_linear()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         scales, weights = [], []
         for step in range(4):
-            factor = torch.inf if (groups.rank, step) == (1, 1) else 1.0
-            scaler.scale(model(batch(groups.rank, step)).sum() * factor).backward()
+            factor = torch.inf if (world.rank, step) == (1, 1) else 1.0
+            scaler.scale(model(batch(world.rank, step)).sum() * factor).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -591,10 +591,10 @@ seeded_linear = seeded(lambda: nn.Linear(4, 2))
 @either_wire
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_a_gradient_that_is_not_finite_arrives_everywhere(text: str, value: float) -> None:
-    def worker(groups: Groups) -> Tensor:
+    def worker(world: World) -> Tensor:
         model = nn.Linear(2, 3, bias=False)
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
-        row = torch.tensor([1.0, value if groups.rank == 1 else 1.0])
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        row = torch.tensor([1.0, value if world.rank == 1 else 1.0])
         model(row).sum().backward()
         replica.detach()
         return model.weight.grad
@@ -607,10 +607,10 @@ def test_a_gradient_that_is_not_finite_arrives_everywhere(text: str, value: floa
 def test_clipping_sees_the_mean() -> None:
     """Gradients of 3, 4 and 5 have a mean of norm 4; clipping each first would give 1."""
 
-    def worker(groups: Groups) -> tuple[float, float]:
+    def worker(world: World) -> tuple[float, float]:
         model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
-        (model(torch.ones(1)) * (3.0 + groups.rank)).sum().backward()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        (model(torch.ones(1)) * (3.0 + world.rank)).sum().backward()
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 2.0))
         grad = float(model.weight.grad)
         replica.detach()
@@ -643,10 +643,10 @@ def test_lbfgs_calls_backward_several_times_in_one_step() -> None:
         optimizer.step(closure)
         return calls
 
-    def worker(groups: Groups) -> tuple[int, Tensor]:
+    def worker(world: World) -> tuple[int, Tensor]:
         model = build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
-        calls = minimize(model, [groups.rank])
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        calls = minimize(model, [world.rank])
         replica.step()
         replica.detach()
         return calls, model.weight.detach()
@@ -664,21 +664,21 @@ def test_two_replicas_of_two_models_share_a_backward() -> None:
     """As a generator and a critic do, with different algorithms and one optimizer each."""
     build = seeded(lambda: layers(2))
 
-    def worker(groups: Groups) -> list[Gradients]:
+    def worker(world: World) -> list[Gradients]:
         one, two = build(), build()
         replicas = [
-            offbeat.replicate(one, offbeat.ddp(), mesh=groups),
-            offbeat.replicate(two, offbeat.ddp(wire="bf16"), mesh=groups),
+            offbeat.replicate(one, offbeat.ddp(), mesh=world),
+            offbeat.replicate(two, offbeat.ddp(wire="bf16"), mesh=world),
         ]
         for _ in range(3):
-            (plain(one, groups.rank, 0) + plain(two, groups.rank, 0)).backward()
+            (plain(one, world.rank, 0) + plain(two, world.rank, 0)).backward()
             seen = [gradients(one), gradients(two)]
             one.zero_grad()
             two.zero_grad()
             for replica in replicas:
                 replica.step()
         replicas[0].detach()
-        plain(two, groups.rank, 0).backward()  # the other goes on
+        plain(two, world.rank, 0).backward()  # the other goes on
         seen.append(gradients(two))
         replicas[1].detach()
         return seen
@@ -694,12 +694,12 @@ def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none:
     """Scaling, clipping and decay write into ``.grad``, which is a view of a bucket."""
     case = Case("", seeded(layers), sometimes)
 
-    def worker(groups: Groups) -> list[Gradients]:
+    def worker(world: World) -> list[Gradients]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         seen = []
         for step in range(6):
-            case.loss(model, groups.rank, step).backward()
+            case.loss(model, world.rank, step).backward()
             seen.append(gradients(model))
             for p in model.parameters():
                 if p.grad is not None:
@@ -719,12 +719,12 @@ def test_a_gradient_kept_by_the_user_is_a_view_that_the_next_backward_overwrites
     """Keep a clone: the docstring says so, and this shows what happens without."""
     assert "view of its bucket" in " ".join((Mean.__doc__ or "").split())
 
-    def worker(groups: Groups) -> tuple[list[Tensor], list[Tensor]]:
+    def worker(world: World) -> tuple[list[Tensor], list[Tensor]]:
         model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         kept, cloned = [], []
         for step in range(4):
-            (model(torch.ones(1)) * (step + groups.rank)).sum().backward()
+            (model(torch.ones(1)) * (step + world.rank)).sum().backward()
             kept.append(model.weight.grad)
             cloned.append(model.weight.grad.clone())
             model.zero_grad()
@@ -748,14 +748,14 @@ def test_a_gradient_kept_by_the_user_is_a_view_that_the_next_backward_overwrites
 def test_compiled_models(backend: str, whole: bool) -> None:
     case = Case("", seeded(lambda: nn.Sequential(*layers())), through)
 
-    def worker(groups: Groups) -> list[Gradients]:
+    def worker(world: World) -> list[Gradients]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=world)
         parts = [torch.compile(layer, backend=backend) for layer in model]
         compiled = torch.compile(model, backend=backend) if whole else nn.Sequential(*parts)
         seen = []
         for step in range(3):
-            case.loss(compiled, groups.rank, step).backward()
+            case.loss(compiled, world.rank, step).backward()
             seen.append(gradients(model))
             model.zero_grad()
             replica.step()
@@ -775,12 +775,12 @@ def test_a_random_order_on_every_rank_with_pauses() -> None:
     """Buckets leave in one order although gradients come in another, at another pace."""
     case = Case("", seeded(partial(layers, 6)), late_branches)
 
-    def worker(groups: Groups) -> list[Gradients]:
+    def worker(world: World) -> list[Gradients]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=world)
         seen = []
         for step in range(4):
-            case.loss(model, groups.rank, step).backward()
+            case.loss(model, world.rank, step).backward()
             seen.append(gradients(model))
             model.zero_grad()
             replica.step()
@@ -808,13 +808,13 @@ def test_buckets_are_cut_as_asked_and_in_the_order_of_backward(
     monkeypatch.undo()  # with the first bucket's real size
     case = Case("", seeded(partial(layers, 4)), plain)
 
-    def worker(groups: Groups) -> list[list[str]]:
+    def worker(world: World) -> list[list[str]]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=groups)
-        case.loss(model, groups.rank, 0).backward()
+        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=world)
+        case.loss(model, world.rank, 0).backward()
         sent = replica.stats()["total"]["messages"]
         model.zero_grad()
-        case.loss(model, groups.rank, 0).backward()
+        case.loss(model, world.rank, 0).backward()
         assert replica.stats()["total"]["messages"] - sent == 8
         buckets = [list(bucket.views) for bucket in replica.gradients_state.buckets]
         replica.detach()
@@ -833,12 +833,12 @@ def test_nested_backwards_are_exchanged_once() -> None:
     """A reentrant block's own backward ends first, and must not send what is not complete."""
     build = seeded(partial(layers, 4))
 
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = build()
-        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=world)
         for step in range(3):
             sent = replica.stats()["total"]["messages"]
-            checkpointed(model, groups.rank, step, reentrant=True).backward()
+            checkpointed(model, world.rank, step, reentrant=True).backward()
             replica.step()
             model.zero_grad()
         sent = replica.stats()["total"]["messages"] - sent
@@ -852,16 +852,16 @@ def test_a_backward_that_fails_can_be_tried_again() -> None:
     """As after running out of memory: it is right, or an error that says what happened."""
     case = Case("", seeded(layers), plain)
 
-    def worker(groups: Groups) -> Gradients | str:
+    def worker(world: World) -> Gradients | str:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         handle = model[0].weight.register_hook(fail)
         with pytest.raises(MemoryError):
-            case.loss(model, groups.rank, 0).backward()
+            case.loss(model, world.rank, 0).backward()
         handle.remove()
         model.zero_grad()
         try:
-            case.loss(model, groups.rank, 0).backward()
+            case.loss(model, world.rank, 0).backward()
         except ValueError as error:
             return str(error)
         seen = gradients(model)
@@ -887,11 +887,11 @@ def test_create_graph_is_averaged_or_refused_alike() -> None:
     """Second-order optimizers call ``backward(create_graph=True)``."""
     case = Case("", seeded(layers), plain)
 
-    def worker(groups: Groups) -> Gradients | str:
+    def worker(world: World) -> Gradients | str:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         try:
-            case.loss(model, groups.rank, 0).backward(create_graph=True)
+            case.loss(model, world.rank, 0).backward(create_graph=True)
         except ValueError as error:
             return str(error)
         seen = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
@@ -910,11 +910,11 @@ def test_create_graph_is_averaged_or_refused_alike() -> None:
 def test_gradients_made_by_hand_are_exchanged_at_the_step() -> None:
     """``torch.autograd.grad`` runs no hook: such a step counts as one without a backward."""
 
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         (grad,) = torch.autograd.grad(model(torch.ones(1)).sum(), model.parameters())
-        model.weight.grad = grad * (groups.rank + 1)
+        model.weight.grad = grad * (world.rank + 1)
         replica.step()
         replica.detach()
         return float(model.weight.grad)
@@ -934,14 +934,14 @@ def test_training_with_adam_follows_one_process_with_the_whole_batch(text: str) 
             x = torch.tanh(layer(x))
         return x.square().mean()
 
-    def worker(groups: Groups) -> Tensor:
+    def worker(world: World) -> Tensor:
         model = build()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         optimizer = Adam(model.parameters(), lr=0.01)
         for step in range(10):
             for part in range(2):
                 replica.set_requires_sync(part == 1)
-                loss(model, groups.rank, 2 * step + part).backward()
+                loss(model, world.rank, 2 * step + part).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import Average, PairAverage, PushSum
 from offbeat.testing import ThreadWorld
-from offbeat.topology import Peers, Topology
+from offbeat.topology.graph import Peers, Topology
 
 SIZE = 2
 SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
@@ -32,15 +32,15 @@ every_recipe = pytest.mark.parametrize("text", RECIPES)
 @pytest.fixture(autouse=True)
 def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
 
 
-def alike(work: Callable[[Groups], object], size: int = SIZE, nodes: Any = None) -> str:
+def alike(work: Callable[[World], object], size: int = SIZE, nodes: Any = None) -> str:
     """The text of the ``ValueError`` that ``work`` raises on every rank, in time."""
 
-    def safe(groups: Groups) -> Exception | None:
+    def safe(world: World) -> Exception | None:
         try:
-            work(groups)
+            work(world)
         except Exception as error:
             return error
         return None
@@ -112,9 +112,9 @@ DIFFERENT = {
 def test_models_that_differ_between_ranks(what: str) -> None:
     other, match = DIFFERENT[what]
 
-    def work(groups: Groups) -> None:
-        model = other() if groups.rank == 2 else USUAL()
-        offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+    def work(world: World) -> None:
+        model = other() if world.rank == 2 else USUAL()
+        offbeat.replicate(model, offbeat.ddp(), mesh=world)
 
     text = alike(work, size=3)
     assert "ranks 0 and 2 differ" in text
@@ -123,8 +123,8 @@ def test_models_that_differ_between_ranks(what: str) -> None:
 
 
 def test_buffers_that_differ_in_shape() -> None:
-    def work(groups: Groups) -> None:
-        offbeat.replicate(buffered(2 + (groups.rank == 1))(), offbeat.ddp(), mesh=groups)
+    def work(world: World) -> None:
+        offbeat.replicate(buffered(2 + (world.rank == 1))(), offbeat.ddp(), mesh=world)
 
     assert "shape of 'statistics'" in alike(work)
 
@@ -132,11 +132,11 @@ def test_buffers_that_differ_in_shape() -> None:
 def test_a_world_goes_on_after_a_refusal() -> None:
     """The next ``replicate`` of the same ranks works: nothing was left half open."""
 
-    def work(groups: Groups) -> None:
-        odd = frozen() if groups.rank == 0 else USUAL()
+    def work(world: World) -> None:
+        odd = frozen() if world.rank == 0 else USUAL()
         with pytest.raises(ValueError, match="differ"):
-            offbeat.replicate(odd, offbeat.sgp(), mesh=groups)
-        replica = offbeat.replicate(USUAL(), offbeat.sgp(), mesh=groups)
+            offbeat.replicate(odd, offbeat.sgp(), mesh=world)
+        replica = offbeat.replicate(USUAL(), offbeat.sgp(), mesh=world)
         replica.step()
         replica.detach()
 
@@ -189,9 +189,9 @@ IMPOSSIBLE = {
 def test_models_that_cannot_be_exchanged(build: Callable[[], nn.Module]) -> None:
     """On one rank alone: the others, whose models are fine, must hear of it."""
 
-    def work(groups: Groups) -> None:
-        model = build() if groups.rank == 1 else small()
-        offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+    def work(world: World) -> None:
+        model = build() if world.rank == 1 else small()
+        offbeat.replicate(model, offbeat.ddp(), mesh=world)
 
     said = alike(work)
     assert said.startswith("rank 1: ")
@@ -201,7 +201,7 @@ def test_models_that_cannot_be_exchanged(build: Callable[[], nn.Module]) -> None
 def test_one_rank_alone_is_refused_too() -> None:
     for build, said in IMPOSSIBLE.items():
         with pytest.raises(ValueError, match=said):
-            offbeat.replicate(build(), offbeat.ddp(), mesh=ThreadWorld(1).groups(0))
+            offbeat.replicate(build(), offbeat.ddp(), mesh=ThreadWorld(1).world(0))
 
 
 BUFFERS = [torch.int16, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn]
@@ -211,11 +211,11 @@ BUFFERS = [torch.int16, torch.uint16, torch.bool, torch.complex64, torch.float8_
 def test_buffers_of_unusual_dtypes_are_equalized_or_refused(dtype: torch.dtype) -> None:
     """Gloo moves few of them; quantized models and rotary embeddings bring all of them."""
 
-    def work(groups: Groups) -> str:
+    def work(world: World) -> str:
         model = small()
-        model.register_buffer("table", torch.full((3,), groups.rank + 1).to(dtype))
+        model.register_buffer("table", torch.full((3,), world.rank + 1).to(dtype))
         try:
-            replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+            replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         except ValueError as error:
             return str(error)
         assert torch.equal(model.table, torch.ones(3).to(dtype))
@@ -230,11 +230,11 @@ def test_buffers_of_unusual_dtypes_are_equalized_or_refused(dtype: torch.dtype) 
 def test_an_expanded_buffer_is_equalized_or_refused() -> None:
     """A buffer that shares memory with itself, as masks made by ``expand`` do."""
 
-    def work(groups: Groups) -> str:
+    def work(world: World) -> str:
         model = small()
-        model.register_buffer("mask", torch.full((1, 3), float(groups.rank)).expand(2, 3))
+        model.register_buffer("mask", torch.full((1, 3), float(world.rank)).expand(2, 3))
         try:
-            replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
+            replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
         except ValueError as error:
             return str(error)
         assert torch.equal(model.mask, torch.zeros(2, 3))
@@ -259,11 +259,11 @@ class Lookup(nn.Module):
 
 @pytest.mark.parametrize("text", ["ddp", "ddp(wire='bf16')"])
 def test_a_sparse_gradient_that_appears_on_one_rank(text: str) -> None:
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = Lookup()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         for step in range(3):
-            model(sparse=groups.rank == 1 and step == 1).backward()
+            model(sparse=world.rank == 1 and step == 1).backward()
             model.zero_grad()
             replica.step()
 
@@ -290,16 +290,16 @@ def test_a_model_wrapped_in_ddp() -> None:
 def test_replicate_twice(text: str) -> None:
     """The second is refused, and the first goes on."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         run(model, 1, replica)
         try:
-            offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+            offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         finally:
             run(model, 2, replica)
             replica.detach()
-            offbeat.replicate(model, offbeat.algorithm(text), mesh=groups).detach()
+            offbeat.replicate(model, offbeat.algorithm(text), mesh=world).detach()
 
     said = alike(work)
     assert "already belongs to a replica" in said
@@ -313,7 +313,7 @@ def test_no_process_group() -> None:
 
 def test_not_a_model() -> None:
     with pytest.raises(ValueError, match="model"):
-        offbeat.replicate([nn.Linear(1, 1)], offbeat.ddp(), mesh=ThreadWorld(1).groups(0))
+        offbeat.replicate([nn.Linear(1, 1)], offbeat.ddp(), mesh=ThreadWorld(1).world(0))
 
 
 # ---- recipes and their arguments ----------------------------------------------------------------
@@ -398,8 +398,8 @@ def test_arguments_that_mean_nothing(make: Callable[[], object], match: str) -> 
 
 @pytest.mark.parametrize("algorithm", ["ddp", offbeat.ddp, None], ids=["name", "recipe", "nothing"])
 def test_replicate_wants_an_algorithm(algorithm: Any) -> None:
-    def work(groups: Groups) -> None:
-        offbeat.replicate(small(), algorithm, mesh=groups)
+    def work(world: World) -> None:
+        offbeat.replicate(small(), algorithm, mesh=world)
 
     assert "expected what a recipe returns" in alike(work)
 
@@ -416,9 +416,9 @@ DIFFERENT_ALGORITHMS = [
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT_ALGORITHMS)
 def test_different_algorithms_on_ranks(one: str, other: str) -> None:
-    def work(groups: Groups) -> None:
-        text = other if groups.rank == 1 else one
-        offbeat.replicate(small(), offbeat.algorithm(text), mesh=groups)
+    def work(world: World) -> None:
+        text = other if world.rank == 1 else one
+        offbeat.replicate(small(), offbeat.algorithm(text), mesh=world)
 
     said = alike(work)
     assert "algorithm" in said
@@ -446,13 +446,13 @@ class Deaf(Circle):
 def test_a_topology_of_ones_own_is_equal_on_all_ranks() -> None:
     """Every process makes its own object of it, with an address of its own."""
 
-    def work(groups: Groups) -> Any:
+    def work(world: World) -> Any:
         model = small()
-        replica = offbeat.replicate(model, offbeat.sgp(Circle()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Circle()), mesh=world)
         run(model, 2, replica)
         saved = replica.state_dict()
         replica.detach()
-        again = offbeat.replicate(small(), offbeat.sgp(Circle()), mesh=groups)
+        again = offbeat.replicate(small(), offbeat.sgp(Circle()), mesh=world)
         again.load_state_dict(saved)
         assert again.steps == 2
         again.detach()
@@ -461,8 +461,8 @@ def test_a_topology_of_ones_own_is_equal_on_all_ranks() -> None:
 
 
 def test_a_topology_that_cannot_work() -> None:
-    def work(groups: Groups) -> None:
-        offbeat.replicate(small(), offbeat.sgp(TOPOLOGY), mesh=groups)
+    def work(world: World) -> None:
+        offbeat.replicate(small(), offbeat.sgp(TOPOLOGY), mesh=world)
 
     assert "never hears of participant" in alike(work)
 
@@ -476,9 +476,9 @@ TOPOLOGY = Deaf()
 def test_nodes_that_differ_between_ranks() -> None:
     world = ThreadWorld(nodes=((0, 1), (2,)))
 
-    def work(groups: Groups) -> None:
-        nodes = ((0,), (1, 2)) if groups.rank == 1 else groups.nodes
-        odd = Groups(groups.rank, nodes, groups.store, groups.opener)
+    def work(world: World) -> None:
+        nodes = ((0,), (1, 2)) if world.rank == 1 else world.nodes
+        odd = World(world.rank, nodes, world.store, world.opener)
         with pytest.raises(ValueError, match="nodes"):
             offbeat.replicate(small(), offbeat.ddp(), mesh=odd)
 
@@ -511,7 +511,7 @@ BAD_NODES = {
 def test_nodes_that_do_not_place_every_rank_once(what: str) -> None:
     """A fault that every rank sees for itself, so that all of them raise."""
     with pytest.raises(ValueError, match="list every rank in one node"):
-        Groups.of(BAD_NODES[what])
+        World.of(BAD_NODES[what])
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -528,7 +528,7 @@ def test_a_mesh_with_other_axes() -> None:
     "mesh", ["node", 3, ((0, 1), (2,)), ThreadWorld(1)], ids=["name", "number", "ranks", "world"]
 )
 def test_something_that_is_no_mesh(mesh: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected a DeviceMesh .* or offbeat\.Groups"):
+    with pytest.raises(ValueError, match=r"expected a DeviceMesh .* or offbeat\.World"):
         offbeat.replicate(small(), offbeat.ddp(), mesh=mesh)
 
 
@@ -594,11 +594,11 @@ def test_parameters_that_change_after_replicate(
 ) -> None:
     """Found at the next ``step()``; every rank is told, for the others go on or wait."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = partly_frozen()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         run(model, 1, replica)
-        if where == "on all ranks" or groups.rank == 1:
+        if where == "on all ranks" or world.rank == 1:
             change(model)
         for _ in range(3):
             x = torch.ones(2, dtype=model[0].weight.dtype)
@@ -612,13 +612,13 @@ def test_parameters_that_change_after_replicate(
 def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
     """It waits for the rank with the fault, when the third has closed its connections already."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = partly_frozen()
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         run(model, 1, replica)
-        if groups.rank == 1:
+        if world.rank == 1:
             freeze(model)
-        if groups.rank == 2:
+        if world.rank == 2:
             slow_down(replica._links.heartbeat)
         run(model, 3, replica)
 
@@ -635,16 +635,16 @@ def slow_down(heartbeat: Any) -> None:
     heartbeat._tick = late
 
 
-def alike_or_each(work: Callable[[Groups], object], where: str) -> set[str]:
+def alike_or_each(work: Callable[[World], object], where: str) -> set[str]:
     """Where every rank has the fault, each may name itself; otherwise all name rank 1."""
     if where == "on rank 1":
         text = alike(work, size=3)
         assert "rank 1:" in text
         return {text}
 
-    def each(groups: Groups) -> str:
+    def each(world: World) -> str:
         with pytest.raises(ValueError, match="since replicate") as raised:
-            work(groups)
+            work(world)
         return str(raised.value)
 
     return set(ThreadWorld(SIZE).run(each, timeout=SECONDS))
@@ -652,9 +652,9 @@ def alike_or_each(work: Callable[[Groups], object], where: str) -> set[str]:
 
 @every_recipe
 def test_state_dict_between_backward_and_step(text: str) -> None:
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         replica.state_dict()
         model(torch.ones(2)).sum().backward()
         try:
@@ -669,9 +669,9 @@ def test_state_dict_between_backward_and_step(text: str) -> None:
 
 @every_recipe
 def test_state_dict_between_an_unsynced_backward_and_step(text: str) -> None:
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         replica.set_requires_sync(False)
         model(torch.ones(2)).sum().backward()
         replica.state_dict()
@@ -683,9 +683,9 @@ def test_state_dict_between_an_unsynced_backward_and_step(text: str) -> None:
 def test_backward_inside_consensus(text: str) -> None:
     """Refused, and the block gives the parameters back all the same."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         run(model, 1, replica)
         before = copy.deepcopy(model.state_dict())
         try:
@@ -701,8 +701,8 @@ def test_backward_inside_consensus(text: str) -> None:
 
 
 def test_calls_inside_consensus() -> None:
-    def work(groups: Groups) -> None:
-        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=groups)
+    def work(world: World) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=world)
         with replica.consensus():
             for call in (replica.step, replica.finish, replica.state_dict):
                 with pytest.raises(ValueError, match=r"inside consensus\(\)"):
@@ -716,8 +716,8 @@ def test_calls_inside_consensus() -> None:
 
 
 def test_detach_inside_consensus_stays_detached() -> None:
-    def work(groups: Groups) -> None:
-        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=groups)
+    def work(world: World) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp(), mesh=world)
         with replica.consensus():
             replica.detach()
         with pytest.raises(ValueError, match="after detach"):
@@ -738,10 +738,10 @@ def test_detach_inside_consensus_stays_detached() -> None:
 def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: str) -> None:
     """Rank 1 takes one step more and only then makes the call that the others wait in."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
-        run(model, 2 + (groups.rank == 1), replica)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        run(model, 2 + (world.rank == 1), replica)
         if verb == "consensus":
             with replica.consensus():
                 pass
@@ -757,9 +757,9 @@ def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: st
 def test_a_step_without_a_backward_against_finish() -> None:
     """Inside that step a whole node joins a backward it has not run, and then gossips."""
 
-    def work(groups: Groups) -> None:
-        replica = offbeat.replicate(small(), offbeat.sgp("ring", within="local"), mesh=groups)
-        if groups.node == 0:
+    def work(world: World) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp("ring", within="local"), mesh=world)
+        if world.node == 0:
             replica.step()
         else:
             replica.finish()
@@ -774,11 +774,11 @@ def test_a_step_without_a_backward_against_finish() -> None:
 def test_different_numbers_of_steps_before_finish(text: str) -> None:
     """Where steps do not wait for each other, ``finish`` is the first to notice."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         replica.set_requires_sync(False)
-        run(model, 2 + groups.rank, replica)
+        run(model, 2 + world.rank, replica)
         replica.finish()
 
     assert "finish() was called after different numbers of steps: [2, 3]" in alike(work)
@@ -801,27 +801,27 @@ def test_install_wants_one_optimizer_once() -> None:
 def saved_by(text: str, size: int, *, finished: bool, path: Path) -> None:
     """Two steps of every rank, saved to one file a rank."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         with torch.no_grad():
-            model[0].weight.add_(groups.rank)
+            model[0].weight.add_(world.rank)
         run(model, 2, replica)
         if finished:
             replica.finish()
-        torch.save(replica.state_dict(), path / f"{groups.rank}.pt")
+        torch.save(replica.state_dict(), path / f"{world.rank}.pt")
         replica.detach()
 
     ThreadWorld(size).run(work)
 
 
-def loading(text: str, find: Callable[[int], Any]) -> Callable[[Groups], None]:
+def loading(text: str, find: Callable[[int], Any]) -> Callable[[World], None]:
     """Work that loads ``find(rank)`` into a new replica."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
-        replica.load_state_dict(find(groups.rank))
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        replica.load_state_dict(find(world.rank))
         run(model, 1, replica)
         replica.detach()
 
@@ -876,10 +876,10 @@ def test_load_another_world_size_after_finish(
     """Allowed; new ranks load the file of any old one."""
     saved_by(text, old, finished=True, path=tmp_path)
 
-    def work(groups: Groups) -> Tensor:
+    def work(world: World) -> Tensor:
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
-        name = f"{min(groups.rank, old - 1)}.pt"
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        name = f"{min(world.rank, old - 1)}.pt"
         replica.load_state_dict(torch.load(tmp_path / name, weights_only=True))
         assert replica.steps == 2
         loaded = model[0].weight.detach().clone()
@@ -910,13 +910,13 @@ def test_load_the_finished_state_of_another_algorithm(old: str, new: str, tmp_pa
     """As the error of an unfinished one advises: counters and model are taken over."""
     saved_by(old, SIZE, finished=True, path=tmp_path)
 
-    def work(groups: Groups) -> None:
-        saved = torch.load(tmp_path / f"{groups.rank}.pt", weights_only=True)
+    def work(world: World) -> None:
+        saved = torch.load(tmp_path / f"{world.rank}.pt", weights_only=True)
         model = small()
-        replica = offbeat.replicate(model, offbeat.algorithm(new), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(new), mesh=world)
         replica.load_state_dict(saved)
         assert replica.steps == 2
-        for name, tensor in saved[f"rank{groups.rank}"]["model"].items():
+        for name, tensor in saved[f"rank{world.rank}"]["model"].items():
             assert torch.equal(model.state_dict()[name], tensor)
         run(model, 1, replica)
         replica.detach()

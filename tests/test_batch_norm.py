@@ -9,13 +9,13 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
-from offbeat.groups import Groups
+from offbeat.comm.world import World
 
 NODES = ((0, 1), (2, 3))
 
 
-def groups(nodes: Any = NODES) -> Groups:
-    return Groups(2, nodes, HashStore(), None)
+def world(nodes: Any = NODES) -> World:
+    return World(2, nodes, HashStore(), None)
 
 
 def model(device: str) -> nn.Sequential:
@@ -32,7 +32,7 @@ def test_layers_are_synchronized_inside_the_node(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "new_subgroups_by_enumeration", subgroups)
     before = model("meta")  # which is no CPU
     weight = before[1].weight
-    after = offbeat.sync_batch_norm(before, groups())
+    after = offbeat.sync_batch_norm(before, world())
     assert asked == [[[0, 1], [2, 3]]]
     assert isinstance(after[1], nn.SyncBatchNorm)
     assert after[1].process_group is mine
@@ -41,12 +41,12 @@ def test_layers_are_synchronized_inside_the_node(monkeypatch: pytest.MonkeyPatch
 
 def test_on_a_cpu_it_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="SyncBatchNorm works on GPUs only; move the model"):
-        offbeat.sync_batch_norm(model("cpu"), groups())
+        offbeat.sync_batch_norm(model("cpu"), world())
 
 
 def test_nothing_to_synchronize() -> None:
     linear = nn.Linear(2, 2)
-    assert offbeat.sync_batch_norm(linear, groups()) is linear
+    assert offbeat.sync_batch_norm(linear, world()) is linear
     alone = model("cpu")
-    assert offbeat.sync_batch_norm(alone, groups(((0,), (1,), (2,)))) is alone
+    assert offbeat.sync_batch_norm(alone, world(((0,), (1,), (2,)))) is alone
     assert type(alone[1]) is torch.nn.BatchNorm1d

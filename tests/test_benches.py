@@ -231,14 +231,14 @@ def test_a_pace_is_that_of_the_slowest_rank_after_the_warm_up(
     monkeypatch.syspath_prepend(str(BENCH))
     from _steps import Pace
 
-    from offbeat.compare.record import Recording, Step
+    from offbeat.telemetry.recording import Recording, Step
 
     def recording(seconds: float, *spans: tuple[str, float, float]) -> Recording:
-        first = Step(0.0, 9.0, {}, 9.0, spans=(("wire:node", -9.0, 9.0),))
+        first = Step(0.0, 9.0, {}, 9.0, spans=(("exchange:node", -9.0, 9.0),))
         return Recording(Path(), steps=[first, Step(0.0, seconds, {}, 0.1, spans=spans)])
 
     ranks = [
-        (recording(1.0, ("wire:node", -1.0, 0.5), ("wire:local", 0.0, 0.2)), 10.0),
+        (recording(1.0, ("exchange:node", -1.0, 0.5), ("exchange:local", 0.0, 0.2)), 10.0),
         (recording(2.0), 11.0),
     ]
     assert Pace.of(ranks, warm_up=1) == Pace(step=2.0, whole=11.0, stalled=0.1, travel=1.5)
@@ -351,7 +351,7 @@ def test_accuracy_near_that_of_dense_sgd_is_told_from_less(
     module = bench("lags_convergence")
     monkeypatch.setattr(module, "RESULTS", tmp_path)
 
-    def train(groups: Any, task: Any, start: Any, algorithm: Any, steps: int) -> list[float]:
+    def train(world: Any, task: Any, start: Any, algorithm: Any, steps: int) -> list[float]:
         dense = algorithm == offbeat.ddp()
         better, worse = (0.9, 0.8) if task.more_is_better else (9.0, 12.0)
         sparse = better if getattr(algorithm.gradients, "scope", "") == "layer" else worse

@@ -15,15 +15,16 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from offbeat.cli import app
-from offbeat.compare import Comparison, Plan, Recording, Run, line_up, read_run, summarize, table
+from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
 from offbeat.compare.command import _interruptible
+from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import Curve, measure
-from offbeat.compare.plan import split_algorithms
 from offbeat.compare.result import Setup, Spread
-from offbeat.compare.run import network
-from offbeat.compare.timeline import choose
+from offbeat.compare.run import open_runner
+from offbeat.compare.timeline import representative
 from offbeat.lab import Lab, Loopback, Unavailable
 from offbeat.lab.check import PAYLOAD
+from offbeat.telemetry.recording import Recording, read_run
 
 Line = dict[str, Any]
 
@@ -137,7 +138,7 @@ def test_commas_in_parentheses_and_quotes_belong_to_the_algorithm(
 
 def test_baseline_and_floor_join_once() -> None:
     def texts(*arguments: Any) -> tuple[list[str], str]:
-        methods, baseline = line_up(*arguments)
+        methods, baseline = parse_methods(*arguments)
         return [method.text for method in methods], baseline.text
 
     assert texts("ddp,sgp") == (["ddp", "sgp"], "ddp")
@@ -147,8 +148,8 @@ def test_baseline_and_floor_join_once() -> None:
 
 
 def test_methods_take_turns(script: Path) -> None:
-    methods, baseline = line_up("ddp,sgp")
-    plan = Plan(script, methods, baseline, ("--lr", "1"), steps=7, rounds=2)
+    methods, baseline = parse_methods("ddp,sgp")
+    plan = Experiment(script, methods, baseline, ("--lr", "1"), steps=7, rounds=2)
     turns = [(turn.round, turn.method.text) for turn in plan.turns()]
     assert turns == [(1, "ddp"), (1, "sgp"), (2, "ddp"), (2, "sgp")]
     chosen = ["--algorithm", "sgp", "--steps", "7", "--lr", "1"]
@@ -210,7 +211,7 @@ def test_a_rank_that_has_not_begun_has_no_recording_yet(tmp_path: Path) -> None:
     write_run(tmp_path, [[step()], [step()]])
     (tmp_path / "rank1.jsonl").write_text('{"event": "atta')
     assert [recording.rank for recording in read_run(tmp_path)] == [0]
-    assert Run(line_up("ddp")[0][0], 1, tmp_path).recordings() == []
+    assert Run(parse_methods("ddp")[0][0], 1, tmp_path).recordings() == []
 
 
 def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def comparison(
     target: float | None = None,
 ) -> Comparison:
     """Two ranks, seconds per step by method and round; loss falls from 5 to 1 and then is 1."""
-    methods, baseline = line_up(algorithms)
+    methods, baseline = parse_methods(algorithms)
     path = folder / "train.py"
     path.touch()
     runs = []
@@ -286,7 +287,7 @@ def comparison(
                 for k in range(10)
             ]
             runs.append(Run(method, number, write_run(home, [lines, lines]), code=0))
-    plan = Plan(path, methods, baseline, target_loss=target)
+    plan = Experiment(path, methods, baseline, target_loss=target)
     return summarize(plan, setup(rate), runs)
 
 
@@ -325,9 +326,9 @@ def test_a_target_that_was_not_reached_and_stalls_that_torch_hides(tmp_path: Pat
 
 
 def test_the_floor_does_not_set_the_target(tmp_path: Path) -> None:
-    methods, baseline = line_up("sgp,alone")
+    methods, baseline = parse_methods("sgp,alone")
     (tmp_path / "train.py").touch()
-    plan = Plan(tmp_path / "train.py", methods, baseline)
+    plan = Experiment(tmp_path / "train.py", methods, baseline)
     runs = [
         Run(method, 1, write_run(tmp_path / method.slug, [[step(loss=loss)] * 2]), code=0)
         for method, loss in zip(methods, (1.0, 9.0), strict=True)
@@ -336,9 +337,9 @@ def test_the_floor_does_not_set_the_target(tmp_path: Path) -> None:
 
 
 def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
-    methods, baseline = line_up("ddp,sgp,local_sgd")
+    methods, baseline = parse_methods("ddp,sgp,local_sgd")
     (tmp_path / "train.py").touch()
-    plan = Plan(tmp_path / "train.py", methods, baseline)
+    plan = Experiment(tmp_path / "train.py", methods, baseline)
     lines = [step(2.0, loss=float("nan"))] * 5
     homes = [write_run(tmp_path / method.slug, [lines, lines]) for method in methods]
     runs = [
@@ -377,20 +378,23 @@ def test_table_has_every_column_in_either_direction(tmp_path: Path, width: int) 
 
 def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) -> None:
     def lines(rank: int) -> list[Line]:
-        spans = [["forward", 0.0, 0.25], ["wire:world", -1.0, 0.5], ["wire:node", 0.5, 9.0]]
+        spans = [["forward", 0.0, 0.25], ["exchange:world", -1.0, 0.5], ["exchange:node", 0.5, 9.0]]
         return [
             # With pauses between steps: messages that left there are seen in the next step alone.
             step(1.0 + k / 16 + rank, 80 * (k % 4 == 3), time=10.0 * k, spans=spans * (k % 4 == 3))
             for k in range(20)
         ]
 
-    silent, sending = choose("m", read_run(write_run(tmp_path, [lines(0), lines(1)])))
+    silent, sending = representative("m", read_run(write_run(tmp_path, [lines(0), lines(1)])))
     assert silent.title == "without exchange, 12 of 16 steps"
     assert sending.title == "with exchange, 4 of 16 steps"
     # Steps 7, 11, 15 and 19 send; of four the third is the median.
     assert [lane.seconds for lane in sending.lanes] == [1.0 + 15 / 16, 2.0 + 15 / 16]
     bars = [(bar.kind, bar.start, bar.end) for bar in sending.lanes[0].bars]
-    assert bars == [("forward", 0.0, 0.25), ("wire", 0.0, 1.9375)]  # joined, and cut to the step
+    assert bars == [
+        ("forward", 0.0, 0.25),
+        ("exchange", 0.0, 1.9375),
+    ]  # joined, and cut to the step
     assert silent.lanes[0].bars == ()
 
 
@@ -398,7 +402,7 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
     """It leaves at the end of every fourth step; who waits for it two steps later tells of it."""
 
     def lines(rank: int) -> list[Line]:
-        told = [["wire:node", -1.75, -0.5], ["wire:local", 0.0, 0.5]]
+        told = [["exchange:node", -1.75, -0.5], ["exchange:local", 0.0, 0.5]]
         sent = [{"local": 8, "node": 80 * (k % 4 == 3)} for k in range(20)]
         return [
             step(1.0, time=k + 1.0, bytes_by_axis=sent[k], spans=told if k % 4 == 1 else [])
@@ -406,14 +410,14 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
         ]
 
     recordings = read_run(write_run(tmp_path, [lines(0), lines(1)], nodes=[[0], [1]]))
-    found = choose("m", recordings)
+    found = representative("m", recordings)
     assert [timeline.title for timeline in found] == [
         "without exchange, 8 of 16 steps",
         "while a message travels, 4 of 16 steps",
         "with exchange, 4 of 16 steps",
     ]
     steps = recordings[0].steps
-    assert [list(steps[k].between("wire")) for k in (7, 8, 9)] == [
+    assert [list(steps[k].between("exchange")) for k in (7, 8, 9)] == [
         [(0.25, 1.5)],
         [(-0.75, 0.5)],
         [(-1.75, -0.5), (0.0, 0.5)],
@@ -425,7 +429,7 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
 
 def test_without_root_ranks_run_on_loopback_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with network(2, 1, "100mbit") as (place, unshaped):
+    with open_runner(2, 1, "100mbit") as (place, unshaped):
         assert isinstance(place, Loopback)
         assert place.rate is None
         assert unshaped is not None
@@ -433,7 +437,7 @@ def test_without_root_ranks_run_on_loopback_and_say_so(monkeypatch: pytest.Monke
 
 
 def test_without_a_rate_nothing_is_shaped() -> None:
-    with network(2, [2, 1], None) as (place, unshaped):
+    with open_runner(2, [2, 1], None) as (place, unshaped):
         assert place.world.per_node == (2, 1)
         assert "no --rate" in str(unshaped)
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 import offbeat
-from offbeat.groups import Groups
+from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import DIMENSION, START, Quadratic, flat, gradient, loss, optimum
 from recipe_cases import CASES, Case, every_recipe, every_repeatable_recipe
@@ -65,13 +65,13 @@ def test_converges_although_every_rank_has_its_own_optimum(case: Case) -> None:
     size = 4
     nodes = ((0, 1), (2, 3)) if case.hierarchical else case.nodes(size)
 
-    def worker(groups: Groups) -> np.ndarray:
+    def worker(world: World) -> np.ndarray:
         model = Quadratic()
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=1.0)
         for k in range(400):
             optimizer.param_groups[0]["lr"] = 1.0 / (k + 2)
-            loss(model, groups.rank, k).backward()
+            loss(model, world.rank, k).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -93,11 +93,11 @@ def test_mixing_conserves_the_mean_and_brings_ranks_together(
     nodes = case.nodes(size)
     heads = [node[0] for node in nodes]  # a node's ranks hold one model
 
-    def worker(groups: Groups) -> list[np.ndarray]:
+    def worker(world: World) -> list[np.ndarray]:
         model = Quadratic(dtype)
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         with torch.no_grad():
-            model.matrix += groups.node
+            model.matrix += world.node
         seen = [flat(snapshot(model))]
         for _ in range(12):
             replica.step()
@@ -117,11 +117,11 @@ def test_mixing_conserves_the_mean_and_brings_ranks_together(
 @every_recipe
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype) -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(dtype)
         before = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
-        train(model, replica, groups.rank, SGD(model.parameters(), lr=LR), steps=2)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
+        train(model, replica, world.rank, SGD(model.parameters(), lr=LR), steps=2)
         replica.finish()
         after = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
         assert list(after.items()) == list(before.items())
@@ -133,28 +133,28 @@ def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype
 
 @every_repeatable_recipe
 def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
-        train(model, replica, groups.rank, optimizer, steps=4)
-        model.mean += groups.rank
+        train(model, replica, world.rank, optimizer, steps=4)
+        model.mean += world.rank
         file = io.BytesIO()
         parts = {"replica": replica, "model": model, "optimizer": optimizer}
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-        train(model, replica, groups.rank, optimizer, steps=5)
+        train(model, replica, world.rank, optimizer, steps=5)
         replica.detach()
 
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         again = Quadratic(torch.float32)
         again.load_state_dict(saved["model"])
-        resumed = offbeat.replicate(again, case.algorithm, mesh=groups)  # takes rank 0's model
+        resumed = offbeat.replicate(again, case.algorithm, mesh=world)  # takes rank 0's model
         resumed.load_state_dict(saved["replica"])
         optimizer = Adam(again.parameters(), lr=LR)
         optimizer.load_state_dict(saved["optimizer"])
         assert torch.equal(again.mean, model.mean)
-        train(again, resumed, groups.rank, optimizer, steps=5)
+        train(again, resumed, world.rank, optimizer, steps=5)
         assert resumed.steps == 9
         resumed.detach()
         for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
@@ -165,12 +165,12 @@ def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
 
 @every_recipe
 def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
-    def worker(groups: Groups) -> dict[str, torch.Tensor]:
+    def worker(world: World) -> dict[str, torch.Tensor]:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), steps=4)
-        model.mean += groups.rank
-        model.count += groups.rank + 7
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), steps=4)
+        model.mean += world.rank
+        model.count += world.rank + 7
         before = {name: t.clone() for name, t in model.state_dict().items()}
         with replica.consensus():
             shown = {name: t.clone() for name, t in model.state_dict().items()}
@@ -178,7 +178,7 @@ def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
         replica.finish()
         assert all(torch.equal(t, shown[name]) for name, t in model.state_dict().items())
         assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
-        train(model, replica, groups.rank, sgd(model.parameters()), steps=1)
+        train(model, replica, world.rank, sgd(model.parameters()), steps=1)
         replica.detach()
         return shown
 
@@ -193,13 +193,13 @@ def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
 def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
     """As GradScaler does after an overflow on one rank."""
 
-    def worker(groups: Groups) -> np.ndarray:
+    def worker(world: World) -> np.ndarray:
         model = Quadratic()
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=LR)
         for step in range(6):
-            loss(model, groups.rank, step).backward()
-            if not (groups.rank == 1 and step in (2, 3)):
+            loss(model, world.rank, step).backward()
+            if not (world.rank == 1 and step in (2, 3)):
                 optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -214,14 +214,14 @@ def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
 
 @every_repeatable_recipe
 def test_micro_batches_equal_one_batch(case: Case) -> None:
-    def worker(groups: Groups, parts: int) -> np.ndarray:
+    def worker(world: World, parts: int) -> np.ndarray:
         model = Quadratic()
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = sgd(model.parameters())
         for step in range(4):
             for part in range(parts):
                 replica.set_requires_sync(part == parts - 1)
-                (loss(model, groups.rank, step) / parts).backward()
+                (loss(model, world.rank, step) / parts).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -229,8 +229,8 @@ def test_micro_batches_equal_one_batch(case: Case) -> None:
         return flat(snapshot(model))
 
     world = ThreadWorld(nodes=case.nodes(3))
-    whole = world.run(lambda groups: worker(groups, parts=1))
-    split = world.run(lambda groups: worker(groups, parts=4))
+    whole = world.run(lambda world: worker(world, parts=1))
+    split = world.run(lambda world: worker(world, parts=4))
     # Quarters add up exactly in binary; the bf16 wire casts one sum either way.
     np.testing.assert_allclose(split, whole, atol=1e-14)
 
@@ -239,18 +239,18 @@ def test_micro_batches_equal_one_batch(case: Case) -> None:
 def test_detach_leaves_nothing_behind(case: Case) -> None:
     before = threading.active_count()
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, case.algorithm, mesh=groups)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=LR)
         replica.install(optimizer)
-        loss(model, groups.rank, 0).backward()
+        loss(model, world.rank, 0).backward()
         optimizer.step()
         assert replica.steps == 1
         replica.detach()
         replica.detach()
         optimizer.step()
-        loss(model, groups.rank, 0).backward()
+        loss(model, world.rank, 0).backward()
         assert replica.steps == 1
         for parameter in model.parameters():
             assert not parameter._post_accumulate_grad_hooks

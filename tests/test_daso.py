@@ -13,9 +13,9 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import offbeat
-from offbeat.functional import merge, narrow
+from offbeat.comm.world import World
+from offbeat.functional import cast_difference, merge_stale_sum
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import Cycle, StaleAverage
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import DIMENSION, OPTIMA, START, Quadratic, flat, gradient, loss
@@ -40,7 +40,7 @@ def sgd(parameters: Any) -> SGD:
 
 def train(model: nn.Module, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
     for step in range(steps):
-        loss(model, replica.groups.rank, step).backward()
+        loss(model, replica.world.rank, step).backward()
         optimizer.step()
         optimizer.zero_grad()
         replica.step()
@@ -58,7 +58,7 @@ def test_merge_is_eq_1(size: int, wait: int, dtype: torch.dtype) -> None:
     x = torch.randn(numel).to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     total = models.to(wide).sum(0)
-    merge(total, x, wait, size)
+    merge_stale_sum(total, x, wait, size)
     expected = eq_1(x.double().numpy()[None], models.double().numpy(), wait)[0]
     # Sums and products of numbers up to about 5 * size, each rounded once.
     np.testing.assert_allclose(
@@ -68,7 +68,7 @@ def test_merge_is_eq_1(size: int, wait: int, dtype: torch.dtype) -> None:
 
 def test_merge_of_two_by_hand() -> None:
     local, x1, x2 = torch.randn(3, 10, dtype=torch.float64)
-    merge(total := x1 + x2, local, wait=1, size=2)
+    merge_stale_sum(total := x1 + x2, local, wait=1, size=2)
     torch.testing.assert_close(total, (2 * local + x1 + x2) / 4, rtol=1e-14, atol=1e-14)
 
 
@@ -76,7 +76,7 @@ def test_merge_of_two_by_hand() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_equal_models_stay_bit_equal(size: int, wait: int) -> None:
     x = torch.randn(1000) * 10 ** torch.randn(1000)
-    merge(total := x * size, x, wait, size)
+    merge_stale_sum(total := x * size, x, wait, size)
     assert torch.equal(total, x)
 
 
@@ -84,7 +84,7 @@ def test_narrow_sends_differences_and_keeps_what_the_cast_took() -> None:
     x, r = torch.randn(2, 1000)
     error = torch.randn(1000) * 1e-3
     wanted = (x - r) + error
-    narrow(x, r, error, message := torch.zeros(1000, dtype=torch.bfloat16))
+    cast_difference(x, r, error, message := torch.zeros(1000, dtype=torch.bfloat16))
     assert torch.equal(message, wanted.bfloat16())
     assert torch.equal(message.float() + error, wanted)
 
@@ -219,18 +219,18 @@ def test_sums_travel_on_while_a_plateau_halves_b_and_w() -> None:
     cycle = Cycle(every=8, wait=4, patience=0, report_every=4)
     losses = [1.0, 0.9, 0.9, 0.8, 0.8, 0.8, 0.7, 0.7, 0.7, 0.6, 0.6, 0.6]  # one a window
 
-    def worker(groups: Groups) -> list[Array]:
+    def worker(world: World) -> list[Array]:
         model = Quadratic()
         replica = offbeat.replicate(
             model,
             offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle)),
-            mesh=groups,
+            mesh=world,
         )
         optimizer, seen = sgd(model.parameters()), [flat(snapshot(model))]
         for k in range(steps):
             value = losses[k // 4] + (k % 4 - 1.5) / 8
-            if groups.rank != 2:
-                replica.report_loss(torch.tensor(value - 0.1 if groups.rank else value + 0.1))
+            if world.rank != 2:
+                replica.report_loss(torch.tensor(value - 0.1 if world.rank else value + 0.1))
             train(model, replica, optimizer, 1)
             seen.append(flat(snapshot(model)))
         replica.detach()
@@ -268,9 +268,9 @@ def test_ranks_by_themselves_may_be_participants_too() -> None:
 def test_a_blocking_step_is_the_mean_within_two_roundings() -> None:
     """At most 2 * 2^-8 of the largest difference to the reference; the first one is exact."""
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = nn.Linear(50, 40)
-        replica = offbeat.replicate(model, offbeat.daso(warmup_steps=9), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.daso(warmup_steps=9), mesh=world)
         for step in range(3):
             before = flat_of(model)
             everyone = []
@@ -279,7 +279,7 @@ def test_a_blocking_step_is_the_mean_within_two_roundings() -> None:
                 everyone.append(before + 1e-3 * moved)
             with torch.no_grad():
                 torch.nn.utils.vector_to_parameters(
-                    everyone[groups.node].clone(), model.parameters()
+                    everyone[world.node].clone(), model.parameters()
                 )
             replica.step()
             exact = torch.stack(everyone).double().mean(0)
@@ -332,10 +332,10 @@ def test_ranks_are_equal_after_every_blocking_step() -> None:
 
 
 def test_beyond_the_run_steps_are_blocking_and_it_is_said_once() -> None:
-    def worker(groups: Groups) -> bool:
+    def worker(world: World) -> bool:
         model = Quadratic()
         algorithm = offbeat.daso(every=2, total_steps=4, warmup_steps=0, cooldown_steps=0)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         train(model, replica, sgd(model.parameters()), 7)
         distance = replica.consensus_distance()
         replica.detach()
@@ -350,9 +350,9 @@ def test_beyond_the_run_steps_are_blocking_and_it_is_said_once() -> None:
 
 
 def sent_between_nodes(algorithm: offbeat.Algorithm, nodes: Nodes, steps: int) -> list[list[int]]:
-    def worker(groups: Groups) -> list[int]:
+    def worker(world: World) -> list[int]:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer, counts = sgd(model.parameters()), []
         for _ in range(steps):
             before = replica.stats()["bytes_by_axis"].get("node", 0)
@@ -380,10 +380,10 @@ def test_blocking_steps_send_half_the_bytes() -> None:
 
 
 def test_a_loss_is_told_to_others_only_where_a_window_ends() -> None:
-    def worker(groups: Groups) -> list[int]:
+    def worker(world: World) -> list[int]:
         model = Quadratic()
         algorithm = offbeat.daso(every=100, warmup_steps=1, report_every=3)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         train(model, replica, sgd(model.parameters()), 1)
         counts = []
         for _ in range(6):
@@ -401,9 +401,9 @@ def test_a_loss_is_told_to_others_only_where_a_window_ends() -> None:
 
 @pytest.mark.parametrize("nodes", [((0, 1),), ((0,), (1,))], ids=["one node", "one rank a node"])
 def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
-    def worker(groups: Groups) -> list[str]:
+    def worker(world: World) -> list[str]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.daso(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.daso(), mesh=world)
         replica.report_loss(1.0)
         train(model, replica, sgd(model.parameters()), 5)
         replica.finish()
@@ -429,9 +429,9 @@ def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
             replica.report_loss(1.0)
             train(model, replica, optimizer, 1)
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
         go_on(model, replica, optimizer, stop)
         file = io.BytesIO()
@@ -440,7 +440,7 @@ def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
         file.seek(0)
         saved, momenta = torch.load(file, weights_only=True)
         again = Quadratic(torch.float32)
-        resumed = offbeat.replicate(again, algorithm, mesh=groups)
+        resumed = offbeat.replicate(again, algorithm, mesh=world)
         go_on(again, resumed, SGD(again.parameters(), lr=LR), 4)
         resumed.load_state_dict(saved)
         optimizer = Adam(again.parameters(), lr=LR)
@@ -459,17 +459,17 @@ def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
 def test_a_sum_in_flight_is_not_for_other_nodes() -> None:
     saved: dict[int, Any] = {}
 
-    def save(groups: Groups) -> None:
+    def save(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.daso(every=2), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.daso(every=2), mesh=world)
         train(model, replica, sgd(model.parameters()), 2)
-        saved[groups.rank] = replica.state_dict()
+        saved[world.rank] = replica.state_dict()
         replica.detach()
 
-    def load(groups: Groups) -> str:
-        replica = offbeat.replicate(Quadratic(), offbeat.daso(every=2), mesh=groups)
+    def load(world: World) -> str:
+        replica = offbeat.replicate(Quadratic(), offbeat.daso(every=2), mesh=world)
         with pytest.raises(ValueError, match="found the state of the nodes") as error:
-            replica.load_state_dict(saved[groups.rank])
+            replica.load_state_dict(saved[world.rank])
         replica.detach()
         return str(error.value)
 
@@ -482,9 +482,9 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
     """Three steps after it started: merged by eq. 1 with the models of now, then the mean."""
     wait, steps = 4, 7
 
-    def worker(groups: Groups, look: bool) -> tuple[Array, Array, Array]:
+    def worker(world: World, look: bool) -> tuple[Array, Array, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.daso(every=4, wait=wait), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.daso(every=4, wait=wait), mesh=world)
         train(model, replica, sgd(model.parameters()), steps)
         shown = np.zeros(DIMENSION)
         if look:
@@ -499,8 +499,8 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
         return shown, own, flat(snapshot(model))
 
     world = ThreadWorld(nodes=nodes)
-    looked = world.run(lambda groups: worker(groups, look=True))
-    unseen = world.run(lambda groups: worker(groups, look=False))
+    looked = world.run(lambda world: worker(world, look=True))
+    unseen = world.run(lambda world: worker(world, look=False))
     for (_, a, last), (_, b, other) in zip(looked, unseen, strict=True):
         assert np.array_equal(a, b)
         assert np.array_equal(last, other)
@@ -515,10 +515,10 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
 
 
 def test_staleness_and_pace_are_told() -> None:
-    def worker(groups: Groups) -> list[tuple[Any, ...]]:
+    def worker(world: World) -> list[tuple[Any, ...]]:
         model = Quadratic()
         algorithm = offbeat.daso(every=4, wait=2, warmup_steps=2)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         seen = []
         for _ in range(10):
             train(model, replica, sgd(model.parameters()), 1)
@@ -554,15 +554,15 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("phases", ["daso(every=2, wait=1)", "daso(warmup_steps=9)"])
 @pytest.mark.parametrize("nodes", [TWO_BY_TWO, LAYOUTS[3]], ids=str)
 def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
-    def worker(groups: Groups) -> dict[str, torch.Tensor]:
+    def worker(world: World) -> dict[str, torch.Tensor]:
         model = Odd()
         start = model.one.weight.detach().clone()
         algorithm = offbeat.Algorithm(parameters=offbeat.algorithm(phases).parameters)
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    parameter += 2.0 * groups.node
+                    parameter += 2.0 * world.node
         for _ in range(4):
             replica.step()
         replica.state_dict()
@@ -570,7 +570,7 @@ def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
         replica.detach()
         assert model.other.weight is model.one.weight
         moved = (model.one.weight - model.one.weight[0, 0]).detach()
-        first = groups.rank == 0
+        first = world.rank == 0
         assert not first or torch.allclose(moved, start - start[0, 0], atol=1e-6)
         return {name: p.detach().double() for name, p in model.named_parameters()}
 
@@ -586,15 +586,15 @@ def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
 def test_grad_scaler_and_clipping_with_an_overflow_on_one_rank() -> None:
     """Its node skips that step, as one, and the sums of both travel on."""
 
-    def worker(groups: Groups) -> tuple[list[float], list[torch.Tensor]]:
+    def worker(world: World) -> tuple[list[float], list[torch.Tensor]]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.daso(every=2, wait=1), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.daso(every=2, wait=1), mesh=world)
         optimizer = sgd(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
         scales, models = [], []
         for step in range(8):
-            factor = torch.inf if (groups.rank, step) == (1, 3) else 1.0
-            scaler.scale(loss(model, groups.rank, step) * factor).backward()
+            factor = torch.inf if (world.rank, step) == (1, 3) else 1.0
+            scaler.scale(loss(model, world.rank, step) * factor).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             scaler.step(optimizer)
@@ -625,14 +625,14 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
             self.small = nn.Parameter(torch.zeros(3))
             self.huge = nn.Parameter(torch.zeros(10_000_019))
 
-    def worker(groups: Groups) -> tuple[torch.Tensor, float]:
+    def worker(world: World) -> tuple[torch.Tensor, float]:
         model = Huge()
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2))), mesh=groups
+            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2))), mesh=world
         )
         with torch.no_grad():
-            model.small += 4.0 * groups.node
-            model.huge += 4.0 * groups.node
+            model.small += 4.0 * world.node
+            model.huge += 4.0 * world.node
         for _ in range(3):
             replica.step()
         replica.detach()
@@ -678,8 +678,8 @@ def test_arguments_that_mean_nothing(arguments: dict[str, Any], match: str) -> N
 
 
 def test_a_loss_is_one_number() -> None:
-    def worker(groups: Groups) -> None:
-        replica = offbeat.replicate(Quadratic(), offbeat.daso(), mesh=groups)
+    def worker(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.daso(), mesh=world)
         replica.report_loss(torch.ones(1))
         with pytest.raises(ValueError, match=r"shape \(2,\), expected one number"):
             replica.report_loss(torch.ones(2))

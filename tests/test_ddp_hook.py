@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import offbeat
-from offbeat.groups import Groups, Links
-from offbeat.integrations.ddp import LagsState, lags_hook
+from offbeat.comm.links import Links
+from offbeat.comm.world import World
+from offbeat.gradients.top_k.ddp_hook import LagsState, lags_hook
 from offbeat.testing import ThreadWorld
 
 DENSITY = 0.05
@@ -41,9 +42,9 @@ class Host:
     """A program with its own wrapper, in buckets of a kilobyte."""
 
     def __init__(
-        self, groups: Groups, density: float = DENSITY, dtype: torch.dtype = torch.float64
+        self, world: World, density: float = DENSITY, dtype: torch.dtype = torch.float64
     ) -> None:
-        self.links, self.rank = Links.connect(groups), groups.rank
+        self.links, self.rank = Links.connect(world), world.rank
         world = self.links.open("world")
         assert world is not None
         self.model = net(dtype)
@@ -79,13 +80,13 @@ class Host:
         return [p.detach().clone() for p in self.model.parameters()]
 
 
-def by_recipe(groups: Groups, density: float, steps: int) -> list[Tensor]:
+def by_recipe(world: World, density: float, steps: int) -> list[Tensor]:
     model = net(torch.float64)
     optimizer = SGD(model.parameters(), lr=0.2)
     algorithm = offbeat.lags(density=density)
-    replica = offbeat.replicate(model, algorithm, mesh=groups, optimizer=optimizer)
+    replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
     for step in range(steps):
-        error(model, groups.rank, step).backward()
+        error(model, world.rank, step).backward()
         optimizer.step()
         optimizer.zero_grad()
         replica.step()
@@ -95,8 +96,8 @@ def by_recipe(groups: Groups, density: float, steps: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("density", [DENSITY, 1.0])
 def test_trains_as_the_recipe_does_over_buckets_that_are_rebuilt(density: float) -> None:
-    def worker(groups: Groups) -> list[Tensor]:
-        host = Host(groups, density)
+    def worker(world: World) -> list[Tensor]:
+        host = Host(world, density)
         host.train(range(8))
         host.links.close()
         return host.weights()
@@ -109,8 +110,8 @@ def test_trains_as_the_recipe_does_over_buckets_that_are_rebuilt(density: float)
 
 
 def test_an_overflow_on_one_rank_leaves_all_residuals_as_they_were() -> None:
-    def worker(groups: Groups) -> None:
-        host = Host(groups)
+    def worker(world: World) -> None:
+        host = Host(world)
         host.train(range(3))
         before = host.state.state_dict()[f"rank{host.rank}"]["residual"]
         host.train(range(3, 4), spoil=3)
@@ -125,8 +126,8 @@ def test_an_overflow_on_one_rank_leaves_all_residuals_as_they_were() -> None:
 
 
 def test_goes_on_bit_for_bit_from_its_state() -> None:
-    def worker(groups: Groups) -> dict[str, Any]:
-        host = Host(groups)
+    def worker(world: World) -> dict[str, Any]:
+        host = Host(world)
         host.train(range(4))
         file = io.BytesIO()
         torch.save([host.state.state_dict(), host.model.state_dict()], file)
@@ -135,7 +136,7 @@ def test_goes_on_bit_for_bit_from_its_state() -> None:
 
         file.seek(0)
         residuals, weights = torch.load(file, weights_only=True)
-        again = Host(groups)
+        again = Host(world)
         again.model.load_state_dict(weights)
         again.state.load_state_dict(residuals)
         again.train(range(4, 8))
@@ -146,8 +147,8 @@ def test_goes_on_bit_for_bit_from_its_state() -> None:
 
     saved = {key: part for one in ThreadWorld(4).run(worker) for key, part in one.items()}
 
-    def shrunk(groups: Groups) -> dict[str, Tensor]:
-        host = Host(groups)
+    def shrunk(world: World) -> dict[str, Tensor]:
+        host = Host(world)
         host.state.load_state_dict(saved)
         own: dict[str, Tensor] = host.state.state_dict()[f"rank{host.rank}"]["residual"]
         host.links.close()
@@ -160,8 +161,8 @@ def test_goes_on_bit_for_bit_from_its_state() -> None:
 
 
 def test_refuses_what_does_not_fit() -> None:
-    def worker(groups: Groups) -> None:
-        host = Host(groups)
+    def worker(world: World) -> None:
+        host = Host(world)
         with pytest.raises(ValueError, match="density=0"):
             LagsState(host.model, 0.0, process_group=host.group)
         with pytest.raises(ValueError, match="pass a number here"):

@@ -8,27 +8,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.functional import fused, passes, push_sum
+from offbeat import functional
 from offbeat.functional.push_sum import Messages
+from offbeat.kernels import push_sum
+from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
 
 WIRES = [
     (torch.float32, torch.float32),
     (torch.float32, torch.bfloat16),
     (torch.float64, torch.float64),
 ]
-FAST = push_sum.Passes(fused.share_out, fused.take_in, fused.turn)
-SLOW = push_sum.Passes(push_sum.share_out, push_sum.take_in, push_sum.turn)
+FAST = PushSumPasses(push_sum.fill_messages, push_sum.add_messages, push_sum.fill_and_add)
+SLOW = PushSumPasses(functional.fill_messages, functional.add_messages, functional.fill_and_add)
 wires = pytest.mark.parametrize(("dtype", "wire"), WIRES)
 
 
 def exchanged(
-    way: push_sum.Passes, z: Tensor, anchor: Tensor, message: Tensor, receivers: int
+    way: PushSumPasses, z: Tensor, anchor: Tensor, message: Tensor, receivers: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One exchange in which what is sent comes back to the sender."""
     z, anchor, out = z.clone(), anchor.clone(), torch.zeros_like(message)
     sent: Messages = [(0.5 / receivers, receivers, out)]
-    way.share_out(z, anchor, 0.75, sent)
-    way.take_in(z, anchor, 0.625, sent, [message])
+    way.fill_messages(z, anchor, 0.75, sent)
+    way.add_messages(z, anchor, 0.625, sent, [message])
     return z, anchor, out
 
 
@@ -59,7 +61,7 @@ def test_both_ways_agree(
     seed=st.integers(0, 2**16),
 )
 def test_both_passes_at_once_are_the_two_bit_for_bit(
-    way: push_sum.Passes,
+    way: PushSumPasses,
     dtype: torch.dtype,
     wire: torch.dtype,
     numel: int,
@@ -77,10 +79,10 @@ def test_both_passes_at_once_are_the_two_bit_for_bit(
         out = torch.zeros(numel, dtype=wire)
         sent: Messages = [(1 / (1 + receivers), receivers, out)]
         if at_once:
-            way.turn(z, anchor, *weights, sent, [arrived])
+            way.fill_and_add(z, anchor, *weights, sent, [arrived])
         else:
-            way.share_out(z, anchor, weights[0], sent)
-            way.take_in(z, anchor, weights[1], sent, [arrived])
+            way.fill_messages(z, anchor, weights[0], sent)
+            way.add_messages(z, anchor, weights[1], sent, [arrived])
         ends.append((z, anchor, out))
     for one, two in zip(*ends, strict=True):
         assert torch.equal(one, two)
@@ -93,7 +95,7 @@ def test_the_error_of_the_cast_stays_with_the_sender(numel: int, receivers: int,
     z, anchor = torch.randn(numel), torch.randn(numel)
     x = z.double() - 0.25 * anchor.double()
     out = torch.zeros(numel, dtype=torch.bfloat16)
-    fused.share_out(z, anchor, 0.75, [(1 / (1 + receivers), receivers, out)])
+    push_sum.fill_messages(z, anchor, 0.75, [(1 / (1 + receivers), receivers, out)])
     assert out.double().sub(x / (1 + receivers)).abs().max() <= 2**-8 * x.abs().max()
     torch.testing.assert_close(anchor.double() + receivers * out.double(), x, rtol=1e-5, atol=1e-6)
 
@@ -101,11 +103,11 @@ def test_the_error_of_the_cast_stays_with_the_sender(numel: int, receivers: int,
 def test_what_is_not_finite_stays_so_in_16_bits() -> None:
     numbers = [math.nan, -math.nan, math.inf, -math.inf, 3.4e38, 0.0, -0.0, 1.00390625]
     z, out = torch.tensor(numbers), torch.zeros(8, dtype=torch.bfloat16)
-    fused.share_out(z, torch.zeros(8), 0.5, [(1.0, 1, out)])
+    push_sum.fill_messages(z, torch.zeros(8), 0.5, [(1.0, 1, out)])
     assert torch.equal(out.isnan(), z.isnan())
     assert torch.equal(out[2:], z.bfloat16()[2:])
     anchor, arrived = torch.zeros(8), z.bfloat16()
-    fused.take_in(z, anchor, 1.0, [], [arrived])
+    push_sum.add_messages(z, anchor, 1.0, [], [arrived])
     assert torch.equal(z[2:], arrived.float()[2:])
     assert torch.equal(z.isnan(), arrived.isnan())
 
@@ -113,14 +115,14 @@ def test_what_is_not_finite_stays_so_in_16_bits() -> None:
 def test_other_dtypes_and_several_messages_are_left_to_torch() -> None:
     z, anchor = torch.full((3,), 3.0, dtype=torch.bfloat16), torch.full((3,), 2.0)
     messages = [torch.zeros(3, dtype=torch.bfloat16) for _ in range(2)]
-    fused.share_out(z, anchor, 0.5, [(0.25, 1, messages[0]), (0.5, 1, messages[1])])
+    push_sum.fill_messages(z, anchor, 0.5, [(0.25, 1, messages[0]), (0.5, 1, messages[1])])
     assert [float(message[0]) for message in messages] == [0.5, 1.0]
-    fused.take_in(z, anchor, 0.5, [], messages)
+    push_sum.add_messages(z, anchor, 0.5, [], messages)
     assert float(z[0]) == (0.5 + 0.5 + 1.0) / 0.5
     plain = torch.tensor([3.0])
-    fused.take_in(plain, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
+    push_sum.add_messages(plain, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
     assert plain.item() == 6.0
 
 
 def test_it_is_chosen_on_a_cpu() -> None:
-    assert passes(torch.device("cpu")).share_out is fused.share_out
+    assert push_sum_passes(torch.device("cpu")).fill_messages is push_sum.fill_messages

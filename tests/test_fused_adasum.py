@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite.binding import FeatureMap
 
-from offbeat.functional import Span, combine, fused_adasum, gram, judge, machine_code
+from offbeat.functional import Segment, add_gram, analyze, combine_rows
+from offbeat.kernels import adasum
+from offbeat.kernels.dispatch import machine_code
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -23,18 +25,18 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def test_both_ways_agree(dtype: torch.dtype, size: int, lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
     ends = [3 + sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    spans = [Span(i, *ends[i : i + 2]) for i in reversed(range(len(lengths)))]
+    spans = [Segment(i, *ends[i : i + 2]) for i in reversed(range(len(lengths)))]
     rows = torch.randn(size, ends[-1] + 2).to(dtype)
     weights = torch.randn(len(lengths), size, dtype=torch.float64)
     out = torch.float64 if dtype == torch.float64 else torch.float32
     found, expected = (torch.ones(len(lengths), size, size, dtype=torch.float64) for _ in "ab")
     combined, reference = (torch.full((ends[-1] + 2,), 7.0, dtype=out) for _ in "ab")
-    fused_adasum.gram(rows, spans, found)
-    gram(rows, spans, expected)
+    adasum.add_gram(rows, spans, found)
+    add_gram(rows, spans, expected)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
     assert torch.equal(found, found.mT)
-    fused_adasum.combine(rows, spans, weights, combined)
-    combine(rows, spans, weights, reference)
+    adasum.combine_rows(rows, spans, weights, combined)
+    combine_rows(rows, spans, weights, reference)
     torch.testing.assert_close(combined, reference)
     assert combined[:3].tolist() == [7.0] * 3, "what no span covers stays"
 
@@ -48,7 +50,7 @@ def test_both_ways_judge_alike(size: int, layers: int, seed: int) -> None:
     if size > 1:
         rows[0, 1] = -rows[0, 0]
     products = rows @ rows.mT
-    found, expected = fused_adasum.judge(products), judge(products)
+    found, expected = adasum.analyze(products), analyze(products)
     assert torch.equal(found.cancelled, expected.cancelled)
     for ours, theirs in zip(found, expected, strict=True):
         kept = ~found.cancelled  # of the others nothing is known
@@ -60,12 +62,12 @@ def test_what_is_not_finite_stays(dtype: torch.dtype) -> None:
     rows = torch.ones(3, 5, dtype=dtype)
     rows[1, 2], rows[2, 4] = torch.nan, torch.inf
     out = torch.zeros(1, 3, 3, dtype=torch.float64)
-    fused_adasum.gram(rows, [Span(0, 0, 5)], out)
+    adasum.add_gram(rows, [Segment(0, 0, 5)], out)
     assert out[0].diagonal().isfinite().tolist() == [True, False, False]
 
 
 def test_without_numba_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("offbeat.functional.adasum")
+    module = importlib.import_module("offbeat.kernels.dispatch")
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     assert machine_code.__wrapped__() == ""
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed import DeviceMesh, HashStore, PrefixStore, init_device_mesh
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import Average
 from offbeat.testing import ThreadWorld
 from reference.participants import Nodes
@@ -29,8 +29,8 @@ SCATTERED: Nodes = ((4, 0, 2), (1, 5), (3, 6, 7))  # ranks as some launcher deal
 examples = settings(deadline=None, max_examples=60)  # the machine may be busy
 
 
-def groups_of(nodes: Nodes, rank: int) -> Groups:
-    return Groups(rank, nodes, HashStore(), None)
+def world_of(nodes: Nodes, rank: int) -> World:
+    return World(rank, nodes, HashStore(), None)
 
 
 def test_members_of_unequal_nodes() -> None:
@@ -45,21 +45,21 @@ def test_members_of_unequal_nodes() -> None:
         5: (2, 1, (), (4, 5)),
     }
     for rank, (node, local_rank, between, inside) in expected.items():
-        groups = groups_of(UNEQUAL, rank)
-        assert (groups.node, groups.local_rank, groups.slices) == (node, local_rank, 1)
-        assert groups.size == 6
-        assert groups.members("world", local_rank) == everyone
-        assert groups.members("node", local_rank) == between
-        assert groups.members("local", local_rank) == inside
+        world = world_of(UNEQUAL, rank)
+        assert (world.node, world.local_rank, world.slices) == (node, local_rank, 1)
+        assert world.size == 6
+        assert world.members("world", local_rank) == everyone
+        assert world.members("node", local_rank) == between
+        assert world.members("local", local_rank) == inside
 
 
 def test_members_of_scattered_ranks() -> None:
     """The place in the node counts, not the rank: the order given is kept."""
-    assert groups_of(SCATTERED, 4).local_rank == 0
-    assert groups_of(SCATTERED, 0).members("node", 1) == (0, 5, 6)
-    assert groups_of(SCATTERED, 7).members("node", 2) == ()
-    assert groups_of(SCATTERED, 2).members("local", 2) == (4, 0, 2)
-    assert groups_of(SCATTERED, 3).members("world", 0) == tuple(range(8))
+    assert world_of(SCATTERED, 4).local_rank == 0
+    assert world_of(SCATTERED, 0).members("node", 1) == (0, 5, 6)
+    assert world_of(SCATTERED, 7).members("node", 2) == ()
+    assert world_of(SCATTERED, 2).members("local", 2) == (4, 0, 2)
+    assert world_of(SCATTERED, 3).members("world", 0) == tuple(range(8))
 
 
 @st.composite
@@ -74,24 +74,24 @@ def layouts(draw: st.DrawFn) -> Nodes:
 @examples
 @given(nodes=layouts())
 def test_all_members_of_a_group_agree_on_it(nodes: Nodes) -> None:
-    world = [groups_of(nodes, rank) for rank in range(sum(map(len, nodes)))]
+    worlds = [world_of(nodes, rank) for rank in range(sum(map(len, nodes)))]
     smallest = min(map(len, nodes))
-    for groups in world:
-        assert groups.slices == smallest
-        assert nodes[groups.node][groups.local_rank] == groups.rank
+    for world in worlds:
+        assert world.slices == smallest
+        assert nodes[world.node][world.local_rank] == world.rank
         for axis in ("world", "node", "local"):
-            members = groups.members(axis, groups.local_rank)
-            if axis == "node" and groups.local_rank >= smallest:
+            members = world.members(axis, world.local_rank)
+            if axis == "node" and world.local_rank >= smallest:
                 assert members == ()
                 continue
-            assert groups.rank in members
+            assert world.rank in members
             assert len(set(members)) == len(members)
             for other in members:
-                assert world[other].members(axis, world[other].local_rank) == members
+                assert worlds[other].members(axis, worlds[other].local_rank) == members
     # Every slice is exchanged between all nodes, by exactly one rank of each.
     for local_rank in range(smallest):
-        members = world[0].members("node", local_rank)
-        assert [world[rank].node for rank in members] == list(range(len(nodes)))
+        members = worlds[0].members("node", local_rank)
+        assert [worlds[rank].node for rank in members] == list(range(len(nodes)))
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_all_members_of_a_group_agree_on_it(nodes: Nodes) -> None:
 def test_slices_come_together_on_every_layout(nodes: Nodes) -> None:
     """Nodes are averaged alike, whatever their size, and their ranks end with the same bits."""
 
-    def worker(groups: Groups) -> list[float]:
+    def worker(world: World) -> list[float]:
         model = nn.Linear(3, 2, bias=False)
         algorithm = offbeat.Algorithm(Mean(over="local"), Average(every=1, over="node"))
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         with torch.no_grad():
-            model.weight.copy_(torch.arange(6.0).view(2, 3) + 10 * groups.node)
+            model.weight.copy_(torch.arange(6.0).view(2, 3) + 10 * world.node)
         model(torch.ones(3)).sum().backward()
         replica.step()
         replica.detach()
@@ -121,12 +121,12 @@ def test_slices_come_together_on_every_layout(nodes: Nodes) -> None:
 
 
 def test_gradients_are_averaged_inside_each_node_alone() -> None:
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = nn.Linear(1, 1, bias=False)
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(gradients=Mean(over="local")), mesh=groups
+            model, offbeat.Algorithm(gradients=Mean(over="local")), mesh=world
         )
-        (model(torch.ones(1)) * groups.rank).sum().backward()
+        (model(torch.ones(1)) * world.rank).sum().backward()
         replica.detach()
         return model.weight.grad.item()
 
@@ -136,10 +136,10 @@ def test_gradients_are_averaged_inside_each_node_alone() -> None:
 def test_replicas_come_and_go_on_unequal_nodes() -> None:
     """Ranks without a part in some group must not lose count of the groups' names."""
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         for text in ("sgp(within='local')", "ddp", "local_sgd(every=1, within='local')"):
             model = nn.Linear(2, 2)
-            replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+            replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
             model(torch.ones(2)).sum().backward()
             replica.step()
             replica.finish()
@@ -151,9 +151,9 @@ def test_replicas_come_and_go_on_unequal_nodes() -> None:
 def test_a_slot_without_partners_is_replaced_by_a_note() -> None:
     """On a node of one rank; the others of the world exchange all the same."""
 
-    def worker(groups: Groups) -> list[str]:
+    def worker(world: World) -> list[str]:
         model = nn.Linear(1, 1)
-        replica = offbeat.replicate(model, offbeat.sgp(within="local"), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(within="local"), mesh=world)
         replica.detach()
         return list(replica.stats()["notes"])
 
@@ -165,7 +165,7 @@ def test_a_slot_without_partners_is_replaced_by_a_note() -> None:
 def test_a_layout_that_does_not_place_its_rank_once_is_refused(nodes: Nodes) -> None:
     """Also when the layout is made directly, as for a world of threads."""
     with pytest.raises(ValueError, match="rank"):
-        Groups(0, nodes, HashStore(), None)
+        World(0, nodes, HashStore(), None)
 
 
 # ---- layouts of a running world -----------------------------------------------------------------
@@ -185,24 +185,24 @@ def world_of_six(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("world_of_six")
 def test_from_a_mesh() -> None:
     mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("node", "local"))
-    groups = Groups.from_mesh(mesh)
-    assert groups.nodes == ((0, 1), (2, 3), (4, 5))
-    assert (groups.rank, groups.node, groups.local_rank, groups.slices) == (2, 1, 0, 2)
+    world = World.from_mesh(mesh)
+    assert world.nodes == ((0, 1), (2, 3), (4, 5))
+    assert (world.rank, world.node, world.local_rank, world.slices) == (2, 1, 0, 2)
 
 
 @pytest.mark.usefixtures("world_of_six")
 def test_from_a_mesh_whose_ranks_are_turned() -> None:
     turned = torch.arange(6).view(3, 2).t().contiguous()
-    groups = Groups.from_mesh(DeviceMesh("cpu", turned, mesh_dim_names=("node", "local")))
-    assert groups.nodes == ((0, 2, 4), (1, 3, 5))
-    assert (groups.node, groups.local_rank) == (0, 1)
+    world = World.from_mesh(DeviceMesh("cpu", turned, mesh_dim_names=("node", "local")))
+    assert world.nodes == ((0, 2, 4), (1, 3, 5))
+    assert (world.node, world.local_rank) == (0, 1)
 
 
 @pytest.mark.usefixtures("world_of_six")
 def test_of_keeps_the_order_given() -> None:
-    groups = Groups.of([[5, 2], [0, 1, 3], [4]])
-    assert groups.nodes == ((5, 2), (0, 1, 3), (4,))
-    assert (groups.node, groups.local_rank, groups.slices) == (0, 1, 1)
+    world = World.of([[5, 2], [0, 1, 3], [4]])
+    assert world.nodes == ((5, 2), (0, 1, 3), (4,))
+    assert (world.node, world.local_rank, world.slices) == (0, 1, 1)
 
 
 def others_say(turn: int, names: dict[int, str]) -> None:
@@ -218,9 +218,9 @@ def test_discover_groups_ranks_by_what_they_say(monkeypatch: pytest.MonkeyPatch)
     """Unequal nodes, not in order; asked twice with another answer."""
     monkeypatch.setattr("socket.gethostname", lambda: "b")
     others_say(1, {0: "a", 1: "b", 3: "a", 4: "c", 5: "b"})
-    assert Groups.discover().nodes == ((0, 3), (1, 2, 5), (4,))
+    assert World.discover().nodes == ((0, 3), (1, 2, 5), (4,))
     others_say(2, dict.fromkeys([0, 1, 3, 4, 5], "b"))
-    assert Groups.discover().nodes == ((0, 1, 2, 3, 4, 5),)
+    assert World.discover().nodes == ((0, 1, 2, 3, 4, 5),)
 
 
 @pytest.mark.usefixtures("world_of_six")
@@ -228,10 +228,10 @@ def test_discover_believes_the_launcher_first(monkeypatch: pytest.MonkeyPatch) -
     """Two launchers on one host are two nodes."""
     monkeypatch.setitem(os.environ, "GROUP_RANK", "1")
     others_say(1, {0: "0", 1: "0", 3: "1", 4: "1", 5: "2"})
-    assert Groups.discover().nodes == ((0, 1), (2, 3, 4), (5,))
+    assert World.discover().nodes == ((0, 1), (2, 3, 4), (5,))
 
 
-@pytest.mark.parametrize("make", [Groups.discover, lambda: Groups.of(((0,),))])
+@pytest.mark.parametrize("make", [World.discover, lambda: World.of(((0,),))])
 def test_no_running_world(make: object) -> None:
     with pytest.raises(ValueError, match="init_process_group"):
         make()  # type: ignore[operator]
@@ -242,7 +242,7 @@ def _gossip_on_unequal_nodes(rank: int, results: Any) -> None:
     found = []
     for text in ("sgp(within='local')", "local_sgd(every=1, within='local')"):
         model = nn.Linear(1, 1, bias=False)
-        layout = Groups.of(((0, 1), (2,)))
+        layout = World.of(((0, 1), (2,)))
         replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=layout)
         with torch.no_grad():
             model.weight.fill_(layout.node)
@@ -263,8 +263,8 @@ def test_unequal_nodes_in_real_processes() -> None:
 def test_a_world_of_threads_lets_go_of_detached_groups_and_of_no_others() -> None:
     """Gloo's own threads show it, which Python does not count."""
 
-    def attach(groups: Groups) -> offbeat.Replica:
-        return offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(), mesh=groups)
+    def attach(world: World) -> offbeat.Replica:
+        return offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(), mesh=world)
 
     def threads() -> int:
         names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
@@ -274,6 +274,6 @@ def test_a_world_of_threads_lets_go_of_detached_groups_and_of_no_others() -> Non
     world, before = ThreadWorld(3), threads()
     replicas = world.run(attach)
     assert threads() >= before + 3
-    world.run(lambda groups: replicas[groups.rank].step())  # they still reach each other
-    world.run(lambda groups: replicas[groups.rank].detach())
+    world.run(lambda world: replicas[world.rank].step())  # they still reach each other
+    world.run(lambda world: replicas[world.rank].detach())
     assert threads() <= before

@@ -6,7 +6,7 @@ import pytest
 from torch.optim import SGD
 
 import offbeat
-from offbeat.groups import Groups
+from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
 from problems import Quadratic, loss
 
@@ -14,9 +14,9 @@ from problems import Quadratic, loss
 def errors_of(work: object, size: int) -> list[BaseException | None]:
     """What each rank of a world raises; the heartbeats need a few seconds."""
 
-    def guarded(groups: Groups) -> BaseException | None:
+    def guarded(world: World) -> BaseException | None:
         try:
-            work(groups)  # type: ignore[operator]
+            work(world)  # type: ignore[operator]
         except Exception as error:
             return error
         return None
@@ -26,12 +26,12 @@ def errors_of(work: object, size: int) -> list[BaseException | None]:
 
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=1)", "sgp('ring')"])
 def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1)
-        for step in range(3 if groups.rank == 2 else 4):
-            loss(model, groups.rank, step).backward()
+        for step in range(3 if world.rank == 2 else 4):
+            loss(model, world.rank, step).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -47,11 +47,11 @@ def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
 
 
 def test_a_rank_that_leaves_early_is_named() -> None:
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         for _ in range(3):
-            if groups.rank == 1:
+            if world.rank == 1:
                 replica.detach()
                 return
             replica.step()
@@ -65,10 +65,10 @@ def test_a_rank_that_leaves_early_is_named() -> None:
 def test_a_slow_rank_is_waited_for() -> None:
     """A rank that computes for long still beats: nobody may lose patience with it."""
 
-    def work(groups: Groups) -> None:
+    def work(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.local_sgd(every=1), mesh=groups)
-        if groups.rank == 0:
+        replica = offbeat.replicate(model, offbeat.local_sgd(every=1), mesh=world)
+        if world.rank == 0:
             time.sleep(4)  # longer than a beat, and than the first looks at the others
         replica.step()
         replica.detach()

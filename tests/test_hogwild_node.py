@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.groups import Groups
+from offbeat.comm.world import World
 from offbeat.hogwild import NodeReplica
 from offbeat.testing import ThreadWorld
 
@@ -21,10 +21,10 @@ def embedding(value: float) -> nn.Embedding:
 
 
 def test_what_workers_do_during_an_exchange_stays() -> None:
-    def train(groups: Groups) -> float:
+    def train(world: World) -> float:
         model = embedding(0.0)
-        node = NodeReplica(model, offbeat.local_sgd(every=1), mesh=groups)
-        model.weight.data.fill_(float(groups.rank))
+        node = NodeReplica(model, offbeat.local_sgd(every=1), mesh=world)
+        model.weight.data.fill_(float(world.rank))
         exchange = node.replica.step
 
         def interrupted() -> None:
@@ -42,12 +42,12 @@ def test_what_workers_do_during_an_exchange_stays() -> None:
 
 @pytest.mark.parametrize("recipe", ["sgp()", "local_sgd(every=3)"])
 def test_nodes_start_alike_and_are_equal_after_finish(recipe: str) -> None:
-    def train(groups: Groups) -> tuple[float, float]:
-        model = embedding(float(groups.rank))
-        node = NodeReplica(model, offbeat.algorithm(recipe), mesh=groups)
+    def train(world: World) -> tuple[float, float]:
+        model = embedding(float(world.rank))
+        node = NodeReplica(model, offbeat.algorithm(recipe), mesh=world)
         start = model.weight.data[0, 0].item()
         for _ in range(4):
-            model.weight.data.add_(float(groups.rank))
+            model.weight.data.add_(float(world.rank))
             node.step()
         node.finish()
         end = model.weight.data[0, 0].item()

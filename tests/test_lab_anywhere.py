@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, iproute
 from offbeat.lab.check import Figures, measure
+from offbeat.lab.cluster import Cluster
 from offbeat.lab.command import printer
 from offbeat.lab.network import Network, parse_rate
-from offbeat.lab.world import World
 
 Lines = list[tuple[int | None, str]]
 
@@ -81,7 +81,7 @@ def test_what_is_no_rate(text: str) -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_ranks_are_numbered_node_by_node(per_node: list[int]) -> None:
-    world = World.of(len(per_node), per_node)
+    world = Cluster.of(len(per_node), per_node)
     places = [(world.node_of(rank), world.local_rank(rank)) for rank in range(world.size)]
     assert places == [(node, i) for node, count in enumerate(per_node) for i in range(count)]
     assert [places[rank] for rank in world.leaders] == [(node, 0) for node in range(world.nodes)]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import TopK, deltas
-from offbeat.groups import Groups
 from offbeat.testing import ThreadWorld, snapshot
 from problems import START, Quadratic, flat, gradient, loss
 from reference.ddp import ddp
@@ -40,16 +40,16 @@ def run(
 ) -> tuple[Array, Array]:
     """Models and residuals, (steps + 1, ranks, d), of plain SGD with these learning rates."""
 
-    def worker(groups: Groups) -> list[tuple[Array, Array]]:
+    def worker(world: World) -> list[tuple[Array, Array]]:
         model = Quadratic()
         optimizer = SGD(model.parameters(), lr=1.0)
         replica = offbeat.replicate(
-            model, algorithm, mesh=groups, optimizer=optimizer if given else None
+            model, algorithm, mesh=world, optimizer=optimizer if given else None
         )
         history = [(flat(snapshot(model)), residual(replica))]
         for step, rate in enumerate(rates):
             optimizer.param_groups[0]["lr"] = rate
-            loss(model, groups.rank, step).backward()
+            loss(model, world.rank, step).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -164,21 +164,21 @@ class Wide(nn.Module):
         return y + (self.narrow.float() * x).sum() + self.empty.sum()
 
 
-def attach(groups: Groups, algorithm: offbeat.Algorithm, **more: Any) -> tuple[Wide, Any]:
+def attach(world: World, algorithm: offbeat.Algorithm, **more: Any) -> tuple[Wide, Any]:
     model = Wide()
-    return model, offbeat.replicate(model, algorithm, mesh=groups, **more)
+    return model, offbeat.replicate(model, algorithm, mesh=world, **more)
 
 
 def test_unused_odd_and_16_bit_parameters() -> None:
     """Mass is kept: what was sent and what is left add up to what was put in."""
 
-    def worker(groups: Groups) -> dict[str, Tensor]:
-        model, replica = attach(groups, offbeat.lags(density=0.05))
+    def worker(world: World) -> dict[str, Tensor]:
+        model, replica = attach(world, offbeat.lags(density=0.05))
         bare = Wide()
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in bare.named_parameters()}
         for step in range(6):
-            model(groups.rank, step).backward()
-            bare(groups.rank, step).backward()  # the same: nobody steps
+            model(world.rank, step).backward()
+            bare(world.rank, step).backward()  # the same: nobody steps
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     total[name] -= p.grad.double()
@@ -188,9 +188,9 @@ def test_unused_odd_and_16_bit_parameters() -> None:
             model.zero_grad()
             replica.step()
         for name, p in bare.named_parameters():
-            total[name] *= 1 / groups.size
-            total[name] += 0 if p.grad is None else p.grad.double() / groups.size
-            total[name] -= _saved(replica)["residual"][name].double() / groups.size
+            total[name] *= 1 / world.size
+            total[name] += 0 if p.grad is None else p.grad.double() / world.size
+            total[name] -= _saved(replica)["residual"][name].double() / world.size
         replica.detach()
         return total
 
@@ -204,12 +204,12 @@ def test_unused_odd_and_16_bit_parameters() -> None:
 @pytest.mark.parametrize("text", ["lags(density=0.05)", "slgs(density=0.05)", "lags(density=1.0)"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: float) -> None:
-    def worker(groups: Groups) -> None:
-        model, replica = attach(groups, offbeat.algorithm(text))
+    def worker(world: World) -> None:
+        model, replica = attach(world, offbeat.algorithm(text))
         for step in range(4):
             before = copy.deepcopy(_saved(replica)["residual"])
-            bad = step == 2 and groups.rank == 1
-            (model(groups.rank, step) * (value if bad else 1.0)).backward()
+            bad = step == 2 and world.rank == 1
+            (model(world.rank, step) * (value if bad else 1.0)).backward()
             after = _saved(replica)["residual"]
             grads = [p.grad for p in model.parameters() if p.grad is not None and p.numel()]
             assert len(grads) == 5
@@ -229,17 +229,17 @@ def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: f
 def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks() -> None:
     """Scales are powers of two: dividing and multiplying back is exact."""
 
-    def worker(groups: Groups, scaled: bool) -> Array:
+    def worker(world: World, scaled: bool) -> Array:
         model = Quadratic(torch.float32)
         optimizer = SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
         algorithm = offbeat.lags(density=0.2)
         replica = offbeat.replicate(
-            model, algorithm, mesh=groups, optimizer=optimizer, scaler=scaler
+            model, algorithm, mesh=world, optimizer=optimizer, scaler=scaler
         )
         for step in range(8):
-            overflow = step == 4 and groups.rank == 1
-            value = loss(model, groups.rank, step) * (float("inf") if overflow else 1.0)
+            overflow = step == 4 and world.rank == 1
+            value = loss(model, world.rank, step) * (float("inf") if overflow else 1.0)
             scaler.scale(value).backward()
             if scaled or step != 4:
                 scaler.step(optimizer)
@@ -257,13 +257,13 @@ def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks() -> None
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_second_backward_before_the_step_exchanges_only_its_own_part(set_to_none: bool) -> None:
-    def worker(groups: Groups, together: bool) -> list[Tensor]:
-        model, replica = attach(groups, offbeat.lags(density=0.05))
+    def worker(world: World, together: bool) -> list[Tensor]:
+        model, replica = attach(world, offbeat.lags(density=0.05))
         kept = []
         for step in range(4):
             total = [torch.zeros_like(p) for p in model.parameters()]
             for part in range(3):
-                model(groups.rank, 3 * step + part).backward()
+                model(world.rank, 3 * step + part).backward()
                 if not together:
                     for sum_, p in zip(total, model.parameters(), strict=True):
                         sum_ += 0 if p.grad is None else p.grad
@@ -292,21 +292,21 @@ def test_a_second_backward_before_the_step_exchanges_only_its_own_part(set_to_no
 def test_resumes_in_a_world_of_another_size_with_the_mean_of_the_residuals() -> None:
     algorithm = offbeat.lags(density=0.05, momentum=0.5)
 
-    def before(groups: Groups) -> dict[str, Any]:
-        model, replica = attach(groups, algorithm)
+    def before(world: World) -> dict[str, Any]:
+        model, replica = attach(world, algorithm)
         for step in range(3):
-            model(groups.rank, step).backward()
+            model(world.rank, step).backward()
             model.zero_grad()
             replica.step()
         saved: dict[str, Any] = replica.state_dict()
         replica.detach()
         return saved
 
-    def after(groups: Groups, saved: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-        model, replica = attach(groups, algorithm)
+    def after(world: World, saved: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+        model, replica = attach(world, algorithm)
         replica.load_state_dict(saved)
         found = _saved(replica)
-        model(groups.rank, 3).backward()
+        model(world.rank, 3).backward()
         model.zero_grad()
         replica.step()
         replica.detach()
@@ -347,16 +347,16 @@ def test_two_replicas_in_one_process_and_any_order_of_readiness() -> None:
                 x = torch.sin(x * self.layers[i])
             return x.sum()
 
-    def worker(groups: Groups) -> list[Tensor]:
+    def worker(world: World) -> list[Tensor]:
         models = [Shuffled(), Shuffled()]
         algorithm = offbeat.lags(density=0.04, message_mb=1e-5)  # one message a layer
-        replicas = [offbeat.replicate(m, algorithm, mesh=groups) for m in models]
-        orders = random.Random(groups.rank)
+        replicas = [offbeat.replicate(m, algorithm, mesh=world) for m in models]
+        orders = random.Random(world.rank)
         for step in range(5):
             for model, replica in zip(models, replicas, strict=True):
                 time.sleep(orders.choice([0, 0.005]))
                 order = orders.sample(range(6), 6) if model is models[0] else list(range(6))
-                model(order, groups.rank).backward()
+                model(order, world.rank).backward()
                 with torch.no_grad():
                     for p in model.parameters():
                         p -= 0.1 * p.grad
@@ -376,11 +376,11 @@ def test_two_replicas_in_one_process_and_any_order_of_readiness() -> None:
 def test_delta_is_that_of_the_gathered_vectors() -> None:
     """In the first step x is the gradient itself."""
 
-    def worker(groups: Groups) -> tuple[dict[str, float], Array]:
+    def worker(world: World) -> tuple[dict[str, float], Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=groups)
-        own = gradient(groups.rank, START, 0)
-        loss(model, groups.rank, 0).backward()
+        replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=world)
+        own = gradient(world.rank, START, 0)
+        loss(model, world.rank, 0).backward()
         found = deltas(replica.gradients_state)
         replica.detach()
         return found, own
@@ -398,16 +398,16 @@ def test_delta_is_that_of_the_gathered_vectors() -> None:
 def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
     algorithm = offbeat.lags(density="adaptive", max_ratio=50)
 
-    def worker(groups: Groups) -> dict[str, Any]:
-        model, replica = attach(groups, algorithm)
+    def worker(world: World) -> dict[str, Any]:
+        model, replica = attach(world, algorithm)
         for step in range(9):
-            model(groups.rank, step).backward()
+            model(world.rank, step).backward()
             model.zero_grad()
             replica.step()
         found: dict[str, Any] = replica.stats()["lags"]
         saved = replica.state_dict()
         replica.detach()
-        _, again = attach(groups, algorithm)
+        _, again = attach(world, algorithm)
         again.load_state_dict(saved)
         assert again.stats()["lags"]["c"] == found["c"]
         again.detach()
@@ -427,9 +427,9 @@ def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
 def test_sends_what_the_docstring_says() -> None:
     """(P-1) (8 k + 4) a layer, one word more, and one for an even number of them."""
 
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = nn.Linear(100, 100, bias=False)
-        replica = offbeat.replicate(model, offbeat.lags(density=0.01), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.lags(density=0.01), mesh=world)
         for _ in range(2):
             model(torch.randn(3, 100)).sum().backward()
             model.zero_grad()
@@ -466,9 +466,9 @@ def test_refuses_settings_that_mean_nothing(settings: dict[str, Any], said: str)
 
 
 def test_refuses_optimizers_that_do_not_fit() -> None:
-    def worker(groups: Groups, make: Any, algorithm: offbeat.Algorithm) -> None:
+    def worker(world: World, make: Any, algorithm: offbeat.Algorithm) -> None:
         model = Quadratic()
-        offbeat.replicate(model, algorithm, mesh=groups, optimizer=make(model))
+        offbeat.replicate(model, algorithm, mesh=world, optimizer=make(model))
 
     corrected = offbeat.lags(momentum=0.9)
     cases = [

@@ -14,10 +14,10 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import offbeat
-from offbeat.functional import kept
-from offbeat.gradients.plan import Plan
-from offbeat.gradients.sparse_message import SparseMessage
-from offbeat.groups import Groups
+from offbeat.comm.world import World
+from offbeat.functional import count_kept
+from offbeat.gradients.top_k.plan import MessagePlan
+from offbeat.gradients.top_k.sparse import SparseMessage
 from offbeat.testing import ThreadWorld
 
 
@@ -43,16 +43,16 @@ def kept_by(replica: offbeat.Replica) -> dict[str, Tensor]:
     return {f"{kind} {n}": t for kind in ("residual", "velocity") for n, t in saved[kind].items()}
 
 
-def start(groups: Groups, algorithm: offbeat.Algorithm) -> tuple[nn.Module, SGD, Any]:
+def start(world: World, algorithm: offbeat.Algorithm) -> tuple[nn.Module, SGD, Any]:
     model = Tied()
     optimizer = SGD(model.parameters(), lr=0.05)
-    replica = offbeat.replicate(model, algorithm, mesh=groups, optimizer=optimizer)
+    replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
     return model, optimizer, replica
 
 
 def train(model: nn.Module, optimizer: SGD, replica: Any, steps: range) -> None:
     for step in steps:
-        model(replica.groups.rank, step).backward()
+        model(replica.world.rank, step).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         # Kept in place now and then: what lies there must not count as new.
@@ -67,9 +67,9 @@ def train(model: nn.Module, optimizer: SGD, replica: Any, steps: range) -> None:
 def test_residuals_and_velocities_of_every_rank_go_on_bit_for_bit(text: str) -> None:
     """Saved before the order is agreed on, within a warm-up and after it."""
 
-    def worker(groups: Groups, until: int) -> None:
+    def worker(world: World, until: int) -> None:
         algorithm = offbeat.algorithm(text)
-        model, optimizer, replica = start(groups, algorithm)
+        model, optimizer, replica = start(world, algorithm)
         train(model, optimizer, replica, range(until))
         file = io.BytesIO()
         torch.save([part.state_dict() for part in (model, optimizer, replica)], file)
@@ -79,7 +79,7 @@ def test_residuals_and_velocities_of_every_rank_go_on_bit_for_bit(text: str) -> 
 
         file.seek(0)
         saved = torch.load(file, weights_only=True)
-        model, optimizer, replica = start(groups, algorithm)
+        model, optimizer, replica = start(world, algorithm)
         for part, state in zip((model, optimizer, replica), saved, strict=True):
             part.load_state_dict(state)
         train(model, optimizer, replica, range(until, 10))
@@ -96,21 +96,21 @@ def test_residuals_and_velocities_of_every_rank_go_on_bit_for_bit(text: str) -> 
 def test_a_parameter_used_twice_loses_nothing(text: str) -> None:
     """What was handed out and what is left add up to what autograd alone finds."""
 
-    def worker(groups: Groups) -> dict[str, Tensor]:
+    def worker(world: World) -> dict[str, Tensor]:
         model, bare = Tied(), Tied()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         handed = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for step in range(4):
-            model(groups.rank, step).backward()
-            bare(groups.rank, step).backward()
+            model(world.rank, step).backward()
+            bare(world.rank, step).backward()
             for name, p in model.named_parameters():
                 assert p.grad is not None
-                handed[name] += p.grad / groups.size
+                handed[name] += p.grad / world.size
             model.zero_grad()
             replica.step()
         left = kept_by(replica)
         replica.detach()
-        return {n: handed[n] + left[f"residual {n}"] / groups.size - p.grad / groups.size
+        return {n: handed[n] + left[f"residual {n}"] / world.size - p.grad / world.size
                 for n, p in bare.named_parameters()}  # fmt: skip
 
     runs = ThreadWorld(3).run(worker)
@@ -136,7 +136,7 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     }
     group = SimpleNamespace(size=3, rank=1, backend=lambda device: "gloo")
     site: Any = SimpleNamespace(parameters=parameters, group=group, size=3)
-    plan = Plan(site, density, message, whole)
+    plan = MessagePlan(site, density, message, whole)
     messages = plan.messages(list(parameters), momentum=0.0, exact=True)
     names = [name for each in messages for name in each.missing]
     assert sorted(names) == sorted(parameters)
@@ -148,7 +148,9 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
         assert sum(block.numel() for block in blocks) == flat.numel()
         sizes = [parameters[name].numel() for name in each.names]
         assert [block.numel() for block in blocks] == ([sum(sizes)] if whole else sizes)
-        assert [block.k for block in each.blocks] == [kept(b.numel(), density) for b in blocks]
+        assert [block.k for block in each.blocks] == [
+            count_kept(b.numel(), density) for b in blocks
+        ]
         row = each.rows.parts[1]
         chosen = row.values.numel()
         assert chosen == row.indices.numel() == sum(block.k for block in each.blocks)

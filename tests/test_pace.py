@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from offbeat.functional import Wire
-from offbeat.gradients.pace import Pace, Times
+from offbeat.functional import LinkCost
+from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes
 
 
 def test_the_time_of_a_message_is_shared_out_among_its_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock: Iterator[float] = iter([0.0, 1.0, 4.0, 6.0, 14.0, 20.0, 21.0, 22.0])
-    monkeypatch.setattr(Pace, "_now", lambda pace: next(clock))
-    pace = Pace(torch.device("cpu"))
+    monkeypatch.setattr(LayerTimer, "_now", lambda pace: next(clock))
+    pace = LayerTimer(torch.device("cpu"))
     pace.enter("head")
     pace.added("head")  # 1 s
     pace.enter("body")
@@ -42,6 +42,6 @@ def test_a_layer_before_a_small_one_is_sent_whole_where_all_can_be(
     compute = {"head": 0.01, "norm": 0.0001, "body": 0.02, "bias": 0.009}
     select = {"head": 0.001, "norm": 0.0, "body": 0.001, "bias": 0.0}
     parameters = {n: torch.empty(10**6 if n in ("head", "body") else 10) for n in compute}
-    times = Times(compute, select, 0.03, Wire(4, 0.0, per_byte))
+    times = LayerTimes(compute, select, 0.03, LinkCost(4, 0.0, per_byte))
     found = times.ratios(parameters, limit=1000, message=2**16)
     assert found == pytest.approx(expected)

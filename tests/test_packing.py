@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.functional import Layout, pack, partition
+from offbeat.functional import Layout, pack, runs_within
 
 examples = settings(deadline=None, max_examples=60)  # the machine may be busy
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -129,7 +129,7 @@ def test_partition_covers_everything_in_order_and_within_capacity(
     sizes: list[int], first: int, more: int
 ) -> None:
     capacity = first + more
-    runs = partition(sizes, capacity, first)
+    runs = runs_within(sizes, capacity, first)
     assert [index for run in runs for index in run] == list(range(len(sizes)))
     assert all(len(run) > 0 for run in runs)
     for number, run in enumerate(runs):
@@ -142,7 +142,7 @@ def test_partition_covers_everything_in_order_and_within_capacity(
 
 
 def test_partition_at_the_edges() -> None:
-    assert partition([], 4, 4) == []
-    assert partition([9], 4, 2) == [range(0, 1)]
-    assert partition([2, 2, 2, 2], 4, 2) == [range(0, 1), range(1, 3), range(3, 4)]
-    assert partition([0, 0, 0], 4, 2) == [range(0, 3)]
+    assert runs_within([], 4, 4) == []
+    assert runs_within([9], 4, 2) == [range(0, 1)]
+    assert runs_within([2, 2, 2, 2], 4, 2) == [range(0, 1), range(1, 3), range(3, 4)]
+    assert runs_within([0, 0, 0], 4, 2) == [range(0, 3)]

@@ -13,9 +13,10 @@ import torch
 from torch.optim import SGD
 
 import offbeat
-from offbeat import heartbeat
-from offbeat.functional import absorb, meet, shoot
-from offbeat.groups import Group, Groups
+from offbeat.comm import heartbeat
+from offbeat.comm.group import Group
+from offbeat.comm.world import World
+from offbeat.functional import add_half_difference, apply_delta, take_snapshot
 from offbeat.testing import ThreadWorld, snapshot
 from problems import DIMENSION, OPTIMA, START, Quadratic, flat, gradient, loss, optimum
 from reference.pair_average import Event, replay
@@ -26,15 +27,15 @@ UNEQUAL: Nodes = ((0, 1, 2), (3, 4), (5, 6))  # two slices; rank 2 only receives
 every_world = pytest.mark.parametrize("size", [2, 3, 4, 5])
 
 
-def attach(groups: Groups, dtype: torch.dtype = torch.float64) -> tuple[Quadratic, Any]:
+def attach(world: World, dtype: torch.dtype = torch.float64) -> tuple[Quadratic, Any]:
     model = Quadratic(dtype)
-    return model, offbeat.replicate(model, offbeat.ad_psgd(), mesh=groups)
+    return model, offbeat.replicate(model, offbeat.ad_psgd(), mesh=world)
 
 
 def train(model: Quadratic, replica: offbeat.Replica, step: int, lr: float = LR) -> Array:
     """One step; returns what the optimizer added to the parameters."""
     before = flat(snapshot(model))
-    loss(model, replica.groups.rank, step).backward()
+    loss(model, replica.world.rank, step).backward()
     SGD(model.parameters(), lr=lr).step()
     model.zero_grad()
     update = flat(snapshot(model)) - before
@@ -61,8 +62,8 @@ def mass(replica: Any) -> Array:
 def test_both_sides_of_a_pair_cancel_bit_for_bit() -> None:
     x, y = torch.randn(2, 1000).mul(1e3).bfloat16()
     left, right = torch.zeros(2, 1000)
-    meet(left, x, y)
-    meet(right, y, x)
+    add_half_difference(left, x, y)
+    add_half_difference(right, y, x)
     assert torch.equal(left, -right)
     assert torch.equal(x.float() + left, y.float() + right)
 
@@ -71,12 +72,12 @@ def test_rounding_loses_nothing() -> None:
     z, delta = torch.full((100,), 256.0).bfloat16(), torch.zeros(100)
     for _ in range(10):  # each far below the spacing of 2
         delta += 0.25
-        absorb(z, delta)
+        apply_delta(z, delta)
     assert torch.equal(z.float() + delta, torch.full((100,), 258.5))
     assert z[0] == 258
-    shoot(z, delta, out := torch.empty(100, dtype=torch.bfloat16))
+    take_snapshot(z, delta, out := torch.empty(100, dtype=torch.bfloat16))
     assert torch.equal(out, z)
-    absorb(x := torch.full((100,), 256.0), d := torch.full((100,), 0.25))
+    apply_delta(x := torch.full((100,), 256.0), d := torch.full((100,), 0.25))
     assert torch.equal(x, torch.full((100,), 256.25))
     assert not d.any()
 
@@ -94,15 +95,15 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 
     swaps: dict[int, Any] = {}
 
-    def worker(groups: Groups) -> tuple[Array, Array]:
-        model, replica = attach(groups)
-        swaps[groups.rank] = replica.parameters_state.swaps
+    def worker(world: World) -> tuple[Array, Array]:
+        model, replica = attach(world)
+        swaps[world.rank] = replica.parameters_state.swaps
         with torch.no_grad():
-            model.matrix += groups.rank
+            model.matrix += world.rank
         for k in range(steps):
             for rank in order:
                 turns.wait()
-                if rank == groups.rank:
+                if rank == world.rank:
                     before = swaps[1].delta[0].clone()
                     train(model, replica, k)
                     visited(replica)
@@ -128,11 +129,11 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> None:
     """Whatever the delays, looked at three times on the way."""
 
-    def worker(groups: Groups) -> tuple[list[Array], int]:
-        model, replica = attach(groups, dtype)
-        pauses, seen = random.Random(groups.rank), []
+    def worker(world: World) -> tuple[list[Array], int]:
+        model, replica = attach(world, dtype)
+        pauses, seen = random.Random(world.rank), []
         with torch.no_grad():
-            model.matrix += groups.rank**2
+            model.matrix += world.rank**2
         own = flat(snapshot(model))  # where updates alone would have led
         for k in range(45):
             time.sleep(pauses.choice([0, 0, 0.001, 0.003]))
@@ -156,8 +157,8 @@ def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> N
 def test_converges_although_every_rank_has_its_own_optimum() -> None:
     size, pace = 4, threading.Barrier(4, timeout=30)
 
-    def worker(groups: Groups) -> Array:
-        model, replica = attach(groups)
+    def worker(world: World) -> Array:
+        model, replica = attach(world)
         for k in range(400):
             train(model, replica, k, lr=1.0 / (k + 2))
             visited(replica)
@@ -178,12 +179,12 @@ def test_nobody_waits_for_a_slow_rank(slow: int) -> None:
     """It makes three steps; the others many, and even those that visit it meet it in between."""
     size, done, gone = 4, threading.Event(), threading.Barrier(4, timeout=30)
 
-    def worker(groups: Groups) -> tuple[int, int]:
-        model, replica = attach(groups)
-        while groups.rank != slow and not done.is_set():
+    def worker(world: World) -> tuple[int, int]:
+        model, replica = attach(world)
+        while world.rank != slow and not done.is_set():
             train(model, replica, 0)
             time.sleep(0.001)
-        for k in range(3 if groups.rank == slow else 0):
+        for k in range(3 if world.rank == slow else 0):
             train(model, replica, k)
             time.sleep(0.5)
         done.set()
@@ -204,13 +205,13 @@ def test_nobody_waits_for_a_slow_rank(slow: int) -> None:
 def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
     """Twice, with training in between; the last one finds everyone equal."""
 
-    def worker(groups: Groups) -> list[Array]:
-        model, replica = attach(groups)
+    def worker(world: World) -> list[Array]:
+        model, replica = attach(world)
         ends = []
         for _ in range(2):
             for k in range(10):
                 train(model, replica, k)
-                time.sleep(0.001 * groups.rank)
+                time.sleep(0.001 * world.rank)
             replica.finish()
             assert replica.parameters_state.swaps.job is None
             assert all(not part.any() for part in replica.parameters_state.swaps.delta)
@@ -230,10 +231,10 @@ def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
 def test_consensus_leaves_what_is_pending_for_the_next_step() -> None:
     size = 3
 
-    def worker(groups: Groups) -> tuple[Array, Array, Array]:
-        model, replica = attach(groups)
+    def worker(world: World) -> tuple[Array, Array, Array]:
+        model, replica = attach(world)
         with torch.no_grad():
-            model.vector += groups.rank
+            model.vector += world.rank
         replica.step()
         visited(replica)
         before = flat(snapshot(model))
@@ -262,9 +263,9 @@ def threads() -> set[str]:
 def test_detach_in_the_middle_ends_the_thread(stuck: bool) -> None:
     everyone = threading.Barrier(4, timeout=30)
 
-    def worker(groups: Groups) -> bool:
-        model, replica = attach(groups)
-        for k in range(5 if not stuck or groups.rank % 2 == 0 else 0):
+    def worker(world: World) -> bool:
+        model, replica = attach(world)
+        for k in range(5 if not stuck or world.rank % 2 == 0 else 0):
             train(model, replica, k)
         everyone.wait()
         lanes = "offbeat-world" in threads()
@@ -280,8 +281,8 @@ def test_detach_in_the_middle_ends_the_thread(stuck: bool) -> None:
 def test_what_was_saved_at_rest_goes_on_with_the_same_mean() -> None:
     size = 4
 
-    def worker(groups: Groups) -> tuple[Array, Array]:
-        model, replica = attach(groups)
+    def worker(world: World) -> tuple[Array, Array]:
+        model, replica = attach(world)
         for k in range(6):
             train(model, replica, k)
             visited(replica)
@@ -294,14 +295,14 @@ def test_what_was_saved_at_rest_goes_on_with_the_same_mean() -> None:
         replica.detach()
 
         file.seek(0)
-        again, resumed = attach(groups)
+        again, resumed = attach(world)
         train(again, resumed, 0)  # exchanges are under way when it loads
         resumed.load_state_dict(torch.load(file, weights_only=True))
         assert resumed.steps == 6
         found = mass(resumed)
-        state = resumed.state_dict()[f"rank{groups.rank}"]["parameters"]["random"]
+        state = resumed.state_dict()[f"rank{world.rank}"]["parameters"]["random"]
         file.seek(0)
-        saved = torch.load(file, weights_only=True)[f"rank{groups.rank}"]["parameters"]
+        saved = torch.load(file, weights_only=True)[f"rank{world.rank}"]["parameters"]
         assert torch.equal(state, saved["random"])
         train(again, resumed, 6)
         resumed.finish()
@@ -317,12 +318,12 @@ def test_nodes_are_participants(dtype: torch.dtype) -> None:
     """Unequal ones: each slice meets on its own, a node's ranks stay equal, the mean stays."""
     pace = threading.Barrier(7, timeout=30)
 
-    def worker(groups: Groups) -> tuple[list[Array], Array]:
+    def worker(world: World) -> tuple[list[Array], Array]:
         model = Quadratic(dtype)
         slot = offbeat.ad_psgd(within="local").parameters
-        replica = offbeat.replicate(model, offbeat.Algorithm(parameters=slot), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.Algorithm(parameters=slot), mesh=world)
         with torch.no_grad():
-            model.matrix += groups.node**2
+            model.matrix += world.node**2
         seen = []
         for _ in range(30):
             replica.step()
@@ -348,11 +349,11 @@ def test_nodes_are_participants(dtype: torch.dtype) -> None:
 def test_a_visit_costs_one_model_and_a_call() -> None:
     everyone = threading.Barrier(2, timeout=30)
 
-    def worker(groups: Groups) -> tuple[int, int]:
-        _, replica = attach(groups)
+    def worker(world: World) -> tuple[int, int]:
+        _, replica = attach(world)
         counts, ages = [], []
         for rank in (1, 0, 0):
-            if groups.rank == rank:
+            if world.rank == rank:
                 replica.step()
                 visited(replica)
             everyone.wait()
@@ -370,11 +371,13 @@ def test_a_visit_costs_one_model_and_a_call() -> None:
 def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Group, "backend", lambda self, device: "nccl")
 
-    def worker(groups: Groups) -> None:
-        monkeypatch.setattr("offbeat.attach.wire_device", lambda *_: torch.device("cpu"))
-        monkeypatch.setattr("offbeat.collectives.wire_device", lambda *_: torch.device("cpu"))
+    def worker(world: World) -> None:
+        monkeypatch.setattr(
+            "offbeat.replica.replicate.message_device", lambda *_: torch.device("cpu")
+        )
+        monkeypatch.setattr("offbeat.comm.agreement.message_device", lambda *_: torch.device("cpu"))
         with pytest.raises(ValueError, match="needs Gloo for CPU tensors, got 'nccl'; call"):
-            attach(groups)
+            attach(world)
 
     ThreadWorld(2).run(worker)
 
@@ -394,10 +397,10 @@ def test_a_rank_that_leaves_is_named_on_the_main_thread(
             time.sleep(0.002)
         replica.finish()
 
-    def worker(groups: Groups) -> str:
-        model, replica = attach(groups)
+    def worker(world: World) -> str:
+        model, replica = attach(world)
         train(model, replica, 0)
-        if groups.rank == leaver:
+        if world.rank == leaver:
             replica.detach()
             return ""
         with pytest.raises(offbeat.PeerLost) as lost:
@@ -412,8 +415,8 @@ def test_a_rank_that_leaves_is_named_on_the_main_thread(
 def test_an_error_of_the_thread_is_raised_by_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def worker(groups: Groups) -> None:
-        model, replica = attach(groups)
+    def worker(world: World) -> None:
+        model, replica = attach(world)
         swaps = replica.parameters_state.swaps
 
         def fail(*partner: int) -> None:
@@ -430,9 +433,9 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(
 
 
 def test_unequal_numbers_of_steps_are_refused_alike() -> None:
-    def worker(groups: Groups) -> str:
-        model, replica = attach(groups)
-        for k in range(3 + (groups.rank == 2)):
+    def worker(world: World) -> str:
+        model, replica = attach(world)
+        for k in range(3 + (world.rank == 2)):
             train(model, replica, k)
         with pytest.raises(ValueError, match="call") as refused:
             replica.finish()

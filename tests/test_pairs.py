@@ -12,16 +12,9 @@ import torch
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import TopK
-from offbeat.groups import Groups
-from offbeat.parameters import (
-    AdasumUpdate,
-    Average,
-    Cycle,
-    PairAverage,
-    PushSum,
-    StaleAverage,
-)
+from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import START, Quadratic, flat, gradient, loss
 from reference.daso import daso
@@ -48,7 +41,7 @@ def named(pairs: list[offbeat.Algorithm]) -> Any:
 
 def train(model: Quadratic, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
     for step in range(steps):
-        loss(model, replica.groups.rank, step).backward()
+        loss(model, replica.world.rank, step).backward()
         optimizer.step()
         optimizer.zero_grad()
         replica.step()
@@ -56,9 +49,9 @@ def train(model: Quadratic, replica: offbeat.Replica, optimizer: Any, steps: int
 
 @named(PAIRS)
 def test_nodes_hold_one_model_and_all_are_equal_in_the_end(pair: offbeat.Algorithm) -> None:
-    def worker(groups: Groups) -> tuple[Array, Array]:
+    def worker(world: World) -> tuple[Array, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, pair, mesh=groups)
+        replica = offbeat.replicate(model, pair, mesh=world)
         train(model, replica, SGD(model.parameters(), lr=LR, momentum=0.9), 7)
         own = flat(snapshot(model))
         replica.finish()
@@ -76,9 +69,9 @@ def test_nodes_hold_one_model_and_all_are_equal_in_the_end(pair: offbeat.Algorit
 
 @named(PAIRS[:-1])
 def test_pairs_resume_bit_equal(pair: offbeat.Algorithm) -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, pair, mesh=groups)
+        replica = offbeat.replicate(model, pair, mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
         train(model, replica, optimizer, 4)
         file = io.BytesIO()
@@ -87,7 +80,7 @@ def test_pairs_resume_bit_equal(pair: offbeat.Algorithm) -> None:
         file.seek(0)
         saved, momenta = torch.load(file, weights_only=True)
         again = Quadratic(torch.float32)
-        resumed = offbeat.replicate(again, pair, mesh=groups)
+        resumed = offbeat.replicate(again, pair, mesh=world)
         resumed.load_state_dict(saved)
         optimizer = Adam(again.parameters(), lr=LR)
         optimizer.load_state_dict(momenta)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups
 from offbeat.parameters import PushSum
 from offbeat.testing import ThreadWorld, simulate, snapshot
-from offbeat.topology import Peers, Topology, mixing_matrix, validate
+from offbeat.topology.graph import Peers, Topology, mixing_matrix, validate
 from problems import DIMENSION, START, Quadratic, flat, gradient, loss
 from reference.participants import Array, Nodes
 from reference.push_sum import Matrix, irregular, mix, one_peer_exponential, sgp
@@ -162,13 +162,13 @@ def test_mass_is_conserved_and_the_true_mean_is_reached(
     """An optimizer that does nothing: gossip alone goes to the mean, from unequal starts."""
     layout = nodes or tuple((rank,) for rank in range(5))
 
-    def worker(groups: Groups) -> tuple[Array, Array, Array]:
+    def worker(world: World) -> tuple[Array, Array, Array]:
         model = Quadratic()
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(parameters=algorithm(topology, nodes).parameters), mesh=groups
+            model, offbeat.Algorithm(parameters=algorithm(topology, nodes).parameters), mesh=world
         )
         with torch.no_grad():
-            model.matrix += groups.node**2
+            model.matrix += world.node**2
         state, z, w, x = replica.parameters_state, [], [], []
         for _ in range(60):
             z.append(flat(snapshot(model)))
@@ -198,8 +198,8 @@ def test_mass_is_conserved_and_the_true_mean_is_reached(
 def test_weights_follow_the_matrices() -> None:
     size = 4
 
-    def worker(groups: Groups) -> list[float]:
-        replica = offbeat.replicate(Quadratic(), offbeat.sgp(Irregular()), mesh=groups)
+    def worker(world: World) -> list[float]:
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(Irregular()), mesh=world)
         weights = []
         for _ in range(6):
             replica.step()
@@ -217,14 +217,14 @@ def test_weights_follow_the_matrices() -> None:
 def test_the_anchor_is_the_model_before_the_step() -> None:
     """Stored where weights vary, right after every step and after ``finish``."""
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         state = replica.parameters_state
         optimizer = sgd(model.parameters())
         for _ in range(3):
             check_anchor(model, state)
-            train(model, replica, groups.rank, optimizer, 1)
+            train(model, replica, world.rank, optimizer, 1)
         check_anchor(model, state)
         assert state.weight != 1.0
         replica.finish()
@@ -244,12 +244,12 @@ def check_anchor(model: nn.Module, state: Any) -> None:
 @pytest.mark.parametrize("topology", [offbeat.Exponential(), offbeat.Ring()], ids=repr)
 @pytest.mark.parametrize("size", [2, 5])
 def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, size: int) -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 10)
+        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 10)
         assert replica.parameters_state.anchor is None
-        assert "anchor" not in replica.state_dict()[f"rank{groups.rank}"]["parameters"]
+        assert "anchor" not in replica.state_dict()[f"rank{world.rank}"]["parameters"]
         # Thirds do not add up exactly: one rounding an exchange.
         assert abs(replica.parameters_state.weight - 1) < 1e-14
         replica.detach()
@@ -263,15 +263,15 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
 ) -> None:
     dtype = torch.float32 if nodes else torch.bfloat16
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(dtype)
-        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=groups)
+        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
-        train(model, replica, groups.rank, optimizer, 4)
+        train(model, replica, world.rank, optimizer, 4)
         weight = replica.parameters_state.weight
         file = io.BytesIO()
         torch.save([replica.state_dict(), optimizer.state_dict()], file)
-        train(model, replica, groups.rank, optimizer, 5)
+        train(model, replica, world.rank, optimizer, 5)
         replica.detach()
 
         file.seek(0)
@@ -279,13 +279,13 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
         again = Quadratic(dtype)
         with torch.no_grad():
             again.vector += 3  # whatever was there before is gone
-        resumed = offbeat.replicate(again, algorithm(topology, nodes), mesh=groups)
-        train(again, resumed, groups.rank, sgd(again.parameters()), 2)
+        resumed = offbeat.replicate(again, algorithm(topology, nodes), mesh=world)
+        train(again, resumed, world.rank, sgd(again.parameters()), 2)
         resumed.load_state_dict(saved)
         assert resumed.parameters_state.weight == weight
         optimizer = Adam(again.parameters(), lr=LR)
         optimizer.load_state_dict(momenta)
-        train(again, resumed, groups.rank, optimizer, 5)
+        train(again, resumed, world.rank, optimizer, 5)
         assert resumed.parameters_state.weight == replica.parameters_state.weight
         resumed.detach()
         for name, ours in again.named_parameters():
@@ -302,14 +302,14 @@ def test_consensus_weighs_every_replica_and_changes_no_trajectory(
     """It shows sum x / sum w in the middle of a step's work: an update is not yet de-biased."""
     layout = nodes or tuple((rank,) for rank in range(4))
 
-    def worker(groups: Groups, look: bool) -> tuple[Array, Array]:
+    def worker(world: World, look: bool) -> tuple[Array, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=groups)
+        replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=world)
         optimizer = sgd(model.parameters())
         shown = np.zeros(DIMENSION)
         for _ in range(4):
-            train(model, replica, groups.rank, optimizer, 1)
-            loss(model, groups.rank, 0).backward()
+            train(model, replica, world.rank, optimizer, 1)
+            loss(model, world.rank, 0).backward()
             optimizer.step()  # stepped, not yet exchanged
             optimizer.zero_grad()
             if look:
@@ -321,8 +321,8 @@ def test_consensus_weighs_every_replica_and_changes_no_trajectory(
         return after, shown
 
     world = ThreadWorld(nodes=layout)
-    looked = world.run(lambda groups: worker(groups, look=True))
-    unseen = world.run(lambda groups: worker(groups, look=False))
+    looked = world.run(lambda world: worker(world, look=True))
+    unseen = world.run(lambda world: worker(world, look=False))
     for (a, _), (b, _) in zip(looked, unseen, strict=True):
         assert np.array_equal(a, b)
     # Mass does not change in the exchange that follows, so the reference's average after it is
@@ -339,14 +339,14 @@ def test_finish_starts_anew_from_the_weighted_average(topology: Topology) -> Non
     size = 4
     nodes = tuple((rank,) for rank in range(size))
 
-    def worker(groups: Groups) -> tuple[Array, Array]:
+    def worker(world: World) -> tuple[Array, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 7)
+        replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 7)
         replica.finish()
         finished = flat(snapshot(model))
         assert replica.steps == 7, "counters go on"
-        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        train(model, replica, world.rank, sgd(model.parameters()), 3)
         replica.detach()
         return finished, flat(snapshot(model))
 
@@ -370,16 +370,16 @@ def test_finish_starts_anew_from_the_weighted_average(topology: Topology) -> Non
 def test_another_algorithms_finished_state_starts_anew() -> None:
     """Also in a replica that has trained already: its weight and anchor are no longer true."""
 
-    def worker(groups: Groups) -> tuple[Array, Array]:
+    def worker(world: World) -> tuple[Array, Array]:
         other = Quadratic()
-        source = offbeat.replicate(other, offbeat.local_sgd(every=2), mesh=groups)
-        train(other, source, groups.rank, sgd(other.parameters()), 3)
+        source = offbeat.replicate(other, offbeat.local_sgd(every=2), mesh=world)
+        train(other, source, world.rank, sgd(other.parameters()), 3)
         source.finish()
         saved = source.state_dict()
         source.detach()
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 3)
         replica.load_state_dict(saved)
         for _ in range(3):
             replica.step()
@@ -398,18 +398,18 @@ def test_a_finished_state_moves_between_a_regular_and_an_irregular_world(
     """Of two, this graph is regular and stores no anchor; of three it is not, and must."""
     saved: list[Any] = []
 
-    def save(groups: Groups) -> None:
+    def save(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 3)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 3)
         replica.finish()
-        if groups.rank == 0:
+        if world.rank == 0:
             saved.append(replica.state_dict())
         replica.detach()
 
-    def resume(groups: Groups) -> Array:
+    def resume(world: World) -> Array:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         replica.load_state_dict(saved[0])
         for _ in range(3):
             replica.step()
@@ -439,11 +439,11 @@ class TakingTurns(Topology):
 
 
 def test_a_participant_may_have_no_peers_in_an_exchange() -> None:
-    def worker(groups: Groups) -> list[float]:
+    def worker(world: World) -> list[float]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(TakingTurns()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(TakingTurns()), mesh=world)
         with torch.no_grad():
-            model.vector.fill_(8.0 * groups.rank)
+            model.vector.fill_(8.0 * world.rank)
         seen = []
         for _ in range(3):
             replica.step()
@@ -462,13 +462,13 @@ def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
     """The paper's x - lr g: with w != 1 a step of one moves z by 1/w after the exchange."""
     size = 3
 
-    def worker(groups: Groups) -> tuple[float, Array]:
+    def worker(world: World) -> tuple[float, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         for _ in range(3):
             replica.step()
         weight = replica.parameters_state.weight
-        if groups.rank == 1:
+        if world.rank == 1:
             with torch.no_grad():
                 model.vector += 1.0
         replica.finish()
@@ -483,10 +483,10 @@ def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_one_peer_costs_one_model_and_a_header(dtype: torch.dtype) -> None:
-    def worker(groups: Groups) -> dict[str, Any]:
+    def worker(world: World) -> dict[str, Any]:
         model = Quadratic(dtype)
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 2)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 2)
         replica.detach()
         return replica.stats()["last"]
 
@@ -496,9 +496,9 @@ def test_one_peer_costs_one_model_and_a_header(dtype: torch.dtype) -> None:
 
 
 def test_every_peer_costs_one_more() -> None:
-    def worker(groups: Groups) -> int:
+    def worker(world: World) -> int:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         replica.step()
         replica.detach()
         return int(replica.stats()["last"]["bytes_sent"])
@@ -510,12 +510,12 @@ def test_every_peer_costs_one_more() -> None:
 def test_between_nodes_every_rank_sends_its_slice() -> None:
     """A node puts one model on the wire, rounded up to whole slices."""
 
-    def worker(groups: Groups) -> int:
+    def worker(world: World) -> int:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(within="local"), mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 1)
+        replica = offbeat.replicate(model, offbeat.sgp(within="local"), mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 1)
         before = dict(replica.stats()["bytes_by_axis"])
-        train(model, replica, groups.rank, sgd(model.parameters()), 1)
+        train(model, replica, world.rank, sgd(model.parameters()), 1)
         after = replica.stats()["bytes_by_axis"]
         replica.detach()
         return int(after.get("node", 0) - before.get("node", 0))
@@ -534,12 +534,12 @@ def test_large_models_travel_in_pieces() -> None:
             self.whole = nn.Parameter(torch.arange(numel, dtype=torch.float32) % 1024)
             self.rounded = nn.Parameter((torch.arange(numel) % 128).bfloat16())
 
-    def worker(groups: Groups) -> tuple[Tensor, Tensor]:
+    def worker(world: World) -> tuple[Tensor, Tensor]:
         model = Large()
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         with torch.no_grad():
-            model.whole.mul_(groups.rank * 2.0)
-            model.rounded.mul_(groups.rank * 2.0)
+            model.whole.mul_(world.rank * 2.0)
+            model.rounded.mul_(world.rank * 2.0)
         replica.step()
         replica.detach()
         return model.whole.detach(), model.rounded.detach()
@@ -562,16 +562,16 @@ def test_parameters_of_odd_sizes(nodes: Nodes | None) -> None:
             self.none = nn.Parameter(torch.zeros(3, 0, dtype=torch.bfloat16))
             self.one = nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
 
-    def worker(groups: Groups) -> list[float]:
+    def worker(world: World) -> list[float]:
         model = Odd()
         replica = offbeat.replicate(
             model,
             offbeat.Algorithm(parameters=algorithm(Irregular(), nodes).parameters),
-            mesh=groups,
+            mesh=world,
         )
         with torch.no_grad():
-            model.scalar += groups.node
-            model.one += groups.node
+            model.scalar += world.node
+            model.one += world.node
         for _ in range(3):
             replica.step()
         distance = replica.consensus_distance()["max"]
@@ -642,7 +642,7 @@ def test_when_messages_come_changes_no_bit(
     """Messages that were there in time are added in another order of work."""
 
     def run(prompt: float) -> list[dict[str, Tensor]]:
-        monkeypatch.setattr("offbeat.parameters.push_sum._PROMPT", prompt)
+        monkeypatch.setattr("offbeat.parameters.push_sum.push_sum._PROMPT", prompt)
         recipe = offbeat.sgp(topology, overlap=overlap, wire=wire)
         runs = simulate(
             recipe, lambda: Quadratic(torch.float32), loss, steps=9, size=4, optimizer=sgd
@@ -657,8 +657,8 @@ def test_when_messages_come_changes_no_bit(
 def test_one_third_of_the_mass_is_in_flight() -> None:
     """With one peer w of a node settles at 2/3; with what is in flight it is 1 on average."""
 
-    def worker(groups: Groups) -> list[tuple[float, float, int]]:
-        replica = offbeat.replicate(Quadratic(), offbeat.sgp(overlap=1), mesh=groups)
+    def worker(world: World) -> list[tuple[float, float, int]]:
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(overlap=1), mesh=world)
         seen = []
         for _ in range(30):
             replica.step()
@@ -681,20 +681,20 @@ def test_save_and_load_in_mid_flight_is_bit_equal(
 ) -> None:
     text = offbeat.sgp(topology, overlap=overlap, wire="bf16")
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, text, mesh=groups)
-        train(model, replica, groups.rank, sgd(model.parameters()), 4)
+        replica = offbeat.replicate(model, text, mesh=world)
+        train(model, replica, world.rank, sgd(model.parameters()), 4)
         file = io.BytesIO()
         torch.save(replica.state_dict(), file)
-        train(model, replica, groups.rank, sgd(model.parameters()), 5)
+        train(model, replica, world.rank, sgd(model.parameters()), 5)
         replica.detach()
         file.seek(0)
         again = Quadratic(torch.float32)
-        resumed = offbeat.replicate(again, text, mesh=groups)
-        train(again, resumed, groups.rank, sgd(again.parameters()), 2)
+        resumed = offbeat.replicate(again, text, mesh=world)
+        train(again, resumed, world.rank, sgd(again.parameters()), 2)
         resumed.load_state_dict(torch.load(file, weights_only=True))
-        train(again, resumed, groups.rank, sgd(again.parameters()), 5)
+        train(again, resumed, world.rank, sgd(again.parameters()), 5)
         resumed.detach()
         for name, ours in again.named_parameters():
             assert torch.equal(ours, model.get_parameter(name)), name
@@ -708,11 +708,11 @@ def test_consensus_counts_what_is_in_flight_and_leaves_it_there(
 ) -> None:
     """From unequal starts, without updates: the average is that of the starts at any moment."""
 
-    def worker(groups: Groups, look: bool) -> tuple[list[Array], Array, Array]:
+    def worker(world: World, look: bool) -> tuple[list[Array], Array, Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(topology, overlap=overlap), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(topology, overlap=overlap), mesh=world)
         with torch.no_grad():
-            model.vector += groups.rank**2
+            model.vector += world.rank**2
         shown = []
         for _ in range(6):
             replica.step()
@@ -725,8 +725,8 @@ def test_consensus_counts_what_is_in_flight_and_leaves_it_there(
         return shown, after, flat(snapshot(model))
 
     world = ThreadWorld(4)
-    looked = world.run(lambda groups: worker(groups, look=True))
-    unseen = world.run(lambda groups: worker(groups, look=False))
+    looked = world.run(lambda world: worker(world, look=True))
+    unseen = world.run(lambda world: worker(world, look=False))
     mean = START.copy()
     mean[6:] += np.mean(np.arange(4) ** 2)
     for (shown, after, end), (_, plain, _) in zip(looked, unseen, strict=True):
@@ -740,15 +740,15 @@ def test_16_bit_messages_lose_no_mass_and_no_small_updates(overlap: int) -> None
     """Updates of 1e-4 on parameters near 4, where bf16 has a spacing of 2^-6: they all count."""
     size, steps = 4, 50
 
-    def worker(groups: Groups) -> Array:
+    def worker(world: World) -> Array:
         model = Quadratic(torch.float64)
         algorithm = offbeat.sgp(overlap=overlap, wire="bf16")
-        replica = offbeat.replicate(model, algorithm, mesh=groups)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
         with torch.no_grad():
             model.vector += 4.0
         for _ in range(steps):
             with torch.no_grad():
-                model.vector += 1e-4 * (groups.rank + 1)
+                model.vector += 1e-4 * (world.rank + 1)
             replica.step()
         replica.finish()
         replica.detach()
@@ -770,8 +770,8 @@ def test_the_complete_graph_is_local_sgd_at_every_step() -> None:
 
 def test_a_mean_of_all_costs_an_all_reduce_and_16_bit_messages_half() -> None:
     def sent(algorithm: offbeat.Algorithm) -> int:
-        def worker(groups: Groups) -> int:
-            replica = offbeat.replicate(Quadratic(), algorithm, mesh=groups)
+        def worker(world: World) -> int:
+            replica = offbeat.replicate(Quadratic(), algorithm, mesh=world)
             replica.step()
             replica.detach()
             return int(replica.stats()["last"]["bytes_sent"])
@@ -785,11 +785,11 @@ def test_a_mean_of_all_costs_an_all_reduce_and_16_bit_messages_half() -> None:
 
 
 def test_a_graph_that_differs_between_ranks_is_refused_by_all() -> None:
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         def other(size: int) -> networkx.Graph:
-            return networkx.path_graph(size) if groups.rank == 2 else networkx.cycle_graph(size)
+            return networkx.path_graph(size) if world.rank == 2 else networkx.cycle_graph(size)
 
-        offbeat.replicate(Quadratic(), offbeat.sgp(other), mesh=groups)
+        offbeat.replicate(Quadratic(), offbeat.sgp(other), mesh=world)
 
     with pytest.raises(ValueError, match=r"other graphs on the ranks \[2\] than on 0") as caught:
         ThreadWorld(4).run(worker)
@@ -799,7 +799,7 @@ def test_a_graph_that_differs_between_ranks_is_refused_by_all() -> None:
 def test_a_channels_last_model_and_one_with_gaps_follow_the_same_path() -> None:
     start = nn.Conv2d(3, 4, 3).double()  # one for all: threads share torch's generator
 
-    def worker(groups: Groups, kind: str) -> Array:
+    def worker(world: World, kind: str) -> Array:
         model = copy.deepcopy(start)
         if kind == "channels last":
             model = model.to(memory_format=torch.channels_last)
@@ -807,10 +807,10 @@ def test_a_channels_last_model_and_one_with_gaps_follow_the_same_path() -> None:
             wide = torch.zeros(4, 2, dtype=torch.float64)
             wide[:, 0] = model.bias.detach()
             model.bias = nn.Parameter(wide[:, 0])
-        replica = offbeat.replicate(model, offbeat.sgp(Irregular(), overlap=1), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(Irregular(), overlap=1), mesh=world)
         with torch.no_grad():
-            model.weight += groups.rank
-            model.bias *= groups.rank
+            model.weight += world.rank
+            model.bias *= world.rank
         for _ in range(5):
             replica.step()
         replica.detach()
@@ -818,7 +818,7 @@ def test_a_channels_last_model_and_one_with_gaps_follow_the_same_path() -> None:
 
     world = ThreadWorld(3)
     plain, last, gaps = (
-        np.array(world.run(lambda groups, kind=kind: worker(groups, kind)))
+        np.array(world.run(lambda world, kind=kind: worker(world, kind)))
         for kind in ("plain", "channels last", "gaps")
     )
     np.testing.assert_allclose(last, plain, rtol=0, atol=1e-14)

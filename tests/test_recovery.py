@@ -13,25 +13,26 @@ import torch
 from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
-from offbeat import groups as groups_module
+from offbeat.comm import links as links_module
+from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.links import Links
+from offbeat.comm.world import World
 from offbeat.gradients import Mean
-from offbeat.groups import Groups, Links
-from offbeat.heartbeat import PeerLost
 from offbeat.lab import Loopback
 from offbeat.parameters import Average, PushSum
-from offbeat.recovery import Agreement, agree
+from offbeat.replica.recovery import Agreement, agree_on_survivors
 from offbeat.testing import ThreadWorld, snapshot
 from problems import Quadratic, flat
 from reference.participants import Array
 
-CONTINUE = "sgp(on_loss='continue')"
+CONTINUE = "sgp(on_failure='continue')"
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Impatient heartbeats: all ranks are threads of one process, so that nobody is late."""
     for name, seconds in {"BEAT": 0.2, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 3.0}.items():
-        monkeypatch.setattr(f"offbeat.heartbeat.{name}", seconds)
+        monkeypatch.setattr(f"offbeat.comm.heartbeat.{name}", seconds)
 
 
 def perish(links: Links | None) -> None:
@@ -40,10 +41,10 @@ def perish(links: Links | None) -> None:
     links.heartbeat._end_thread()
 
 
-def errors_of(work: Callable[[Groups], object], size: int) -> list[BaseException | None]:
-    def guarded(groups: Groups) -> BaseException | None:
+def errors_of(work: Callable[[World], object], size: int) -> list[BaseException | None]:
+    def guarded(world: World) -> BaseException | None:
         try:
-            work(groups)
+            work(world)
         except Exception as error:
             return error
         return None
@@ -53,13 +54,13 @@ def errors_of(work: Callable[[Groups], object], size: int) -> list[BaseException
 
 @pytest.mark.usefixtures("quick")
 def test_survivors_agree_on_the_living_and_on_the_furthest_step() -> None:
-    def work(groups: Groups) -> Agreement | None:
-        links = Links.connect(groups)
-        if groups.rank == 2:
+    def work(world: World) -> Agreement | None:
+        links = Links.connect(world)
+        if world.rank == 2:
             perish(links)
             return None
-        time.sleep(3.0 if groups.rank == 3 else 0.0)  # computes for longer than the dead is silent
-        agreed = agree(links, {0: 5, 1: 7, 3: 6}[groups.rank], PeerLost("somebody"))
+        time.sleep(3.0 if world.rank == 3 else 0.0)  # computes for longer than the dead is silent
+        agreed = agree_on_survivors(links, {0: 5, 1: 7, 3: 6}[world.rank], PeerLost("somebody"))
         links.close()
         return agreed
 
@@ -70,12 +71,12 @@ def test_survivors_agree_on_the_living_and_on_the_furthest_step() -> None:
 def test_one_whom_the_others_gave_up_is_told() -> None:
     decided = threading.Event()
 
-    def work(groups: Groups) -> None:
-        links = Links.connect(groups)
-        if groups.rank == 2:
+    def work(world: World) -> None:
+        links = Links.connect(world)
+        if world.rank == 2:
             perish(links)
             assert decided.wait(30)
-        agree(links, 1, PeerLost("somebody"))
+        agree_on_survivors(links, 1, PeerLost("somebody"))
         decided.set()
 
     errors = errors_of(work, 3)
@@ -85,8 +86,8 @@ def test_one_whom_the_others_gave_up_is_told() -> None:
 
 
 def test_where_nobody_is_lost_the_error_stays() -> None:
-    def work(groups: Groups) -> None:
-        agree(Links.connect(groups), 1, PeerLost("a connection broke"))
+    def work(world: World) -> None:
+        agree_on_survivors(Links.connect(world), 1, PeerLost("a connection broke"))
 
     assert {str(error) for error in errors_of(work, 3)} == {"a connection broke"}
 
@@ -98,17 +99,17 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(more: str) 
     start = np.random.default_rng(1).normal(size=(4, 9))
     victim, last, steps = 3, 1, 24  # two exchanges would be the mean already
 
-    def work(groups: Groups) -> tuple[Array, Array, int, dict[str, Any]] | None:
+    def work(world: World) -> tuple[Array, Array, int, dict[str, Any]] | None:
         model = Quadratic()
         replica = offbeat.replicate(
-            model, offbeat.algorithm(f"sgp({more}on_loss='continue')"), mesh=groups
+            model, offbeat.algorithm(f"sgp({more}on_failure='continue')"), mesh=world
         )
         with torch.no_grad():
             for parameter, part in ((model.matrix, slice(6)), (model.vector, slice(6, None))):
-                parameter.copy_(torch.tensor(start[groups.rank, part]).view_as(parameter))
+                parameter.copy_(torch.tensor(start[world.rank, part]).view_as(parameter))
         at_loss, came_to = flat(snapshot(model)), 0
         for step in range(steps):
-            if (groups.rank, step) == (victim, last):
+            if (world.rank, step) == (victim, last):
                 perish(replica._links)
                 return None
             before = flat(snapshot(model))
@@ -137,12 +138,12 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(more: str) 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("verb", ["finish", "consensus", "consensus_distance"])
 def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
-    def work(groups: Groups) -> tuple[float, float] | None:
+    def work(world: World) -> tuple[float, float] | None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.algorithm(CONTINUE), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(CONTINUE), mesh=world)
         with torch.no_grad():
-            model.vector.fill_(float(groups.rank))
-        if groups.rank == 2:
+            model.vector.fill_(float(world.rank))
+        if world.rank == 2:
             perish(replica._links)
             return None
         if verb == "consensus":
@@ -166,9 +167,9 @@ def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_last_survivor_trains_alone() -> None:
-    def work(groups: Groups) -> dict[str, Any] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=groups)
-        if groups.rank == 0:
+    def work(world: World) -> dict[str, Any] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        if world.rank == 0:
             perish(replica._links)
             return None
         for _ in range(3):
@@ -188,9 +189,9 @@ def test_the_last_survivor_trains_alone() -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("text", "said"), [("sgp", "is lost"), (CONTINUE, "has left (detach)")])
 def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> None:
-    def work(groups: Groups) -> None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=groups)
-        if groups.rank == 1:
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        if world.rank == 1:
             return replica.detach() if text == CONTINUE else perish(replica._links)
         for _ in range(3):
             replica.step()
@@ -204,14 +205,14 @@ def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> 
 
 
 def test_raise_is_the_default_everywhere() -> None:
-    assert PushSum().on_loss == Average().on_loss == "raise"
+    assert PushSum().on_failure == Average().on_failure == "raise"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sgp(on_loss='stop')", "on_loss='stop', expected 'raise' or 'continue'"),
-        ("sgp(on_loss='continue', within='local')", "a loss may surface inside backward"),
+        ("sgp(on_failure='stop')", "on_failure='stop', expected 'raise' or 'continue'"),
+        ("sgp(on_failure='continue', within='local')", "a loss may surface inside backward"),
     ],
 )
 def test_settings_that_mean_nothing(text: str, said: str) -> None:
@@ -221,13 +222,13 @@ def test_settings_that_mean_nothing(text: str, said: str) -> None:
 
 def test_no_exchange_inside_backward_beside_it() -> None:
     with pytest.raises(ValueError, match="leave the gradients slot empty"):
-        offbeat.Algorithm(Mean(), PushSum(on_loss="continue"))
+        offbeat.Algorithm(Mean(), PushSum(on_failure="continue"))
 
 
 def test_a_graph_that_cannot_shrink_is_refused_by_all_when_it_is_attached() -> None:
-    def work(groups: Groups) -> None:
-        algorithm = offbeat.algorithm("sgp('bipartite', on_loss='continue')")
-        offbeat.replicate(Quadratic(), algorithm, mesh=groups)
+    def work(world: World) -> None:
+        algorithm = offbeat.algorithm("sgp('bipartite', on_failure='continue')")
+        offbeat.replicate(Quadratic(), algorithm, mesh=world)
 
     errors = errors_of(work, 4)
     assert all(isinstance(error, ValueError) for error in errors)
@@ -239,14 +240,14 @@ def test_a_graph_that_cannot_shrink_is_refused_by_all_when_it_is_attached() -> N
 def test_another_loss_while_survivors_connect_ends_in_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("offbeat.groups.RECONNECT", 0.1)
+    monkeypatch.setattr("offbeat.comm.links.RECONNECT", 0.1)
 
     def waits_for_the_dead(*_: object) -> ProcessGroup:
         time.sleep(1)
         raise AssertionError("nobody waits for this")
 
     with pytest.raises(PeerLost, match=r"could not connect within .* s: another rank was lost"):
-        groups_module._in_time(waits_for_the_dead, HashStore(), 0, 2)
+        links_module._open_in_time(waits_for_the_dead, HashStore(), 0, 2)
 
 
 TRAIN = """
@@ -284,7 +285,7 @@ def test_survivors_of_a_killed_process_train_to_the_end() -> None:
     lines: list[tuple[int | None, str]] = []
     with Loopback(4) as place:
         code = place.run(
-            [sys.executable, "-c", TRAIN, "sgp(overlap=1, on_loss='continue')"],
+            [sys.executable, "-c", TRAIN, "sgp(overlap=1, on_failure='continue')"],
             keep_going=True,
             on_line=lambda *line: lines.append(line),
         )

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli import app
-from offbeat.compare import Plan, Run, line_up, summarize, write_report
+from offbeat.compare import Experiment, Run, parse_methods, summarize, write_report
 from offbeat.compare.report import template
 from offbeat.compare.result import Setup
 from offbeat.compare.timeline import timelines
@@ -170,7 +170,7 @@ def steps_of(method: str, rank: int, number: int) -> list[Line]:
         end = backward + 0.5 * sends
         if sends:
             first = forward if method == "ddp" else backward
-            spans += [["stall", backward, end], ["wire:world", first, end]]
+            spans += [["stall", backward, end], ["exchange:world", first, end]]
         more = {"loss": loss, "spans": spans}
         lines.append(step(end + 0.02, 18.3e6 * sends, 0.5 * sends, **more))
         if k % 10 == 9:
@@ -180,9 +180,9 @@ def steps_of(method: str, rank: int, number: int) -> list[Line]:
 
 def write_page(folder: Path, algorithms: str = ALGORITHMS) -> Path:
     """A report with everything in it, a method that failed and text that must be escaped."""
-    methods, baseline = line_up(algorithms, compute_only=True)
+    methods, baseline = parse_methods(algorithms, compute_only=True)
     (folder / "train.py").touch()
-    plan = Plan(folder / "train.py", methods, baseline, rounds=2)
+    plan = Experiment(folder / "train.py", methods, baseline, rounds=2)
     runs = []
     for turn in plan.turns():
         home = folder / f"{turn.round}-{turn.method.slug}"
@@ -241,9 +241,9 @@ def test_page_is_one_file_that_fetches_nothing(tmp_path: Path) -> None:
 def test_page_does_without_what_is_not_known(
     tmp_path: Path, lines: list[Line], code: int | None
 ) -> None:
-    methods, baseline = line_up("sgp")
+    methods, baseline = parse_methods("sgp")
     (tmp_path / "train.py").touch()
-    plan = Plan(tmp_path / "train.py", methods, baseline)
+    plan = Experiment(tmp_path / "train.py", methods, baseline)
     runs = [Run(methods[0], 1, write_run(tmp_path / "run", [lines, lines]), code=code)]
     setup = Setup("train.py", (), (1, 1), 10**9, None, "today", "torch")
     write_report(summarize(plan, setup, runs), timelines(plan, runs), tmp_path / "report.html")

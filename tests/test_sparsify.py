@@ -10,22 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.functional import (
-    Wire,
+    LinkCost,
     adaptive_ratio,
-    block_selection,
+    count_kept,
     delta,
+    extract,
     is_cheaper_dense,
-    kept,
     max_speedup,
     sampled_top_k,
-    sparsify,
     speedup,
-    take,
     top_k,
     warm_density,
 )
-from offbeat.functional.scan import scanned_top_k
 from offbeat.functional.sparsify import BLOCK, LARGE, SMALL
+from offbeat.kernels.dispatch import top_k_of_blocks
+from offbeat.kernels.top_k import scanned_top_k
 
 Select = Callable[[Tensor, int], Tensor]
 every = pytest.mark.parametrize("select", [top_k, sampled_top_k, scanned_top_k])
@@ -47,7 +46,7 @@ def largest(x: Tensor, k: int) -> list[int]:
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 1.0])
 def test_selects_the_largest_magnitudes(select: Select, numel: int, density: float) -> None:
     x = noise(numel)
-    k = kept(numel, density)
+    k = count_kept(numel, density)
     assert sorted(select(x, k).tolist()) == largest(x, k)
 
 
@@ -66,7 +65,7 @@ def test_selects_k_distinct_entries_whatever_ties(
     """Few different values and many zeros: which of tied entries is free, their values are not."""
     x = (noise(numel, seed) * levels).round()
     x[: int(zeros * numel)] = 0
-    k = kept(numel, share**4)
+    k = count_kept(numel, share**4)
     chosen = select(x, k)
     assert chosen.dtype == torch.int64
     assert len(set(chosen.tolist())) == k
@@ -92,11 +91,11 @@ def test_machine_code_selects_in_all_blocks_what_torch_does(
     ends = np.cumsum(sizes).tolist()
     ks = [1 + seed * 7 % size for size in sizes]
     blocks = [(end - size, end, k) for end, size, k in zip(ends, sizes, ks, strict=True)]
-    machine = block_selection(torch.device("cpu"))(x, blocks)
+    machine = top_k_of_blocks(torch.device("cpu"))(x, blocks)
     assert machine.unique().numel() == sum(ks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparsify, "find_spec", lambda _: None)
-        plain = block_selection(torch.device("cpu"), exact=True)(x, blocks)
+        patch.setattr("offbeat.kernels.dispatch.find_spec", lambda _: None)
+        plain = top_k_of_blocks(torch.device("cpu"), exact=True)(x, blocks)
     for mine, other in zip(machine.split(ks), plain.split(ks), strict=True):
         values = (x[chosen].abs().sort().values for chosen in (mine, other))
         torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
@@ -138,7 +137,7 @@ def test_what_is_sent_and_what_is_left_add_up() -> None:
     x = noise(1000).double()
     acc = x.clone()
     indices = top_k(acc, 10)
-    sent = torch.zeros_like(x).index_copy_(0, indices, take(acc, indices))
+    sent = torch.zeros_like(x).index_copy_(0, indices, extract(acc, indices))
     assert torch.equal(acc + sent, x)
     assert int((sent != 0).sum()) == 10
     # |x - TopK(x, k)|^2 <= (1 - k/d) |x|^2
@@ -149,19 +148,19 @@ def test_delta_is_at_most_one_for_a_single_worker_and_can_be_two_for_two() -> No
     for seed in range(20):
         x = noise(100, seed)
         left = x.clone()
-        take(left, top_k(left, 7))
+        extract(left, top_k(left, 7))
         assert 0 < delta(x, left, 7) <= 1
     rows = torch.tensor([[10.0, 1.0], [-10.0, 1.0]])
     left = rows.clone()
     for row in left:
-        take(row, top_k(row, 1))
+        extract(row, top_k(row, 1))
     assert delta(rows.sum(0), left.sum(0), 1) == 2
     assert delta(torch.zeros(3), torch.zeros(3), 1) == 0
 
 
 def test_kept() -> None:
-    assert [kept(d, 0.001) for d in (0, 1, 999, 1000, 12_345)] == [0, 1, 1, 1, 12]
-    assert kept(7, 1.0) == 7
+    assert [count_kept(d, 0.001) for d in (0, 1, 999, 1000, 12_345)] == [0, 1, 1, 1, 12]
+    assert count_kept(7, 1.0) == 7
 
 
 @given(
@@ -175,7 +174,7 @@ def test_kept() -> None:
 def test_the_adaptive_ratio_is_the_smallest_that_fits(
     numel: int, compute: float, select: float, latency: float, per_byte: float, size: int
 ) -> None:
-    wire = Wire(size, latency, per_byte)
+    wire = LinkCost(size, latency, per_byte)
     ratio = adaptive_ratio(numel, wire, compute=compute, select=select, limit=1000)
 
     def fits(ratio: float) -> bool:
@@ -213,12 +212,12 @@ def test_the_bound_of_the_speedup() -> None:
 
 
 def test_a_wire_is_fitted_from_measurements() -> None:
-    wire = Wire(5, 2e-4, 1e-8)
-    again = Wire.fit(5, [(n, wire.all_gather(n)) for n in (100_000, 1000)])
+    wire = LinkCost(5, 2e-4, 1e-8)
+    again = LinkCost.fit(5, [(n, wire.all_gather(n)) for n in (100_000, 1000)])
     assert again.latency == pytest.approx(wire.latency)
     assert again.per_byte == pytest.approx(wire.per_byte)
     # A large message that was faster than a small one: noise, not a wire that gives time back.
-    assert Wire.fit(5, [(1000, 2e-3), (9000, 1e-3)]) == Wire(5, 2e-3, 0.0)
+    assert LinkCost.fit(5, [(1000, 2e-3), (9000, 1e-3)]) == LinkCost(5, 2e-3, 0.0)
 
 
 @given(st.floats(1e-5, 1.0), st.integers(1, 100))

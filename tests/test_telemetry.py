@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim import SGD
 
 import offbeat
-from offbeat.groups import Groups
+from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
 from problems import Quadratic, loss
 
@@ -19,13 +19,13 @@ MODEL_BYTES = 9 * 8  # the trainable parameters of Quadratic in float64
 
 
 def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dict[str, object]]:
-    def worker(groups: Groups) -> dict[str, object]:
+    def worker(world: World) -> dict[str, object]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1)
         before = replica.stats()["total"]["bytes_sent"]
         for step in range(steps):
-            loss(model, groups.rank, step).backward()
+            loss(model, world.rank, step).backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -79,12 +79,12 @@ def test_staleness_of_local_sgd_counts_steps_since_the_average() -> None:
 
 
 def test_stalls_are_the_time_spent_waiting_for_others() -> None:
-    def worker(groups: Groups) -> float:
+    def worker(world: World) -> float:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=groups)
-        if groups.rank == 1:
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        if world.rank == 1:
             time.sleep(0.5)
-        loss(model, groups.rank, 0).backward()
+        loss(model, world.rank, 0).backward()
         replica.step()
         stalled: float = replica.stats()["last"]["seconds_stalled"]
         replica.detach()
@@ -98,11 +98,11 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     """Neither their time nor their bytes, whether the average is evaluated or each rank's own."""
     monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
 
-    def worker(groups: Groups) -> None:
+    def worker(world: World) -> None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         for step in range(4):
-            loss(model, groups.rank, step).backward()
+            loss(model, world.rank, step).backward()
             replica.step()
             if step == 1:
                 with replica.consensus():
@@ -123,14 +123,14 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_consensus_distance_is_the_distance_to_the_average(size: int) -> None:
-    def worker(groups: Groups) -> tuple[np.ndarray, dict[str, float], dict[str, float]]:
+    def worker(world: World) -> tuple[np.ndarray, dict[str, float], dict[str, float]]:
         model = torch.nn.Linear(100, 200)
-        replica = offbeat.replicate(model, offbeat.sgp(), mesh=groups)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         equal = replica.consensus_distance()
-        torch.manual_seed(groups.rank)
+        torch.manual_seed(world.rank)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += (1 + groups.rank) * torch.randn_like(parameter)
+                parameter += (1 + world.rank) * torch.randn_like(parameter)
         apart = replica.consensus_distance()
         replica.detach()
         parts = [

@@ -10,22 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.graphs import (
-    BipartiteExponential,
-    Complete,
-    Digraph,
-    Exponential,
-    Phases,
-    Ring,
-    Symmetric,
-)
-from offbeat.topology import (
-    Peers,
-    Topology,
-    keeps_weights,
-    mixing_matrix,
-    validate,
-)
+from offbeat.topology.digraph import Digraph
+from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
+from offbeat.topology.graph import Peers, Topology, keeps_weights, mixing_matrix, validate
+from offbeat.topology.phases import Phases, Symmetric
 from reference.participants import Array
 from reference.push_sum import (
     bipartite_exponential,

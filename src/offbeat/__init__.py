@@ -4,20 +4,10 @@ Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`d
 :func:`local_sgd` or :func:`sgp`.
 """
 
-from offbeat.adasum_wire import adasum_all_reduce
-from offbeat.attach import replicate
-from offbeat.batch_norm import sync_batch_norm
+from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
-from offbeat.graphs import (
-    BipartiteExponential,
-    Complete,
-    Digraph,
-    Exponential,
-    Phases,
-    Ring,
-)
-from offbeat.groups import Groups
-from offbeat.heartbeat import PeerLost
+from offbeat.parameters.adasum.all_reduce import adasum_all_reduce
 from offbeat.recipes import (
     ad_psgd,
     adasum,
@@ -32,9 +22,14 @@ from offbeat.recipes import (
     slgs,
     torch_ddp,
 )
-from offbeat.replica import Replica
-from offbeat.telemetry import JsonLines, TensorBoard
-from offbeat.topology import Peers, Topology
+from offbeat.replica.batch_norm import sync_batch_norm
+from offbeat.replica.replica import Replica
+from offbeat.replica.replicate import replicate
+from offbeat.telemetry.writers import JsonLines, TensorBoard
+from offbeat.topology.digraph import Digraph
+from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
+from offbeat.topology.graph import Peers, Topology
+from offbeat.topology.phases import Phases
 
 __version__ = "0.1.0"
 
@@ -45,7 +40,7 @@ __all__ = [
     "Digraph",
     "Exponential",
     "GradientExchange",
-    "Groups",
+    "World",
     "JsonLines",
     "ParameterExchange",
     "PeerLost",

@@ -8,9 +8,11 @@ from typing import Any, Generic, Literal, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from offbeat.collectives import all_gather, wire_device
+from offbeat.comm.collectives import all_gather
+from offbeat.comm.group import Group, message_device
+from offbeat.comm.links import Links
+from offbeat.comm.world import Axis, World
 from offbeat.functional import balance
-from offbeat.groups import Axis, Group, Groups, Links
 
 State = TypeVar("State")
 Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
@@ -23,18 +25,18 @@ class Site:
     ``group`` joins this rank with its partners; it is None on a rank that only receives, which
     happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
     flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
-    a node puts one model on the wire. ``world`` joins all ranks, for numbers on which all agree.
+    a node puts one model on the wire. ``control`` joins all ranks, for small values that all compare.
     """
 
     model: nn.Module
     parameters: Mapping[str, Tensor]
-    groups: Groups
+    world: World
     axis: Axis
     group: Group | None
     inside: Group | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: torch.amp.GradScaler | None = None
-    world: Group | None = None
+    control: Group | None = None
 
     @classmethod
     def on(
@@ -44,33 +46,33 @@ class Site:
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
-        world: Group | None = None,
+        control: Group | None = None,
     ) -> "Site":
         """Open the groups of a slot that works over ``axis``; all ranks must call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        groups = links.groups
-        return cls(model, parameters, groups, axis, group, inside, optimizers, scaler, world)
+        world = links.world
+        return cls(model, parameters, world, axis, group, inside, optimizers, scaler, control)
 
     @property
     def size(self) -> int:
         """The number of participants: ranks, or nodes where a node is one participant."""
         if self.axis == "node":
-            return len(self.groups.nodes)
-        return len(self.groups.members(self.axis, self.groups.local_rank))
+            return len(self.world.nodes)
+        return len(self.world.members(self.axis, self.world.local_rank))
 
     @property
     def rank(self) -> int:
         """This participant's number."""
         if self.axis == "node":
-            return self.groups.node
-        return self.groups.members(self.axis, 0).index(self.groups.rank)
+            return self.world.node
+        return self.world.members(self.axis, 0).index(self.world.rank)
 
     @property
     def slices(self) -> int:
         """Into how many slices the flat tensors are cut."""
-        return self.groups.slices if self.axis == "node" else 1
+        return self.world.slices if self.axis == "node" else 1
 
     @property
     def chunks(self) -> int:
@@ -80,7 +82,7 @@ class Site:
     def owners(self) -> dict[str, int]:
         """The local rank that steps each parameter in a partition: whole ones, equal bytes."""
         sizes = [parameter.nbytes for parameter in self.parameters.values()]
-        homes = balance(sizes, len(self.groups.nodes[0]))
+        homes = balance(sizes, len(self.world.nodes[0]))
         return dict(zip(self.parameters, homes, strict=True))
 
     @property
@@ -88,7 +90,7 @@ class Site:
         """Where flat tensors must live so that they can be sent."""
         home = next(iter(self.parameters.values())).device
         groups = [group for group in (self.group, self.inside) if group is not None]
-        return wire_device(groups[0], home) if groups else home
+        return message_device(groups[0], home) if groups else home
 
     def slice(self, flat: Tensor) -> Tensor:
         """The part of a flat tensor that this rank exchanges."""
@@ -167,7 +169,7 @@ class ParameterExchange(ABC, Generic[State]):
     over: Literal["world", "node"]
     # What a lost rank means. "continue": after a wait has raised PeerLost the parameters are still
     # this rank's own, and `init` between the survivors, from parameters that differ, is a start.
-    on_loss: Literal["raise", "continue"] = "raise"
+    on_failure: Literal["raise", "continue"] = "raise"
     # Each rank of a node steps its own share of the parameters, and `step` hands out all of them.
     partition: bool = False
 
@@ -240,9 +242,9 @@ class Algorithm:
                 f"partition=True in one slot of {self}: one slot brings gradients to the owners "
                 "of layers, the other hands out what these have made of them; set it in both"
             )
-        if self.gradients is not None and self.parameters and self.parameters.on_loss != "raise":
+        if self.gradients is not None and self.parameters and self.parameters.on_failure != "raise":
             raise ValueError(
-                f"on_loss='continue' beside {self.gradients!r} in the gradients slot: a loss may "
+                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a loss may "
                 "surface inside backward, and what that leaves in .grad is no gradient; leave the "
-                "gradients slot empty, or use on_loss='raise'"
+                "gradients slot empty, or use on_failure='raise'"
             )

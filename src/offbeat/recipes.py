@@ -8,17 +8,11 @@ from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
-from offbeat.graphs import (
-    BipartiteExponential,
-    Complete,
-    Digraph,
-    Exponential,
-    Phases,
-    Ring,
-    Symmetric,
-)
 from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
-from offbeat.topology import Topology
+from offbeat.topology.digraph import Digraph
+from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
+from offbeat.topology.graph import Topology
+from offbeat.topology.phases import Phases, Symmetric
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
 _parser = threading.Lock()
@@ -119,7 +113,7 @@ def sgp(
     wire: Literal["bf16"] | None = None,
     within: Within = None,
     biased: bool = False,
-    on_loss: Literal["raise", "continue"] = "raise",
+    on_failure: Literal["raise", "continue"] = "raise",
 ) -> Algorithm:
     """Stochastic Gradient Push: after every step send a share of oneself to a few peers.
 
@@ -128,7 +122,7 @@ def sgp(
     number of participants, or phases of these: ``[(300, "complete"), (None, "exponential")]``.
     ``overlap`` is for how many steps a message may travel while training goes on. With
     ``within="local"`` gradients are averaged inside each node and the nodes gossip. With
-    ``on_loss="continue"`` the survivors of a lost rank train on, where the launcher lets them. See
+    ``on_failure="continue"`` the survivors of a lost rank train on, where the launcher lets them. See
     :class:`offbeat.parameters.PushSum`.
 
     >>> sgp("ring").parameters.topology
@@ -137,7 +131,7 @@ def sgp(
     1
     """
     graph = _graph(topology, peers)
-    gossip = PushSum(graph, _between(within), overlap, wire, biased, on_loss)
+    gossip = PushSum(graph, _between(within), overlap, wire, biased, on_failure)
     return Algorithm(_inside(within), gossip)
 
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroup, Store
 from torch.optim import SGD, Optimizer
 
-from offbeat.attach import replicate
-from offbeat.backends import open_group
+from offbeat.comm.group import close_sockets, closed_among
+from offbeat.comm.process_group import open_group
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.groups import Groups, detached, drop
+from offbeat.replica.replicate import replicate
 
 Result = TypeVar("Result")
 Snapshot = dict[str, Tensor]
@@ -25,7 +26,7 @@ class ThreadWorld:
     ``nodes`` says who sits with whom; by default every rank is a node of its own.
 
     >>> world = ThreadWorld(3)
-    >>> world.run(lambda groups: groups.rank)
+    >>> world.run(lambda world: world.rank)
     [0, 1, 2]
     """
 
@@ -36,16 +37,16 @@ class ThreadWorld:
         self._store = HashStore()
         self._opened: list[ProcessGroup] = []
 
-    def groups(self, rank: int) -> Groups:
+    def world(self, rank: int) -> World:
         """What to pass as ``replicate(mesh=...)`` on ``rank``."""
-        return Groups(rank, self.nodes, self._store, self._open)
+        return World(rank, self.nodes, self._store, self._open)
 
     def _open(self, store: Store, rank: int, size: int) -> ProcessGroup:
         group = open_group(store, rank, size, {torch.device("cpu"): "gloo"}, host="127.0.0.1")
         self._opened.append(group)
         return group
 
-    def run(self, work: Callable[[Groups], Result], timeout: float = 60.0) -> list[Result]:
+    def run(self, work: Callable[[World], Result], timeout: float = 60.0) -> list[Result]:
         """Call ``work`` on every rank at once; results by rank, or the first rank's error.
 
         Raises ``TimeoutError`` that names the ranks that did not come back in ``timeout`` s.
@@ -55,7 +56,7 @@ class ThreadWorld:
 
         def rank_main(rank: int) -> None:
             try:
-                results[rank] = work(self.groups(rank))
+                results[rank] = work(self.world(rank))
             except BaseException as error:
                 errors[rank] = error
 
@@ -75,9 +76,9 @@ class ThreadWorld:
         if stuck:
             raise TimeoutError(f"ranks {stuck} did not come back within {timeout:.0f} s")
         # Nobody reads any more. A hundred worlds later Gloo's idle threads would take a core.
-        through = detached(self._opened)
+        through = closed_among(self._opened)
         self._opened = [g for g in self._opened if all(g is not t.process_group for t in through)]
-        drop(through)
+        close_sockets(through)
         return [results[rank] for rank in range(self.size)]
 
 
@@ -112,14 +113,14 @@ def simulate(
     [0.949999988079071, 0.949999988079071]
     """
 
-    def worker(groups: Groups) -> list[Snapshot]:
+    def worker(world: World) -> list[Snapshot]:
         own = model()
-        replica = replicate(own, algorithm, mesh=groups)
+        replica = replicate(own, algorithm, mesh=world)
         inner = optimizer(own.parameters())
         trajectory = [snapshot(own)]
         for step in range(steps):
-            time.sleep(delay(groups.rank, step))
-            loss(own, groups.rank, step).backward()
+            time.sleep(delay(world.rank, step))
+            loss(own, world.rank, step).backward()
             inner.step()
             inner.zero_grad()
             replica.step()

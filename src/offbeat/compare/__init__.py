@@ -5,11 +5,10 @@ recordings become one table, the same as JSON, and one page of HTML. The command
 ``offbeat compare``.
 """
 
-from offbeat.compare.plan import Method, Plan, line_up
-from offbeat.compare.record import Recording, read_run
+from offbeat.compare.experiment import Experiment, Method, parse_methods
 from offbeat.compare.report import write_report
 from offbeat.compare.result import Comparison, Result, Spread
-from offbeat.compare.run import Run, carry_out, network
+from offbeat.compare.run import Run, carry_out, open_runner
 from offbeat.compare.session import Session
 from offbeat.compare.summary import summarize
 from offbeat.compare.table import table
@@ -17,16 +16,14 @@ from offbeat.compare.table import table
 __all__ = [
     "Comparison",
     "Method",
-    "Plan",
-    "Recording",
+    "Experiment",
     "Result",
     "Run",
     "Session",
     "Spread",
     "carry_out",
-    "line_up",
-    "network",
-    "read_run",
+    "parse_methods",
+    "open_runner",
     "summarize",
     "table",
     "write_report",

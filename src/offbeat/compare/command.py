@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from offbeat.compare import options
-from offbeat.compare.plan import Plan, line_up
+from offbeat.compare.experiment import Experiment, parse_methods
 from offbeat.compare.report import template
-from offbeat.compare.run import network
+from offbeat.compare.run import open_runner
 from offbeat.compare.session import Session
-from offbeat.lab import Place
+from offbeat.lab import Runner
 
-Network = AbstractContextManager[tuple[Place, str | None]]
+Network = AbstractContextManager[tuple[Runner, str | None]]
 EPILOG = """
 Examples:
 
@@ -57,12 +57,14 @@ def compare(
     """
     code = 0
     try:
-        methods, against = line_up(algorithms, baseline, compute_only)
-        plan = Plan(script, methods, against, tuple(arguments or ()), steps, rounds, target_loss)
+        methods, against = parse_methods(algorithms, baseline, compute_only)
+        plan = Experiment(
+            script, methods, against, tuple(arguments or ()), steps, rounds, target_loss
+        )
         if report:
             template()  # before hours are spent
         count, per_node = options.layout(nodes, procs_per_node)
-        place = network(count, per_node, rate)
+        place = open_runner(count, per_node, rate)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
         session = Session(plan, folder, Console(stderr=True))
         code = _carry_out(session, place)

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import final
 
-from offbeat.compare.record import Recording, Step
+from offbeat.telemetry.recording import Recording, Step
 
 MOST_WARM_UP = 10
 

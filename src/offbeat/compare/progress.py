@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from offbeat.compare import quantity
+from offbeat.compare.experiment import Experiment, Method
 from offbeat.compare.measure import measure
-from offbeat.compare.plan import Method, Plan
-from offbeat.compare.record import Recording
 from offbeat.compare.run import Run
+from offbeat.telemetry.recording import Recording
 
 LOOK = 0.25  # seconds between two looks at the recordings
 WORD = 30.0  # seconds between two words about a run, where there is no terminal
@@ -25,7 +25,7 @@ WORD = 30.0  # seconds between two words about a run, where there is no terminal
 class View(ABC):
     """Told of every run while its recordings grow."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Experiment, console: Console) -> None:
         """Show the progress of ``plan`` on ``console``."""
         self.plan, self.console = plan, console
         self.steps = plan.steps  # of a run; without --steps, known after the first
@@ -84,7 +84,7 @@ class View(ABC):
 class Bars(View):
     """One bar for each method, over all its rounds."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Experiment, console: Console) -> None:
         """Make the bars."""
         super().__init__(plan, console)
         self._progress = Progress(
@@ -156,9 +156,9 @@ class Lines(View):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def view(plan: Plan, console: Console) -> View:
+def view(plan: Experiment, console: Console) -> View:
     """What suits the console."""
-    kind: Callable[[Plan, Console], View] = Bars if console.is_terminal else Lines
+    kind: Callable[[Experiment, Console], View] = Bars if console.is_terminal else Lines
     return kind(plan, console)
 
 

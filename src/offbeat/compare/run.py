@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, final
 
-from offbeat.compare.plan import Method, Plan
-from offbeat.compare.record import Recording, read_run
-from offbeat.lab import Lab, Loopback, Place, Unavailable
-from offbeat.telemetry import FOLDER
+from offbeat.compare.experiment import Experiment, Method
+from offbeat.lab import Lab, Loopback, Runner, Unavailable
+from offbeat.telemetry.recorder import FOLDER
+from offbeat.telemetry.recording import Recording, read_run
 
 LAST_LINES = 15
 OUTPUT = "output.txt"  # of all ranks of a run, beside their recordings
@@ -52,9 +52,9 @@ class Watch(Protocol):
 
 
 @contextmanager
-def network(
+def open_runner(
     nodes: int, procs_per_node: list[int] | int, rate: str | None
-) -> Iterator[tuple[Place, str | None]]:
+) -> Iterator[tuple[Runner, str | None]]:
     """Where all runs take place, and why the network is not shaped, if it is not.
 
     Raises ValueError for nodes or a rate that cannot be.
@@ -62,7 +62,7 @@ def network(
     with ExitStack() as stack:
         lab, reason = Lab(nodes, procs_per_node, rate), "no --rate was given"
         try:
-            place: Place | None = stack.enter_context(lab) if rate is not None else None
+            place: Runner | None = stack.enter_context(lab) if rate is not None else None
         except Unavailable as error:
             place, reason = None, str(error)
         if place is not None:
@@ -71,7 +71,7 @@ def network(
             yield stack.enter_context(Loopback(nodes, procs_per_node)), f"{_UNSHAPED}: {reason}"
 
 
-def carry_out(plan: Plan, place: Place, folder: Path, runs: list[Run], watch: Watch) -> None:
+def carry_out(plan: Experiment, place: Runner, folder: Path, runs: list[Run], watch: Watch) -> None:
     """Run everything in ``place``, which has been entered, and append each run to ``runs``.
 
     A method that fails is not started again. On Ctrl-C the run that goes on is the last one, its
@@ -92,7 +92,7 @@ def carry_out(plan: Plan, place: Place, folder: Path, runs: list[Run], watch: Wa
             failed.add(turn.method)
 
 
-def _start(run: Run, plan: Plan, place: Place) -> None:
+def _start(run: Run, plan: Experiment, place: Runner) -> None:
     lines: dict[int | None, deque[str]] = {}
     with (run.folder / OUTPUT).open("w", encoding="utf-8") as output:
 

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from rich.console import Console
 
-from offbeat.compare.plan import Plan
+from offbeat.compare.experiment import Experiment
 from offbeat.compare.progress import view
 from offbeat.compare.report import write_report
 from offbeat.compare.result import Comparison, Setup
@@ -18,7 +18,7 @@ from offbeat.compare.run import Run, carry_out
 from offbeat.compare.summary import summarize
 from offbeat.compare.table import table
 from offbeat.compare.timeline import timelines
-from offbeat.lab import Place
+from offbeat.lab import Runner
 
 RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"
 
@@ -28,13 +28,13 @@ RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"
 class Session:
     """A plan, and what has come of it in ``folder``. What it has to say goes to ``console``."""
 
-    plan: Plan
+    plan: Experiment
     folder: Path
     console: Console
     runs: list[Run] = field(default_factory=list)
     setup: Setup | None = None
 
-    def carry_out(self, place: Place, unshaped: str | None) -> None:
+    def carry_out(self, place: Runner, unshaped: str | None) -> None:
         """Run everything in ``place``; ``unshaped`` says why its network is none to speak of.
 
         Raises ValueError if the folder cannot be made.
@@ -76,7 +76,7 @@ class Session:
             ) from error
 
 
-def _setup(plan: Plan, place: Place, unshaped: str | None) -> Setup:
+def _setup(plan: Experiment, place: Runner, unshaped: str | None) -> Setup:
     software = f"torch {torch.__version__}, Python {platform.python_version()}"
     return Setup(
         script=plan.script.name,

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import final
 
 from offbeat.compare.curves import course
+from offbeat.compare.experiment import Experiment, Method
 from offbeat.compare.measure import Measures, measure
-from offbeat.compare.plan import Method, Plan
 from offbeat.compare.result import Comparison, Result, Setup, Spread, State
 from offbeat.compare.run import Run
 from offbeat.lab.check import PAYLOAD
 
 
-def summarize(plan: Plan, setup: Setup, runs: Sequence[Run]) -> Comparison:
+def summarize(plan: Experiment, setup: Setup, runs: Sequence[Run]) -> Comparison:
     """Compare what the runs recorded; methods that have not begun are left out.
 
     A run that failed is not counted; one that was interrupted says what a step costs, if its

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
+from offbeat.compare.experiment import Experiment
 from offbeat.compare.measure import warm_up
-from offbeat.compare.plan import Plan
-from offbeat.compare.record import Recording, Step
 from offbeat.compare.run import Run
+from offbeat.telemetry.recording import Recording, Step
 
-KINDS = ("forward", "backward", "stall", "wire")
+KINDS = ("forward", "backward", "stall", "exchange")
 EXCHANGES = ("without exchange", "while a message travels", "with exchange")
 MOST_RANKS = 8
 
@@ -27,7 +27,7 @@ class Bar:
 
 @final
 @dataclass(frozen=True)
-class Lane:
+class Track:
     """One rank's step."""
 
     rank: int
@@ -42,21 +42,21 @@ class Timeline:
 
     method: str
     title: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Track, ...]
     hidden: int = 0
 
 
-def timelines(plan: Plan, runs: Sequence[Run]) -> list[Timeline]:
+def timelines(plan: Experiment, runs: Sequence[Run]) -> list[Timeline]:
     """The steps to show of every method: of its last complete run, in the order of methods."""
     shown = []
     for method in plan.methods:
         complete = [run for run in runs if run.method == method and run.code == 0]
         if complete:
-            shown += choose(method.text, complete[-1].recordings())
+            shown += representative(method.text, complete[-1].recordings())
     return shown
 
 
-def choose(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
+def representative(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
     """The median step; where steps are of several kinds, the median of each kind."""
     count = min(len(recording.steps) for recording in recordings)
     ranks = [recording.steps[warm_up(count) : count] for recording in recordings]
@@ -74,7 +74,7 @@ def _exchange(ranks: Sequence[Step]) -> str:
     """What a step does on the axes that lead out of a node."""
     if any(sent for step in ranks for axis, sent in step.bytes_sent.items() if axis != "local"):
         return EXCHANGES[2]
-    out = ("wire:world", "wire:node")
+    out = ("exchange:world", "exchange:node")
     travels = any(kind in out and end > 0 for step in ranks for kind, _, end in step.spans)
     return EXCHANGES[1] if travels else EXCHANGES[0]
 
@@ -88,9 +88,9 @@ def _timeline(
     return Timeline(method, title, tuple(lanes[:MOST_RANKS]), len(lanes[MOST_RANKS:]))
 
 
-def _lane(rank: int, step: Step) -> Lane:
+def _lane(rank: int, step: Step) -> Track:
     bars = [Bar(kind, *span) for kind in KINDS for span in _merged(step, kind)]
-    return Lane(rank, step.seconds, tuple(bars))
+    return Track(rank, step.seconds, tuple(bars))
 
 
 def _merged(step: Step, kind: str) -> list[tuple[float, float]]:

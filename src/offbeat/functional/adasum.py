@@ -1,15 +1,13 @@
 """The Adasum operator: of two vectors, and of many through their inner products."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from offbeat.functional.packing import Span
+from offbeat.functional.packing import Segment
 
 BLOCK = 2**15  # elements of a row widened to float64 at a time: a few rows of them fit a cache
 CANCELLATION = 1e-6  # below this share of its parts' squared norm a sum has lost half its digits
@@ -75,7 +73,7 @@ def tree(rows: Tensor, total: Callable[[Tensor], Tensor] = lambda products: prod
     return level[0][1]
 
 
-def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
+def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
     r"""Add the inner products of all pairs of rows, layer by layer.
 
     .. math:: G_l \leftarrow G_l + X_l X_l^T
@@ -84,7 +82,7 @@ def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
     in float64, so that nothing of a narrower dtype overflows or vanishes. One pass.
 
     >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
-    >>> gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Span(0, 0, 2)], out)
+    >>> add_gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Segment(0, 0, 2)], out)
     >>> out.tolist()
     [[[1.0, 1.0], [1.0, 2.0]]]
     """
@@ -94,56 +92,13 @@ def gram(rows: Tensor, spans: Sequence[Span], out: Tensor) -> None:
             out[span.layer].addmm_(wide, wide.T)
 
 
-class Judged(NamedTuple):
-    """What inner products say of every layer, in float64; see :func:`judge`."""
+class GramAnalysis(NamedTuple):
+    """What inner products say of every layer, in float64; see :func:`analyze`."""
 
     weights: Tensor  # (layers, P)
     cancelled: Tensor  # (layers,), booleans
     energy: Tensor  # (layers,)
     orthogonality: Tensor  # (layers,)
-
-
-class RowPasses(NamedTuple):
-    """The two passes over the vectors of all ranks, and what lies between them."""
-
-    gram: Callable[[Tensor, Sequence[Span], Tensor], None]
-    judge: Callable[[Tensor], Judged]
-    combine: Callable[[Tensor, Sequence[Span], Tensor, Tensor], None]
-
-
-def row_passes(compiled: bool) -> RowPasses:
-    """:func:`gram`, :func:`judge` and :func:`combine`, or the same in machine code.
-
-    These are of :mod:`offbeat.functional.fused_adasum`: on a CPU, where numba is installed, see
-    :func:`machine_code`. All do the same but for the order of sums in float64.
-
-    >>> row_passes(compiled=False).gram.__name__
-    'gram'
-    """
-    if not compiled:
-        return RowPasses(gram, judge, combine)
-    from offbeat.functional import fused_adasum  # here: to import numba takes a second
-
-    return RowPasses(fused_adasum.gram, fused_adasum.judge, fused_adasum.combine)
-
-
-@cache
-def machine_code() -> str:
-    """What the code of compiled passes depends on: equal where they round alike; "" without.
-
-    The processor's name is not enough: a virtual machine may hide wider vectors, and sums over
-    those run in another order. Once a process, as to ask takes half a millisecond.
-
-    >>> machine_code() == machine_code()
-    True
-    """
-    if find_spec("numba") is None:
-        return ""
-    import numba
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features().flatten()
-    return f"{numba.__version__} {binding.get_host_cpu_name()} {features}"
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,14 +140,16 @@ def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
     return result[:, :size], cancelled
 
 
-def combine(rows: Tensor, spans: Sequence[Span], weights: Tensor, out: Tensor) -> None:
+def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
     r"""Write the weighted sum of the rows, layer by layer: :math:`out_l = \sum_i c_{li} x_{li}`.
 
     ``rows`` (P, m), ``weights`` (layers, P) in float64, ``out`` (m,), which may be one of the
     rows. Sums in float64, rounded once. One pass.
 
     >>> out = torch.zeros(1)
-    >>> combine(torch.tensor([[1.0], [2.0]]), [Span(0, 0, 1)], torch.tensor([[3.0, 0.5]]), out)
+    >>> combine_rows(
+    ...     torch.tensor([[1.0], [2.0]]), [Segment(0, 0, 1)], torch.tensor([[3.0, 0.5]]), out
+    ... )
     >>> out
     tensor([4.])
     """
@@ -217,17 +174,17 @@ def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
     return combined / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def judge(gram: Tensor) -> Judged:
+def analyze(gram: Tensor) -> GramAnalysis:
     r"""The coefficients, :math:`\sum_i |g_i|^2` and the orthogonality of all layers.
 
     ``gram`` is (layers, P, P) in float64. See :func:`coefficients` and :func:`orthogonality`.
 
-    >>> judge(torch.eye(2, dtype=torch.float64)[None]).energy
+    >>> analyze(torch.eye(2, dtype=torch.float64)[None]).energy
     tensor([2.], dtype=torch.float64)
     """
     weights, cancelled = coefficients(gram)
     energy = gram.diagonal(dim1=1, dim2=2).sum(1)
-    return Judged(weights, cancelled, energy, orthogonality(gram, weights))
+    return GramAnalysis(weights, cancelled, energy, orthogonality(gram, weights))
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

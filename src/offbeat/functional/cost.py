@@ -8,12 +8,12 @@ INDEX = 4  # bytes of an index on the wire
 
 
 @dataclass(frozen=True)
-class Wire:
+class LinkCost:
     r"""The cost of an exchange between ``size`` ranks: :math:`t = a + b \cdot bytes`.
 
     ``latency`` a in seconds a message, ``per_byte`` b in seconds per byte that a rank sends.
 
-    >>> Wire(4, latency=1e-3, per_byte=1e-6).all_gather(100)
+    >>> LinkCost(4, latency=1e-3, per_byte=1e-6).all_gather(100)
     0.0013
     """
 
@@ -30,11 +30,11 @@ class Wire:
         return self.latency + self.per_byte * 2 * (self.size - 1) / self.size * nbytes
 
     @classmethod
-    def fit(cls, size: int, samples: Sequence[tuple[float, float]]) -> "Wire":
+    def fit(cls, size: int, samples: Sequence[tuple[float, float]]) -> "LinkCost":
         """The cost that fits measured all-gathers, pairs of (bytes of each rank, seconds).
 
-        >>> Wire.fit(3, [(0, 0.5), (100, 1.5)])
-        Wire(size=3, latency=0.5, per_byte=0.005)
+        >>> LinkCost.fit(3, [(0, 0.5), (100, 1.5)])
+        LinkCost(size=3, latency=0.5, per_byte=0.005)
         """
         (small, quick), (large, slow) = min(samples), max(samples)
         per_byte = max(0.0, slow - quick) / (size - 1) / (large - small)
@@ -55,7 +55,7 @@ def is_cheaper_dense(numel: int, k: int, itemsize: int, size: int, grad_itemsize
 
 
 def adaptive_ratio(
-    numel: int, wire: Wire, *, compute: float, select: float, limit: float, itemsize: int = 4
+    numel: int, link: LinkCost, *, compute: float, select: float, limit: float, itemsize: int = 4
 ) -> float:
     r"""The compression ratio at which a layer's exchange hides behind the next layer's backward.
 
@@ -65,22 +65,22 @@ def adaptive_ratio(
     seconds; ``limit`` is :math:`c_u`. 1 where all of it can be sent in that time, which needs no
     selection. Eq. 18; printed there with a max, which would make the upper bound a lower one.
 
-    >>> wire = Wire(4, latency=0.0, per_byte=1e-9)
-    >>> adaptive_ratio(10**6, wire, compute=1e-2, select=0.0, limit=1000)
+    >>> link = LinkCost(4, latency=0.0, per_byte=1e-9)
+    >>> adaptive_ratio(10**6, link, compute=1e-2, select=0.0, limit=1000)
     1.0
-    >>> round(adaptive_ratio(10**6, wire, compute=1e-3, select=0.0, limit=1000))
+    >>> round(adaptive_ratio(10**6, link, compute=1e-3, select=0.0, limit=1000))
     24
-    >>> adaptive_ratio(10**6, wire, compute=0.0, select=0.0, limit=1000)
+    >>> adaptive_ratio(10**6, link, compute=0.0, select=0.0, limit=1000)
     1000
     """
-    if wire.all_reduce(numel * itemsize) <= compute:
+    if link.all_reduce(numel * itemsize) <= compute:
         return 1.0
-    left = compute - select - wire.latency
-    full = wire.per_byte * (wire.size - 1) * numel * (itemsize + INDEX)  # with an index for each
+    left = compute - select - link.latency
+    full = link.per_byte * (link.size - 1) * numel * (itemsize + INDEX)  # with an index for each
     return min(limit, max(1.0, full / left)) if left > 0 else limit
 
 
-def exposed(layers: Iterable[tuple[float, float]]) -> float:
+def exposed_seconds(layers: Iterable[tuple[float, float]]) -> float:
     r"""Seconds by which the exchange of the ``layers`` outlasts their backward.
 
     .. math:: f_l = \max(f_{l-1}, \sum_{j \le l} t_j) + t_{comm,l}
@@ -88,7 +88,7 @@ def exposed(layers: Iterable[tuple[float, float]]) -> float:
     Pairs (seconds until the gradient is there, seconds of its exchange) in the order of backward;
     one exchange after the other, each from when its gradient is there. Shi et al. 2020, figure 1.
 
-    >>> exposed([(1.0, 3.0), (1.0, 2.0)])
+    >>> exposed_seconds([(1.0, 3.0), (1.0, 2.0)])
     4.0
     """
     now = free = 0.0

@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Span:
+class Segment:
     """A run of one tensor's elements: the ``layer``-th tensor's, at ``flat[start:stop]``."""
 
     layer: int
@@ -35,10 +35,10 @@ class Span:
     stop: int
 
 
-class Spans(tuple[Span, ...]):
+class Segments(tuple[Segment, ...]):
     """Runs of tensors, also as a table for kernels, which is made once.
 
-    >>> Spans([Span(0, 0, 6), Span(1, 6, 8)]).table.tolist()
+    >>> Segments([Segment(0, 0, 6), Segment(1, 6, 8)]).table.tolist()
     [[0, 0, 6], [1, 6, 8]]
     """
 
@@ -124,11 +124,11 @@ class Layout:
             for name, place in self.places.items()
         }
 
-    def spans(self, section: int, start: int, stop: int) -> Spans:
+    def spans(self, section: int, start: int, stop: int) -> Segments:
         """Whose elements lie in ``flat[section][start:stop]``, counted from ``start``.
 
         >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).spans(0, 4, 7)
-        (Span(layer=0, start=0, stop=2), Span(layer=1, start=2, stop=3))
+        (Segment(layer=0, start=0, stop=2), Segment(layer=1, start=2, stop=3))
         """
         found = []
         for layer, place in enumerate(self.places.values()):
@@ -136,21 +136,21 @@ class Layout:
                 first = max(place.offset, start) - start
                 last = min(place.offset + prod(place.shape), stop) - start
                 if first < last:
-                    found.append(Span(layer, first, last))
-        return Spans(found)
+                    found.append(Segment(layer, first, last))
+        return Segments(found)
 
     def _numel(self, dtype: torch.dtype) -> int:
         return self.numels[self.dtypes.index(dtype)] if dtype in self.dtypes else 0
 
 
-def clip(spans: Iterable[Span], start: int, stop: int) -> Spans:
+def clip_segments(spans: Iterable[Segment], start: int, stop: int) -> Segments:
     """The parts of ``spans`` inside ``start`` to ``stop``, counted as before.
 
-    >>> clip([Span(0, 0, 6), Span(1, 6, 8)], 4, 7)
-    (Span(layer=0, start=4, stop=6), Span(layer=1, start=6, stop=7))
+    >>> clip_segments([Segment(0, 0, 6), Segment(1, 6, 8)], 4, 7)
+    (Segment(layer=0, start=4, stop=6), Segment(layer=1, start=6, stop=7))
     """
-    cut = (Span(s.layer, max(s.start, start), min(s.stop, stop)) for s in spans)
-    return Spans(span for span in cut if span.start < span.stop)
+    cut = (Segment(s.layer, max(s.start, start), min(s.stop, stop)) for s in spans)
+    return Segments(span for span in cut if span.start < span.stop)
 
 
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
@@ -163,12 +163,12 @@ def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
         torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
-def memory(tensor: Tensor) -> Tensor | None:
+def flat_view(tensor: Tensor) -> Tensor | None:
     """``tensor`` as its memory lies, flat and without a copy; None if it has gaps.
 
-    >>> memory(torch.tensor([[1, 2], [3, 4]]).T)
+    >>> flat_view(torch.tensor([[1, 2], [3, 4]]).T)
     tensor([1, 2, 3, 4])
-    >>> memory(torch.zeros(4, 4)[:, 0]) is None
+    >>> flat_view(torch.zeros(4, 4)[:, 0]) is None
     True
     """
     tensor = tensor.detach()
@@ -179,12 +179,12 @@ def memory(tensor: Tensor) -> Tensor | None:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def cache_blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Aligned pieces of flat tensors of one length: what is done to a piece costs one pass.
 
     On a CPU the pieces stay in its cache between operations; on a GPU each is the whole.
 
-    >>> [(len(a), len(b)) for a, b in blocks(torch.zeros(70_000), torch.zeros(70_000))]
+    >>> [(len(a), len(b)) for a, b in cache_blocks(torch.zeros(70_000), torch.zeros(70_000))]
     [(65536, 65536), (4464, 4464)]
     """
     if flat[0].is_cuda or flat[0].numel() <= BLOCK:
@@ -193,10 +193,10 @@ def blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield from zip(*(tensor.split(BLOCK) for tensor in flat), strict=True)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """In which to add: float32 for 16-bit types, else the type itself.
 
-    >>> wide(torch.bfloat16), wide(torch.float64)
+    >>> accumulation_dtype(torch.bfloat16), accumulation_dtype(torch.float64)
     (torch.float32, torch.float64)
     """
     return torch.float32 if dtype.itemsize < 4 else dtype
@@ -207,12 +207,12 @@ def _dense(tensor: Tensor) -> tuple[int, ...]:
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
-def partition(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
+def runs_within(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
     """Consecutive runs of items, each of at most ``capacity`` bytes (or one larger item).
 
     The first run is capped at ``first`` bytes, so that a message leaves early in backward.
 
-    >>> partition([1, 1, 3, 2, 2, 9], capacity=4, first=2)
+    >>> runs_within([1, 1, 3, 2, 2, 9], capacity=4, first=2)
     [range(0, 2), range(2, 3), range(3, 5), range(5, 6)]
     """
     runs: list[range] = []

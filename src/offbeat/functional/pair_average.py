@@ -12,49 +12,51 @@ float32 or wider.
 
 from torch import Tensor
 
-from offbeat.functional.packing import blocks
+from offbeat.functional.packing import cache_blocks
 
 
-def shoot(z: Tensor, delta: Tensor, out: Tensor) -> None:
+def take_snapshot(z: Tensor, delta: Tensor, out: Tensor) -> None:
     r"""Take a snapshot, rounded once: :math:`x = z + \delta`.
 
     One pass: reads z and δ, writes ``out``.
 
     >>> import torch
-    >>> shoot(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), out := torch.empty(2))
+    >>> take_snapshot(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), out := torch.empty(2))
     >>> out
     tensor([1.5000, 2.0000])
     """
-    for z_, d, x in blocks(z, delta, out):
+    for z_, d, x in cache_blocks(z, delta, out):
         x.copy_(z_ + d)
 
 
-def meet(delta: Tensor, mine: Tensor, theirs: Tensor) -> None:
+def add_half_difference(delta: Tensor, mine: Tensor, theirs: Tensor) -> None:
     r"""Move half way to a partner: :math:`\delta_i \leftarrow \delta_i + (x_j - x_i)/2`.
 
     One pass: reads δ and both snapshots, writes δ.
 
     >>> import torch
-    >>> meet(delta := torch.zeros(2), torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0]))
+    >>> add_half_difference(
+    ...     delta := torch.zeros(2), torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0])
+    ... )
     >>> delta
     tensor([1., 0.])
     """
-    for d, x, y in blocks(delta, mine, theirs):
+    for d, x, y in cache_blocks(delta, mine, theirs):
         d.add_(y.to(d.dtype) - x, alpha=0.5)
 
 
-def absorb(z: Tensor, delta: Tensor) -> None:
+def apply_delta(z: Tensor, delta: Tensor) -> None:
     r"""Add what exchanges brought: :math:`z \leftarrow z + \delta`, in place.
 
     What rounding takes away from z stays in δ, so that 16-bit parameters lose nothing. One pass:
     reads and writes both.
 
     >>> import torch
-    >>> absorb(z := torch.tensor([256.0]).bfloat16(), delta := torch.tensor([3.0]))
+    >>> apply_delta(z := torch.tensor([256.0]).bfloat16(), delta := torch.tensor([3.0]))
     >>> z, delta
     (tensor([260.], dtype=torch.bfloat16), tensor([-1.]))
     """
-    for z_, d in blocks(z, delta):
+    for z_, d in cache_blocks(z, delta):
         moved = (z_ + d).to(z_.dtype)
         d.sub_(moved.to(d.dtype) - z_)
         z_.copy_(moved)

@@ -10,40 +10,14 @@ added to the numerator unscaled, whatever the weight. Where w stays 1 there is n
 All tensors are flat; sums of 16-bit tensors run in float32 and are rounded once.
 """
 
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from offbeat.functional.packing import blocks, wide
+from offbeat.functional.packing import accumulation_dtype, cache_blocks
 
 Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, what is sent
-
-
-class Passes(NamedTuple):
-    """The two passes of an exchange, and both as one."""
-
-    share_out: Callable[[Tensor, Tensor | None, float, Messages], None]
-    take_in: Callable[[Tensor, Tensor | None, float, Messages, Sequence[Tensor]], None]
-    turn: Callable[[Tensor, Tensor | None, float, float, Messages, Sequence[Tensor]], None]
-
-
-def passes(device: torch.device) -> Passes:
-    """The quickest way to make the two passes on ``device``; all do the same but for rounding.
-
-    On a CPU those of :mod:`offbeat.functional.fused`, where numba is installed: 4.5 ms for 3.2
-    million parameters and 16-bit messages, where :func:`share_out` and :func:`take_in` need 10.
-
-    >>> passes(torch.device("cuda")).take_in.__name__
-    'take_in'
-    """
-    if device.type == "cpu" and find_spec("numba") is not None:
-        from offbeat.functional import fused  # here: to import numba takes a second
-
-        return Passes(fused.share_out, fused.take_in, fused.turn)
-    return Passes(share_out, take_in, turn)
 
 
 def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
@@ -53,28 +27,28 @@ def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
     tensor([0., 1.])
     """
     if anchor is None or weight == 1.0:
-        return z.to(wide(z.dtype))
+        return z.to(accumulation_dtype(z.dtype))
     return torch.add(z.to(anchor.dtype), anchor, alpha=weight - 1.0)
 
 
-def share_out(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
+def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
     r"""Fill the messages of one exchange, and leave in ``anchor`` what stays.
 
     .. math:: m_j = \mathrm{cast}(p_{ji}\,x_i), \quad a \leftarrow x_i - \sum_j m_j
 
     ``messages`` holds a share p, the number of its receivers, and the message to fill. What stays
     is x less what was *sent*: the error of a cast to 16 bits stays with the sender, and no mass is
-    lost. Without an anchor nothing is written but messages, and :func:`take_in` subtracts them.
+    lost. Without an anchor nothing is written but messages, and :func:`add_messages` subtracts them.
     One pass: reads z and a, writes a and the messages (Algorithm 1, line 4).
 
     >>> z, message = torch.tensor([3.0]), torch.empty(1)
-    >>> share_out(z, None, 1.0, [(0.5, 1, message)])
+    >>> fill_messages(z, None, 1.0, [(0.5, 1, message)])
     >>> message
     tensor([1.5000])
     """
     outs = [out for _, _, out in messages]
     held = () if anchor is None else (anchor,)
-    for z_, *rest in blocks(z, *held, *outs):
+    for z_, *rest in cache_blocks(z, *held, *outs):
         a = rest[0] if held else None
         x = numerator(z_, a, weight)
         for (share, _, _), out in zip(messages, rest[len(held) :], strict=True):
@@ -83,7 +57,7 @@ def share_out(z: Tensor, anchor: Tensor | None, weight: float, messages: Message
             a.copy_(_less(x, messages, rest[1:]))
 
 
-def take_in(
+def add_messages(
     z: Tensor,
     anchor: Tensor | None,
     weight: float,
@@ -94,28 +68,30 @@ def take_in(
 
     .. math:: z_i = a = (x_i - \sum_j m_j + \sum_j m_{ij}) / w_i
 
-    ``weight`` is the new one; ``anchor`` holds what :func:`share_out` left there. Without an
+    ``weight`` is the new one; ``anchor`` holds what :func:`fill_messages` left there. Without an
     anchor the weight is one, and what was ``sent`` is subtracted from z here. One pass: reads a
     (or z and what was sent) and the messages, writes z and a (Algorithm 1, lines 5 to 7).
 
     >>> z = torch.tensor([3.0])
-    >>> take_in(z, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
+    >>> add_messages(z, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
     >>> z
     tensor([6.])
     """
     held = () if anchor is None else (anchor,)
     outs = () if held else tuple(out for _, _, out in sent)
-    for z_, *rest in blocks(z, *held, *outs, *arrived):
-        kept = rest[0] if held else _less(z_.to(wide(z_.dtype)), sent, rest[: len(outs)])
+    for z_, *rest in cache_blocks(z, *held, *outs, *arrived):
+        kept = (
+            rest[0] if held else _less(z_.to(accumulation_dtype(z_.dtype)), sent, rest[: len(outs)])
+        )
         messages = rest[len(held) + len(outs) :]
-        x = kept + total(messages, kept.dtype) if messages else kept
+        x = kept + sum_messages(messages, kept.dtype) if messages else kept
         if held:
             _settle(x, weight, z_, rest[0])
         else:
             z_.copy_(x)
 
 
-def turn(
+def fill_and_add(
     z: Tensor,
     anchor: Tensor | None,
     before: float,
@@ -123,29 +99,29 @@ def turn(
     messages: Messages,
     arrived: Sequence[Tensor],
 ) -> None:
-    """:func:`share_out` at weight ``before`` and at once :func:`take_in` at ``after``.
+    """:func:`fill_messages` at weight ``before`` and at once :func:`add_messages` at ``after``.
 
     For messages that were there before the next ones leave. The result is that of the two, bit
     for bit: what comes when must not change a run.
 
     >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
-    >>> turn(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
+    >>> fill_and_add(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
     >>> message, anchor, z
     (tensor([0.5000]), tensor([12.]), tensor([12.]))
     """
-    share_out(z, anchor, before, messages)
-    take_in(z, anchor, after, messages, arrived)
+    fill_messages(z, anchor, before, messages)
+    add_messages(z, anchor, after, messages, arrived)
 
 
-def drift(z: Tensor, anchor: Tensor, weight: float) -> None:
+def debias(z: Tensor, anchor: Tensor, weight: float) -> None:
     r"""De-bias a step without an exchange, in place: :math:`z = a = a + (z - a)/w`.
 
     >>> z = torch.tensor([3.0])
-    >>> drift(z, torch.tensor([2.0]), weight=0.5)
+    >>> debias(z, torch.tensor([2.0]), weight=0.5)
     >>> z
     tensor([4.])
     """
-    for z_, a in blocks(z, anchor):
+    for z_, a in cache_blocks(z, anchor):
         _settle(numerator(z_, a, weight), weight, z_, a)
 
 
@@ -157,10 +133,10 @@ def _settle(x: Tensor, weight: float, z: Tensor, anchor: Tensor) -> None:
         anchor.copy_(z)
 
 
-def total(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+def sum_messages(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The sum of messages in ``dtype``, in the order given.
 
-    >>> total([torch.ones(1).bfloat16(), torch.ones(1)], torch.float32)
+    >>> sum_messages([torch.ones(1).bfloat16(), torch.ones(1)], torch.float32)
     tensor([2.])
     """
     result = messages[0].to(dtype)

@@ -30,10 +30,10 @@ def sketch(x: Tensor, seed: int) -> Tensor:
     return total
 
 
-def spread(sketches: Tensor) -> tuple[float, float]:
+def distances_to_mean(sketches: Tensor) -> tuple[float, float]:
     """Mean and maximum L2 distance of the rows of ``sketches`` to their average.
 
-    >>> spread(torch.tensor([[0.0, 3.0], [0.0, 1.0]]))
+    >>> distances_to_mean(torch.tensor([[0.0, 3.0], [0.0, 1.0]]))
     (1.0, 1.0)
     """
     apart = sketches - sketches[0]  # exactly zero where replicas are equal

@@ -1,22 +1,18 @@
 """Which entries of a layer are worth sending, and what stays behind for later."""
 
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 BLOCK = 32  # entries whose largest stands for all of them
 SMALL = 2**15  # entries; below this one torch.topk is as fast
 LARGE = 2**17  # entries; from here on a sample is worth its fixed cost
-BlockSelection = Callable[[Tensor, Sequence[tuple[int, int, int]]], Tensor]
 STRIDE = 101  # one entry in 101 is sampled; a prime, so that rows of a matrix do not alias
 
 
-def kept(numel: int, density: float) -> int:
+def count_kept(numel: int, density: float) -> int:
     r"""How many entries of a layer are sent: :math:`k = \max(1, \lfloor \rho d \rfloor)`.
 
-    >>> kept(2500, 0.001), kept(10, 0.001), kept(0, 0.5)
+    >>> count_kept(2500, 0.001), count_kept(10, 0.001), count_kept(0, 0.5)
     (2, 1, 0)
     """
     return min(numel, max(1, int(density * numel)))
@@ -74,40 +70,7 @@ def sampled_top_k(x: Tensor, k: int) -> Tensor:
     return _place(x, blocks, chosen) if some else chosen
 
 
-def selection(device: torch.device, exact: bool = False) -> Callable[[Tensor, int], Tensor]:
-    """The quickest way to the largest entries on ``device``; all find the same, but for ties.
-
-    On a CPU :func:`offbeat.functional.scan.scanned_top_k`, where numba is installed; otherwise
-    :func:`sampled_top_k`, or :func:`top_k` if ``exact``.
-
-    >>> selection(torch.device("cuda")).__name__
-    'sampled_top_k'
-    """
-    if device.type == "cpu" and find_spec("numba") is not None:
-        from offbeat.functional.scan import scanned_top_k  # here: to import numba takes a second
-
-        return scanned_top_k
-    return top_k if exact else sampled_top_k
-
-
-def block_selection(device: torch.device, exact: bool = False) -> BlockSelection:
-    """:func:`selection` in each block ``x[start:end]`` of a flat ``x``.
-
-    It takes x and (start, end, k) of every block, and returns the places in x, block after block.
-
-    >>> select = block_selection(torch.device("cpu"))
-    >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
-    tensor([1, 3])
-    """
-    if device.type == "cpu" and find_spec("numba") is not None:
-        from offbeat.functional.scan import scanned_blocks  # here: see selection
-
-        return scanned_blocks
-    select = selection(device, exact)
-    return lambda x, blocks: torch.cat([select(x[i:j], k).add_(i) for i, j, k in blocks])
-
-
-def take(acc: Tensor, indices: Tensor) -> Tensor:
+def extract(acc: Tensor, indices: Tensor) -> Tensor:
     r"""Remove the chosen entries from ``acc`` and return them: what is left is the residual.
 
     .. math:: \epsilon_{t} = acc_t - TopK(acc_t, k), \quad acc_t = \epsilon_{t-1} + \alpha G_t
@@ -115,7 +78,7 @@ def take(acc: Tensor, indices: Tensor) -> Tensor:
     Element by element the two add up to what was there (Algorithm 1, lines 7 and 8).
 
     >>> acc = torch.tensor([1.0, -3.0, 2.0])
-    >>> take(acc, torch.tensor([1])), acc
+    >>> extract(acc, torch.tensor([1])), acc
     (tensor([-3.]), tensor([1., 0., 2.]))
     """
     values = acc.index_select(0, indices)

@@ -6,10 +6,10 @@ is added up is float32 or wider.
 
 from torch import Tensor
 
-from offbeat.functional.packing import blocks
+from offbeat.functional.packing import cache_blocks
 
 
-def merge(total: Tensor, x: Tensor, wait: int, size: int) -> None:
+def merge_stale_sum(total: Tensor, x: Tensor, wait: int, size: int) -> None:
     r"""Average a sum of ``size`` models with the model that trained on for W = ``wait`` steps.
 
     .. math:: x \leftarrow \frac{2W x + \sum_{i=1}^{P} x_i}{2W + P}
@@ -20,15 +20,15 @@ def merge(total: Tensor, x: Tensor, wait: int, size: int) -> None:
     reads both, writes ``total`` (eq. 1, where W is written S).
 
     >>> import torch
-    >>> merge(total := torch.tensor([4.0]), torch.tensor([3.0]), wait=1, size=2)
+    >>> merge_stale_sum(total := torch.tensor([4.0]), torch.tensor([3.0]), wait=1, size=2)
     >>> total  # (2 * 3 + 4) / 4
     tensor([2.5000])
     """
-    for s, x_ in blocks(total, x):
+    for s, x_ in cache_blocks(total, x):
         s.sub_(x_, alpha=size).div_(2 * wait + size).add_(x_)
 
 
-def narrow(x: Tensor, reference: Tensor, error: Tensor, message: Tensor) -> None:
+def cast_difference(x: Tensor, reference: Tensor, error: Tensor, message: Tensor) -> None:
     r"""Fill a 16-bit message with a model's difference to a reference that all share.
 
     .. math:: m = \mathrm{cast}(x - r + e), \quad e \leftarrow x - r + e - m
@@ -39,11 +39,11 @@ def narrow(x: Tensor, reference: Tensor, error: Tensor, message: Tensor) -> None
 
     >>> import torch
     >>> x, r, e = torch.tensor([4.0 + 2**-12]), torch.tensor([4.0]), torch.zeros(1)
-    >>> narrow(x, r, e, m := torch.zeros(1).bfloat16())
+    >>> cast_difference(x, r, e, m := torch.zeros(1).bfloat16())
     >>> m.item() == 2**-12, x.bfloat16().item()
     (True, 4.0)
     """
-    for x_, r, e, m in blocks(x, reference, error, message):
+    for x_, r, e, m in cache_blocks(x, reference, error, message):
         e.add_(x_ - r)
         m.copy_(e)
         e.sub_(m)

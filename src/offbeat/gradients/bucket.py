@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.collectives import all_reduce, broadcast, mean, reduce, wire_device
+from offbeat.comm.collectives import all_reduce, broadcast, mean, reduce
+from offbeat.comm.group import Group, message_device
+from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
-from offbeat.functional import pack, wide
-from offbeat.groups import Group
-from offbeat.handle import Handle
+from offbeat.functional import accumulation_dtype, pack
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
 FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
@@ -35,7 +35,7 @@ class Bucket:
 
     site: Site
     group: Group
-    wire: Tensor
+    buffer: Tensor
     views: dict[str, Tensor]
     flags: Tensor
     missing: set[str] = field(default_factory=set)
@@ -55,15 +55,15 @@ class Bucket:
         """Room for the gradients of ``names``, all of one dtype, or ``narrow`` if that is less."""
         parameters = [site.parameters[name] for name in names]
         # A reduction to one member rounds at every hop: not to 16 bits, inside a node.
-        dtype = parameters[0].dtype if owner is None else wide(parameters[0].dtype)
+        dtype = parameters[0].dtype if owner is None else accumulation_dtype(parameters[0].dtype)
         if narrow is not None and dtype.itemsize > narrow.itemsize:
             dtype = narrow
         sizes = [parameter.numel() for parameter in parameters]
-        device = wire_device(group, parameters[0].device)
-        wire = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)
-        *parts, flags = wire.split([*sizes, len(names)])
+        device = message_device(group, parameters[0].device)
+        buffer = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)
+        *parts, flags = buffer.split([*sizes, len(names)])
         views = dict(zip(names, map(like, parts, parameters), strict=True))
-        return cls(site, group, wire, views, flags, set(names), owner)
+        return cls(site, group, buffer, views, flags, set(names), owner)
 
     def fill(self) -> None:
         """Copy in the gradients, those of this backward and those that were not exchanged yet."""
@@ -84,11 +84,11 @@ class Bucket:
     def send(self) -> None:
         """Start the mean over the group."""
         if self.owner is not None:
-            self.handle = reduce(self.wire.mul_(1.0 / self.group.size), self.owner, self.group)
-        elif self.wire.dtype.itemsize > 2:
-            self.handle = all_reduce(self.wire.mul_(1.0 / self.group.size), self.group)
+            self.handle = reduce(self.buffer.mul_(1.0 / self.group.size), self.owner, self.group)
+        elif self.buffer.dtype.itemsize > 2:
+            self.handle = all_reduce(self.buffer.mul_(1.0 / self.group.size), self.group)
         else:  # summed in float32 and divided there
-            self.handle = mean(self.wire, self.group)
+            self.handle = mean(self.buffer, self.group)
 
     def wait(self) -> None:
         """Until the mean is there; the next backward starts anew."""
@@ -161,6 +161,6 @@ def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> l
     """The order in which rank 0 saw gradients become ready, then the rest as in ``order``."""
     names = sorted(order)
     mine = [*dict.fromkeys([*seen, *order])]
-    indices = torch.tensor([names.index(name) for name in mine]).to(wire_device(group))
+    indices = torch.tensor([names.index(name) for name in mine]).to(message_device(group))
     broadcast(indices, 0, group).wait()
     return [names[i] for i in indices.tolist()]

@@ -6,17 +6,11 @@ from typing import Literal, final
 
 import torch
 
-from offbeat.collectives import all_reduce, wire_device
+from offbeat.comm.collectives import all_reduce
+from offbeat.comm.group import Group, message_device
 from offbeat.exchange import GradientExchange, Saved, Site
-from offbeat.functional import partition
-from offbeat.gradients.bucket import (
-    FIRST_BUCKET,
-    Bucket,
-    agree_on_order,
-    capacity,
-    require_first,
-)
-from offbeat.groups import Group
+from offbeat.functional import runs_within
+from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, capacity, require_first
 
 
 @dataclass(eq=False)
@@ -138,7 +132,7 @@ class Mean(GradientExchange[MeanState]):
             names = [name for name in state.order if kinds[name] == kind]
             sizes = [parameters[name].nbytes for name in names]
             most = capacity(sum(sizes), int(self.bucket_mb * 2**20))
-            for run in partition(sizes, most, min(FIRST_BUCKET, most)):
+            for run in runs_within(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
                 bucket = Bucket.of(state.site, state.group, members, narrow, kind[1])
                 state.buckets.append(bucket)
@@ -161,7 +155,7 @@ def _spread_nonfinite(state: MeanState) -> None:
     # An owner alone sees what is wrong with its layers. If it alone skipped its step, the node
     # would make a part of an update, and its ranks would go on with different loss scales.
     grads = [p.grad for p in state.site.parameters.values() if p.grad is not None]
-    bad = torch.zeros(1, device=wire_device(state.group))
+    bad = torch.zeros(1, device=message_device(state.group))
     if grads:
         norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
         bad.copy_(~norms.isfinite().all())

@@ -6,14 +6,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from offbeat.functional.compiled import not_installed
 from offbeat.hogwild.adam import AsyncAdam
 from offbeat.hogwild.launch import WorkerFailed, launch
 from offbeat.hogwild.node import NodeReplica
 from offbeat.hogwild.worker import report_loss
+from offbeat.kernels.compile import not_installed
 
 if TYPE_CHECKING:
-    from offbeat.hogwild.classifier import AsyncAdamClassifier
+    from offbeat.hogwild.logistic.classifier import AsyncAdamClassifier
 
 __all__ = [
     "AsyncAdam",
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     if name != "AsyncAdamClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from offbeat.hogwild.classifier import AsyncAdamClassifier
+        from offbeat.hogwild.logistic.classifier import AsyncAdamClassifier
     except ImportError as missing:
         raise not_installed(missing) from missing
     return AsyncAdamClassifier

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 
-from offbeat.attach import replicate
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.groups import Groups
+from offbeat.replica.replicate import replicate
 
 
 class NodeReplica:
@@ -42,11 +42,11 @@ class NodeReplica:
 
     >>> import offbeat
     >>> from offbeat.testing import ThreadWorld
-    >>> def train(groups):
+    >>> def train(world):
     ...     model = nn.Linear(1, 1, bias=False).share_memory()
-    ...     node = NodeReplica(model, offbeat.local_sgd(every=1), mesh=groups)
+    ...     node = NodeReplica(model, offbeat.local_sgd(every=1), mesh=world)
     ...     with torch.no_grad():
-    ...         model.weight.fill_(float(groups.rank))  # what the workers of the node found
+    ...         model.weight.fill_(float(world.rank))  # what the workers of the node found
     ...     node.step()
     ...     return model.weight.item()
     >>> ThreadWorld(2).run(train)
@@ -54,7 +54,7 @@ class NodeReplica:
     """
 
     def __init__(
-        self, model: nn.Module, algorithm: Algorithm, *, mesh: DeviceMesh | Groups | None = None
+        self, model: nn.Module, algorithm: Algorithm, *, mesh: DeviceMesh | World | None = None
     ) -> None:
         unshared = [name for name, p in model.named_parameters() if not p.is_shared()]
         if unshared:

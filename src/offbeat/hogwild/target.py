@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, float32, float64
 
 from offbeat.functional import masked_adam
-from offbeat.hogwild import kernels
+from offbeat.kernels import lock_free_adam
 
 
 @final
@@ -31,7 +31,7 @@ class Target:
         """Whether no element is infinite or NaN. One read of the gradient."""
         values = gradient._values() if gradient.is_sparse else gradient
         if self._compiled:
-            return bool(kernels.is_finite(_flat(values)))
+            return bool(lock_free_adam.is_finite(_flat(values)))
         return bool(values.isfinite().all())
 
     def update(
@@ -51,10 +51,12 @@ class Target:
         numbers = (alpha, b1, 1.0 - b1, b2, 1.0 - b2, eps, 1.0 - decay)
         constants = np.array(numbers, self._flat[0].dtype)
         if not gradient.is_sparse:
-            kernels.update_dense(*self._flat, _flat(gradient), constants)
+            lock_free_adam.update_dense(*self._flat, _flat(gradient), constants)
             return
         rows = gradient._indices().numpy()[0]
-        kernels.update_rows(*self._flat, rows, _flat(gradient._values()), self._width, constants)
+        lock_free_adam.update_rows(
+            *self._flat, rows, _flat(gradient._values()), self._width, constants
+        )
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

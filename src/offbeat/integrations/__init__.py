@@ -1,1 +1,1 @@
-"""Methods inside programs that others have written."""
+"""Methods inside training loops of other libraries: one file a host."""

@@ -10,6 +10,6 @@ from offbeat.lab.fault import Fault
 from offbeat.lab.faults import Cut, Kill, Straggler
 from offbeat.lab.iproute import Unavailable
 from offbeat.lab.loopback import Loopback
-from offbeat.lab.place import Place
+from offbeat.lab.runner import Runner
 
-__all__ = ["Cut", "Fault", "Kill", "Lab", "Loopback", "Place", "Straggler", "Unavailable"]
+__all__ = ["Cut", "Fault", "Kill", "Lab", "Loopback", "Runner", "Straggler", "Unavailable"]

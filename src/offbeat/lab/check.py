@@ -8,8 +8,8 @@ from typing import final
 from rich.table import Table
 
 from offbeat.lab import probe
-from offbeat.lab.place import Place
-from offbeat.lab.world import World
+from offbeat.lab.cluster import Cluster
+from offbeat.lab.runner import Runner
 
 PAYLOAD = 1448 / 1514  # of an Ethernet packet of TCP with time stamps: contents over all bytes
 _SECONDS = 0.3  # of one transfer
@@ -56,13 +56,13 @@ class Figures:
         return table
 
 
-def require(world: World) -> None:
+def require(world: Cluster) -> None:
     """Raise ValueError for a world of one node, in which there is nothing to measure."""
     if world.nodes < 2:
         raise ValueError(f"check: got {world.nodes} node, expected 2 at least; for example 4")
 
 
-def measure(place: Place) -> Figures:
+def measure(place: Runner) -> Figures:
     """Measure in ``place``, which must have been entered; some seconds.
 
     Raises ValueError for a world of one node, RuntimeError with the ranks' output if one fails.

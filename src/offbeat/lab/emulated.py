@@ -7,14 +7,14 @@ from typing import Self, final
 from torch.distributed import TCPStore
 
 from offbeat.lab import iproute, leftovers, network
+from offbeat.lab.cluster import Cluster
 from offbeat.lab.launch import Entry
 from offbeat.lab.network import Network, parse_rate
-from offbeat.lab.place import Place, host_store
-from offbeat.lab.world import World
+from offbeat.lab.runner import Runner, host_store
 
 
 @final
-class Lab(Place):
+class Lab(Runner):
     """Emulated nodes, each in a network namespace of its own, behind a link of limited rate.
 
     ``procs_per_node`` is one number for all nodes or one for each; ``rate`` is like "250mbit",
@@ -34,7 +34,7 @@ class Lab(Place):
         self, nodes: int, procs_per_node: int | Sequence[int] = 1, rate: str | None = None
     ) -> None:
         """Check the arguments; nothing is made yet."""
-        self.world = World.of(nodes, procs_per_node)
+        self.world = Cluster.of(nodes, procs_per_node)
         self.rate = None if rate is None else parse_rate(rate)
         self.key = leftovers.key(id(self))
         self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.rate)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from offbeat.lab.world import World
+from offbeat.lab.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Fault(ABC):
     """One thing that goes wrong; times are seconds since all ranks have started."""
 
     @abstractmethod
-    def check(self, world: World) -> None:
+    def check(self, world: Cluster) -> None:
         """Raise ValueError if it names a node or rank that ``world`` has not."""
 
     @abstractmethod

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import final
 
+from offbeat.lab.cluster import Cluster
 from offbeat.lab.fault import Fault, Reach
-from offbeat.lab.world import World
 
 PERIOD = 0.02  # seconds between two halts of a slow node
 _DECIMAL = r"\d+\.?\d*|\.\d+"
@@ -47,7 +47,7 @@ class Straggler(Fault):
         node, fraction = _parse("straggler", text, rf"(\d+):({_DECIMAL})", "NODE:FRACTION", "2:0.5")
         return cls(int(node), float(fraction))
 
-    def check(self, world: World) -> None:
+    def check(self, world: Cluster) -> None:
         """The node must exist."""
         _check("straggler", "node", self.node, world.nodes)
 
@@ -98,7 +98,7 @@ class Cut(Fault):
         node, start, end = _parse("cut", text, rf"(\d+)@{times}", "NODE@START-END", "1@10s-15s")
         return cls(int(node), float(start), float(end))
 
-    def check(self, world: World) -> None:
+    def check(self, world: Cluster) -> None:
         """The node must exist."""
         _check("cut", "node", self.node, world.nodes)
 
@@ -133,7 +133,7 @@ class Kill(Fault):
         rank, seconds = _parse("kill", text, rf"(\d+)@({_DECIMAL})s?", "RANK@TIME", "3@20s")
         return cls(int(rank), float(seconds))
 
-    def check(self, world: World) -> None:
+    def check(self, world: Cluster) -> None:
         """The rank must exist."""
         _check("kill", "rank", self.rank, world.size)
 

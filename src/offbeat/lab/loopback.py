@@ -7,13 +7,13 @@ from typing import Self, final
 from torch.distributed import TCPStore
 
 from offbeat.lab import leftovers
+from offbeat.lab.cluster import Cluster
 from offbeat.lab.launch import Entry
-from offbeat.lab.place import Place, host_store
-from offbeat.lab.world import World
+from offbeat.lab.runner import Runner, host_store
 
 
 @final
-class Loopback(Place):
+class Loopback(Runner):
     """The same ranks on this machine's loopback: no root, no limit, nodes in name only."""
 
     interface = "lo"
@@ -22,7 +22,7 @@ class Loopback(Place):
 
     def __init__(self, nodes: int, procs_per_node: int | Sequence[int] = 1) -> None:
         """Check the arguments."""
-        self.world = World.of(nodes, procs_per_node)
+        self.world = Cluster.of(nodes, procs_per_node)
         self.key = leftovers.key(id(self))
 
     def __enter__(self) -> Self:

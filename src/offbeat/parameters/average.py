@@ -5,7 +5,7 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from offbeat.collectives import mean
+from offbeat.comm.collectives import mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
 from offbeat.schedule import due

@@ -1,0 +1,1 @@
+"""Communication: the only room that calls torch.distributed."""

@@ -1,0 +1,117 @@
+"""What a whole group does together: every function takes its group and returns a handle.
+
+Measured on Gloo (torch 2.13, CPU): a 16-bit all-reduce errs by 2 to 3 units of 2^-8, because every
+hop rounds. :func:`mean` casts once, sums in float32 and rounds once. Staged pairwise exchange is
+also faster there than all_to_all_single (169 ms against 227 where 150 are ideal).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions
+
+from offbeat.comm.group import Group
+from offbeat.comm.handle import Handle
+from offbeat.comm.messages import exchange
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def _watched(launch: Callable[_Arguments, Handle]) -> Callable[_Arguments, Handle]:
+    """Turn the error of a launch into the ranks' verdict: a lost peer may show here already."""
+
+    @functools.wraps(launch)
+    def launch_watched(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Handle:
+        group = next(arg for arg in args if isinstance(arg, Group))
+        with group.heartbeat.explaining():
+            handle = launch(*args, **kwargs)
+        if group.meter.spans is not None:
+            handle.noted = handle.works[-1].get_future().then(handle.note_arrival)
+        return handle
+
+    return launch_watched
+
+
+@_watched
+def all_reduce(tensor: Tensor, group: Group) -> Handle:
+    """Sum ``tensor`` over the group, in place. Sends 2 (n-1)/n of its bytes."""
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp(ReduceOp.SUM)
+    work = group.process_group.allreduce([tensor], options)
+    group.meter.sent(group.axis, 2 * (group.size - 1) * tensor.nbytes // group.size)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
+def reduce(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Sum ``tensor`` at the member ``root``, in place; the others' is scratch. Sends it once."""
+    options = ReduceOptions()
+    options.reduceOp, options.rootRank, options.rootTensor = ReduceOp(ReduceOp.SUM), root, 0
+    work = group.process_group.reduce([tensor], options)
+    group.meter.sent(group.axis, tensor.nbytes if group.rank != root else 0)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
+def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
+    """Fill ``out`` (n * numel) with every member's ``tensor``. Sends (n-1) times its bytes.
+
+    ``tensor`` may be this rank's own chunk of ``out``.
+    """
+    # The tensor form of torch.distributed is deprecated in 2.13 and its successor is missing in
+    # 2.11; the process group's own method is the same in both.
+    work = group.process_group._allgather_base(out, tensor)
+    group.meter.sent(group.axis, (group.size - 1) * tensor.nbytes)
+    return Handle(group, [work], [out, tensor])
+
+
+@_watched
+def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Copy ``tensor`` from the member ``root``, in place. Each byte arrives once per member.
+
+    Any dtype, contiguous: it travels as bytes.
+    """
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    work = group.process_group.broadcast([tensor.view(-1).view(torch.uint8)], options)
+    group.meter.sent(group.axis, tensor.nbytes)
+    return Handle(group, [work], [tensor])
+
+
+def mean(tensor: Tensor, group: Group) -> Handle:
+    """Average ``tensor`` over the group, in place, equal on all members bit for bit.
+
+    16-bit tensors are summed in float32 and rounded once, at the same 2 (n-1)/n of their bytes
+    and n/(n-1) of their memory; wider ones go through one all-reduce.
+    """
+    if tensor.dtype.itemsize > 2:
+        handle = all_reduce(tensor, group)
+        handle.after = lambda: tensor.div_(group.size)
+        return handle
+    if tensor.is_cuda:  # streams keep the order: nothing here blocks the host
+        _mean_16bit(tensor, group)
+        return Handle(group, [], [tensor])
+    return Handle(group, buffers=[tensor], future=group.lane.submit(_mean_16bit, tensor, group))
+
+
+def _mean_16bit(tensor: Tensor, group: Group) -> None:
+    rank, size = group.rank, group.size
+    chunk = -(-tensor.numel() // size)
+    padded = tensor.new_zeros(size * chunk)
+    padded[: tensor.numel()] = tensor
+    parts = padded.view(size, chunk)
+    arrived = torch.empty_like(parts)
+    arrived[rank] = parts[rank]
+    # Point-to-point messages alone, no collective: these run on the group's lane while the main
+    # thread launches collectives on the same group, and where ours fell among them would depend
+    # on the clock. A rank that launched ours first would pair it with another's all-reduce.
+    hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
+    for to, source in hops:
+        exchange([(to, parts[to])], [(source, arrived[source])], group).join()
+    parts[rank] = arrived.float().mean(0)
+    for to, source in hops:
+        exchange([(to, parts[rank])], [(source, parts[source])], group).join()
+    tensor.copy_(padded[: tensor.numel()])

@@ -1,0 +1,141 @@
+"""Messages from rank to rank, once or again and again, and the small sums made of them.
+
+Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
+
+- The exchange of a pair is half-duplex for large messages (12.5 MB each way at 1 Gbit/s: 209 ms
+  where 100 are ideal); cut into 1 MiB pieces with tags of their own it takes 110 ms.
+- A send completes only when its receive is posted: receives are posted first, and small ones, where
+  it is known what comes, before there is anything to send (:class:`MessageRounds`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from offbeat.comm.group import Group
+from offbeat.comm.handle import Handle
+
+PIECE = 2**20  # bytes of one point-to-point message
+EARLY = 2**18  # bytes of a round, up to which its receives may wait for it
+Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
+Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # what is sent, what is received
+
+
+def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Group) -> Handle:
+    """Point-to-point messages in both directions at once, in pieces of 1 MiB.
+
+    At most 1,000 pieces a message keep their own tag; later ones share tags in order. On both
+    sides the messages of one pair are matched in the order listed.
+    """
+    return MessageRounds([(sends, receives)], group).start()
+
+
+class MessageRounds:
+    """Several exchanges, one after the other, made again and again between the same tensors.
+
+    What :func:`exchange` does with each, but for what can be prepared once: pieces and tags.
+    """
+
+    def __init__(self, rounds: Sequence[Round], group: Group) -> None:
+        """Prepare ``rounds``: what is sent in each, and what is received."""
+        self._group, self._next = group, 0
+        self._sends = [_pieces(sends) for sends, _ in rounds]
+        self._receives = [_pieces(receives) for _, receives in rounds]
+        self._buffers = [[t for _, t in (*sends, *receives)] for sends, receives in rounds]
+        self._counts = [(sum(t.nbytes for _, t in sends), len(sends)) for sends, _ in rounds]
+        devices = [tensor.device for tensors in self._buffers for tensor in tensors]
+        # NCCL matches point-to-point calls within one group call only.
+        self._nccl = devices[0] if devices and group.backend(devices[0]) == "nccl" else None
+        received = max((sum(t.nbytes for _, t in receives) for _, receives in rounds), default=0)
+        self._early = self._nccl is None and received <= EARLY
+        self._expected: list[list[Work]] = []
+
+    def expect(self) -> bool:
+        """Post the receives of all rounds already, if those are small; whether they are posted.
+
+        Messages of one pair meet receives in the order in which these are posted, so that receives
+        of what is sent later must not be posted while any of these are not.
+
+        A message whose receive waits for it leaves at once. Else both sides tell each other
+        first, which wakes a thread on each: three hops of 64 KiB between 4 ranks take 1.7 ms
+        instead of 4.1. Large ones that leave at once come while another rank's still do, and two
+        senders share the link of one receiver: 16 MiB between 8 nodes take 1.37 instead of 1.05
+        times as long as an all-reduce.
+        """
+        if self._early and not self._expected:
+            with self._group.heartbeat.explaining():
+                self._expected = [self._post(index) for index in range(len(self._receives))]
+        return bool(self._expected)
+
+    def start(self) -> Handle:
+        """Launch the next round; after the last comes the first again."""
+        self.expect()
+        index = self._next
+        with self._group.heartbeat.explaining():
+            works = self._launch(index)
+        if works:
+            self._group.meter.sent(self._group.axis, *self._counts[index])
+        self._next = (index + 1) % len(self._sends)
+        if self._next == 0:
+            self._expected = []
+        return Handle(self._group, works, self._buffers[index])
+
+    def _launch(self, index: int) -> list[Work]:
+        process_group = self._group.process_group
+        if self._nccl is None:
+            receives = self._expected[index] if self._expected else self._post(index)
+            return [*receives, *(process_group.send(*piece) for piece in self._sends[index])]
+        process_group._start_coalescing(self._nccl)
+        for piece in self._receives[index]:
+            process_group.recv(*piece)
+        for piece in self._sends[index]:
+            process_group.send(*piece)
+        return [process_group._end_coalescing(self._nccl)]
+
+    def _post(self, index: int) -> list[Work]:
+        return [self._group.process_group.recv(*piece) for piece in self._receives[index]]
+
+
+class DirectSum:
+    """Sums a small tensor over the group, in place and again and again; equal bit for bit.
+
+    Sends n-1 times its bytes, in one hop instead of the 2 (n-1) of a ring: 2 KiB between 4 nodes
+    at 250 Mbit/s take 4 ms instead of 10.
+    """
+
+    def __init__(self, tensor: Tensor, group: Group) -> None:
+        """Prepare to sum ``tensor``, contiguous."""
+        self._flat = tensor.view(-1)
+        self._everyone = tensor.new_empty(group.size, tensor.numel())
+        self._mine = self._everyone[group.rank]
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        sends = [(rank, self._mine) for rank in others]
+        receives = [(rank, self._everyone[rank]) for rank in others]
+        self._rounds = MessageRounds([(sends, receives)], group)
+
+    def expect(self) -> None:
+        """Post the receives already."""
+        self._rounds.expect()
+
+    def start(self) -> Handle:
+        """Sum what the tensor holds now."""
+        self._mine.copy_(self._flat)
+        handle = self._rounds.start()
+        # In the order of ranks, the same everywhere: sums of floats depend on it.
+        handle.after = lambda: torch.sum(self._everyone, 0, out=self._flat)
+        return handle
+
+
+def _pieces(transfers: Sequence[Transfer]) -> list[tuple[list[Tensor], int, int]]:
+    """What a process group's ``send`` and ``recv`` take: tensors, peer, tag."""
+    # Tags need only differ within a pair: the n-th message of a pair takes n * 1000 and up.
+    seen: dict[int, int] = {}
+    pieces = []
+    for peer, tensor in transfers:
+        first = 1000 * seen.setdefault(peer, 0)
+        seen[peer] += 1
+        cut = (tensor,) if tensor.nbytes <= PIECE else tensor.split(PIECE // tensor.dtype.itemsize)
+        pieces += [([piece], peer, first + i % 1000) for i, piece in enumerate(cut)]
+    return pieces

@@ -1,0 +1,1 @@
+"""LAGS-SGD (Shi et al. 2020): layer-wise adaptive top-k gradients, overlapped with backward."""

@@ -1,0 +1,219 @@
+"""LAGS-SGD as a communication hook of torch's DistributedDataParallel."""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from offbeat.exchange import Saved
+from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
+from offbeat.gradients import TopK
+from offbeat.gradients.top_k.units import Units, optimizer_fault
+from offbeat.kernels.dispatch import top_k_selection
+
+__all__ = ["LagsState", "lags_hook"]
+
+
+class LagsState:
+    """What :func:`lags_hook` knows of one rank: the residual of every layer, by its name.
+
+    ``model`` is the module or its wrapper; ``density``, ``selection``, ``units``, ``optimizer``
+    and ``scaler`` mean what they mean for :func:`offbeat.lags` and :func:`offbeat.replicate`.
+    ``process_group`` is the wrapper's own, torch's default group unless given. Extra memory: two
+    models.
+
+    :meth:`state_dict` has this rank's residuals under ``rank<r>``; save it on every rank, between
+    steps. Another world size takes all ranks' parts, ``{**one, **another}``, and keeps the mean.
+    Raises ``ValueError`` for settings that mean nothing, and for a saved state of another model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: float = 0.001,
+        selection: Literal["sampled", "exact"] = "sampled",
+        units: Literal["lr", "gradient"] | None = None,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] = (),
+        scaler: torch.amp.GradScaler | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.exchange = TopK(density, selection, units=units)
+        if isinstance(density, str):
+            raise ValueError("density='adaptive' needs offbeat.replicate(); pass a number here")
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        if unfit := optimizer_fault(parameters, optimizers, units, momentum=0.0):
+            raise ValueError(unfit)
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self.units = Units.of(parameters, optimizers, scaler, units)
+        self.scales = self.units.read()
+        self.group = process_group or cast(dist.ProcessGroup, dist.group.WORLD)
+        self.residual = {
+            name: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype), requires_grad=False)
+            for name, p in parameters.items()
+            if self.kept(p)
+        }
+        self.fresh = {name: torch.zeros_like(r) for name, r in self.residual.items()}
+        device = next(iter(parameters.values())).device
+        self.select = top_k_selection(device, exact=selection == "exact")
+        self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
+        self.sums: list[Tensor] = []  # of what the last backward's buckets brought
+
+    def kept(self, layer: Tensor) -> int:
+        """How many entries of a layer are sent; 0 where all are, because that costs no more."""
+        numel, bytes_, size = (
+            layer.numel(),
+            accumulation_dtype(layer.dtype).itemsize,
+            self.group.size(),
+        )
+        k = count_kept(numel, float(self.exchange.density))
+        return 0 if is_cheaper_dense(numel, k, bytes_, size, layer.dtype.itemsize) else k
+
+    def settle(self) -> None:
+        """The last backward is over: keep its residuals if all that it sent was finite.
+
+        All or none, of all buckets, as all ranks see the same sums. The next backward's first
+        bucket calls it: no earlier moment knows of every bucket's message.
+        """
+        if all(bool(total.isfinite()) for total in self.sums):
+            for name in self.touched:
+                swapped = self.fresh[name], self.residual[name]
+                self.residual[name], self.fresh[name] = swapped
+        self.touched.clear()
+        self.sums.clear()
+
+    def state_dict(self) -> Saved:
+        """This rank's residuals; no communication."""
+        self.settle()
+        residual = {name: tensor.clone() for name, tensor in self.residual.items()}
+        return {f"rank{self.group.rank()}": {"size": self.group.size(), "residual": residual}}
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """Go on from them; every rank calls it, before the next backward."""
+        parts: dict[int, Saved] = {int(key.removeprefix("rank")): saved[key] for key in saved}
+        before = next(iter(parts.values()))["size"]
+        own = self.exchange.inherit(parts, before, self.group.rank(), self.group.size())
+        shapes = {name: tensor.shape for name, tensor in own["residual"].items()}
+        # Which layers are sparse depends on the number of ranks: a residual may be missing, none
+        # may be lost.
+        for name, shape in shapes.items():
+            if name not in self.residual or self.residual[name].shape != shape:
+                raise ValueError(
+                    f"there is a residual {tuple(shape)} for {name!r}, but no sparse layer of that "
+                    "name and shape here; load it with the same model and density"
+                )
+        self.settle()
+        for name, tensor in self.residual.items():
+            tensor.zero_()
+            if name in shapes:
+                tensor.copy_(own["residual"][name])
+
+
+def lags_hook(state: LagsState, bucket: dist.GradBucket) -> Future[Tensor]:
+    r"""Send the largest entries of every layer of a bucket, keep the others for later.
+
+    .. math::
+        g = \frac{1}{P} \sum_p TopK(\epsilon_p + \alpha G_p, k^{(l)}) / \alpha
+
+    Like :func:`offbeat.lags`, for programs whose DistributedDataParallel belongs to somebody
+    else: ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt, since
+    nothing is kept by bucket. Both messages of a bucket leave here and never from a future's
+    callback, where ranks would launch them in different orders and Gloo would crash. A gradient
+    that is not finite spreads to all ranks, and then all keep the residuals of before. Gradients
+    must be zeroed between backwards that synchronize.
+
+    Bytes sent per step: those of :class:`offbeat.gradients.TopK`, without its flags.
+
+    Source: Shi et al. 2020, Algorithm 1.
+    """
+    if bucket.index() == 0:
+        state.settle()
+        state.scales = state.units.read()
+    buffer, size = bucket.buffer(), state.group.size()
+    sparse, whole = _Parcel(buffer), list[Tensor]()
+    for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        flat = flat_view(grad)
+        assert flat is not None, "buckets hold gradients without gaps"
+        if k := state.kept(parameter):
+            values, chosen = _select(state, state.names[id(parameter)], flat, k)
+            sparse.put(flat, values.div_(size), chosen)
+        else:
+            whole.append(flat)
+    dense = torch.cat([*whole, buffer[:0]]).div_(size)
+    row = sparse.packed()
+    rows = row.new_empty(size, row.numel())
+    works = []
+    if row.numel():
+        works.append(state.group._allgather_base(rows.view(-1), row))
+    if dense.numel():
+        works.append(state.group.allreduce([dense]))
+
+    def combine(done: Future[list[Future[object]]]) -> Tensor:
+        for arrived in done.value():
+            arrived.value()  # raises if a peer was lost
+        buffer.zero_()
+        for flat, part in zip(whole, dense.split([flat.numel() for flat in whole]), strict=True):
+            flat.copy_(part)
+        state.sums += [dense.sum(dtype=torch.float64), sparse.spread(rows)]
+        return buffer
+
+    return torch.futures.collect_all([work.get_future() for work in works]).then(combine)
+
+
+class _Parcel:
+    """Selected entries of a bucket's layers, values and places, as one row of int32."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.dtype = buffer, accumulation_dtype(buffer.dtype)
+        self.values = [buffer.new_empty(0, dtype=self.dtype)]
+        self.places = [buffer.new_empty(0, dtype=torch.int32)]
+
+    def put(self, layer: Tensor, values: Tensor, chosen: Tensor) -> None:
+        """Add the ``chosen`` entries of a flat ``layer``, which lies in the buffer."""
+        self.values.append(values)
+        first = int(layer.storage_offset()) - int(self.buffer.storage_offset())
+        self.places.append(chosen.add(first).int())
+
+    def packed(self) -> Tensor:
+        """The row; of even length, so that others behind it begin at a multiple of 8 bytes."""
+        row = torch.cat([torch.cat(self.values).view(torch.int32), *self.places])
+        return nn.functional.pad(row, (0, row.numel() % 2))
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Add all ranks' entries to the layers, zero before; returns the sum of all values."""
+        exact = self.buffer.dtype == self.dtype
+        total = self.buffer if exact else torch.zeros_like(self.buffer, dtype=self.dtype)
+        count = sum(places.numel() for places in self.places)
+        words = count * self.dtype.itemsize // 4
+        checksum = torch.zeros((), dtype=torch.float64, device=rows.device)
+        # One by one: ranks must add in one order, or rounding sets them apart.
+        for row in rows if count else ():
+            values = row[:words].view(self.dtype)
+            total.index_add_(0, row[words : words + count], values)
+            checksum += values.sum(dtype=torch.float64)
+        if not exact:
+            self.buffer.add_(total)
+        return checksum
+
+
+def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What is sent of a layer, in the gradient's units, and where; the rest is its residual."""
+    before, acc, scale = (
+        flat_view(state.residual[name]),
+        flat_view(state.fresh[name]),
+        state.scales[name],
+    )
+    assert before is not None, "residuals have no gaps"
+    assert acc is not None, "residuals have no gaps"
+    torch.add(before, grad, alpha=scale.enter, out=acc)
+    state.touched.add(name)
+    chosen = state.select(acc, k)
+    values = extract(acc, chosen) if scale.rate else acc[chosen]  # a rate of 0 sends zeros
+    return values.mul_(scale.leave), chosen

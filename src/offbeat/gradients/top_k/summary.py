@@ -1,0 +1,38 @@
+"""What adaptive sparsification has chosen, and how much of the possible it reaches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offbeat.functional import max_speedup, speedup
+from offbeat.gradients.top_k.message import Message
+from offbeat.gradients.top_k.timing import LayerTimes
+
+
+def summary(
+    ratios: Mapping[str, float],
+    messages: Sequence[Message],
+    times: LayerTimes | None,
+    waited: float,
+) -> dict[str, Any]:
+    """``replica.stats()["lags"]``: ratios c_l, and once they were measured, times in seconds.
+
+    ``S_max`` is the bound of eq. 19 and ``share`` how much of its gain is reached: the exchange
+    takes t_c in all, and of that the last step waited for ``waited``.
+    """
+    found: dict[str, Any] = {"c": dict(ratios), "messages": len(messages)}
+    if times is None:
+        return found
+    exchange = sum(message.seconds(times.link) for message in messages)
+    hidden = min(max(0.0, exchange - waited), times.backward)
+    bound = max_speedup(times.forward, times.backward, exchange) if exchange > 0 else 1.0
+    reached = speedup(times.forward, times.backward, exchange, hidden)
+    return found | {
+        "t_comp": dict(times.compute),
+        "t_spar": dict(times.select),
+        "t_forward": times.forward,
+        "t_comm": exchange,
+        "latency": times.link.latency,
+        "seconds_per_byte": times.link.per_byte,
+        "S_max": bound,
+        "share": (reached - 1) / (bound - 1) if bound > 1 else 1.0,
+    }

@@ -1,0 +1,145 @@
+"""How long backward, selection and exchange take, measured on the user's own run."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from offbeat.comm.agreement import gather_numbers
+from offbeat.comm.collectives import all_gather
+from offbeat.comm.group import Group, message_device
+from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds
+from offbeat.functional.cost import INDEX
+from offbeat.gradients.bucket import BUCKET, capacity
+
+PROBES = (2**10, 2**18)  # bytes of the all-gathers that are timed
+TRIES = 3
+
+
+@dataclass(eq=False)
+class LayerTimer:
+    """Seconds by layer, collected while a few backwards are watched.
+
+    ``compute`` is backward's own time until a layer's gradient was ready, ``select`` what we then
+    did with it, and its part by size of what was done with its message, ``forward`` the time
+    outside of backward. On CUDA the streams are waited for at
+    each reading, so that the host's clock tells the truth; in watched backwards only.
+    """
+
+    device: torch.device
+    compute: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    select: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    forward: list[float] = field(default_factory=list)
+    ended: float | None = None  # when the last backward was over
+    left: float | None = None  # when we last let this backward go on
+    entered: float = 0.0
+
+    def enter(self, name: str) -> None:
+        """The gradient of ``name`` is ready."""
+        self.entered = self._now()
+        if self.left is not None:
+            self.compute[name].append(self.entered - self.left)
+        elif self.ended is not None:
+            self.forward.append(self.entered - self.ended)
+
+    def added(self, name: str) -> None:
+        """The gradient of ``name`` is part of its message."""
+        self.left = self._now()
+        self.select[name].append(self.left - self.entered)
+
+    def launched(self, sizes: Mapping[str, int]) -> None:
+        """A message with layers of these sizes was filled and sent."""
+        before, self.left = self.left, self._now()
+        assert before is not None, "what leaves was added"
+        share = (self.left - before) / max(1, sum(sizes.values()))
+        for name, size in sizes.items():
+            self.select[name][-1] += share * size
+
+    def finish(self) -> None:
+        """Backward is over."""
+        self.ended, self.left = self._now(), None
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """What all ranks agree on: means over ranks of each rank's medians, in seconds."""
+
+    compute: Mapping[str, float]
+    select: Mapping[str, float]
+    forward: float
+    link: LinkCost
+
+    @property
+    def backward(self) -> float:
+        """All layers' backward."""
+        return sum(self.compute.values())
+
+    def ratios(
+        self, parameters: Mapping[str, Tensor], limit: float, message: float
+    ) -> dict[str, float]:
+        """The compression ratio of every layer: eq. 18, unless all dense is over no later.
+
+        That equation lets an exchange hide behind the next layer's backward alone, although that
+        may be a bias; what is late on the wire then can still catch up. ``limit`` is the largest
+        ratio, ``message`` the bytes of a sparse message.
+        """
+        bucket = capacity(sum(parameters[name].nbytes for name in self.compute), BUCKET)
+        after = [*list(self.compute.values())[1:], 0.0]
+        ratios: dict[str, float] = {}
+        dense, mixed = [], []
+        for (name, compute), budget in zip(self.compute.items(), after, strict=True):
+            parameter, select = parameters[name], self.select[name]
+            # Layers of one message share its latency, according to how full of one it is at most.
+            link = self._link(parameter.nbytes / limit / message)
+            wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
+            ratio = ratios[name] = adaptive_ratio(
+                parameter.numel(), link, compute=budget, select=select, limit=limit, itemsize=wide
+            )
+            whole = self._link(parameter.nbytes / bucket).all_reduce(parameter.nbytes)
+            dense.append((compute, whole))
+            part = link.all_gather(parameter.numel() * (wide + INDEX) / ratio)
+            mixed.append((compute + select, part) if ratio > 1 else (compute, whole))
+        selecting = sum(self.select[name] for name, ratio in ratios.items() if ratio > 1)
+        quicker = exposed_seconds(dense) <= exposed_seconds(mixed) + selecting
+        return dict.fromkeys(ratios, 1.0) if quicker else ratios
+
+    def _link(self, share: float) -> LinkCost:
+        return replace(self.link, latency=self.link.latency * min(1.0, share))
+
+
+def average_times(pace: LayerTimer, order: Sequence[str], group: Group) -> LayerTimes:
+    """Measure the wire and take the mean of all ranks' times; all ranks call."""
+    mine = [median(pace.compute[name] or [0.0]) for name in order]
+    mine += [median(pace.select[name] or [0.0]) for name in order]
+    mine += [median(pace.forward or [0.0]), *(_timed(nbytes, group) for nbytes in PROBES)]
+    means = [fmean(column) for column in zip(*gather_numbers(mine, group), strict=True)]
+    count = len(order)
+    *_, forward, small, large = means
+    link = LinkCost.fit(group.size, list(zip(PROBES, (small, large), strict=True)))
+    compute = dict(zip(order, means[:count], strict=True))
+    return LayerTimes(
+        compute, dict(zip(order, means[count : 2 * count], strict=True)), forward, link
+    )
+
+
+def _timed(nbytes: int, group: Group) -> float:
+    """Seconds of an all-gather, the best of a few: what else happens only makes it slower."""
+    mine = torch.zeros(nbytes, dtype=torch.uint8, device=message_device(group))
+    everyone = torch.zeros(group.size * nbytes, dtype=torch.uint8, device=mine.device)
+    best = float("inf")
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        all_gather(everyone, mine, group).wait()
+        if mine.is_cuda:
+            torch.cuda.current_stream(mine.device).synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

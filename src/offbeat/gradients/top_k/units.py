@@ -1,0 +1,87 @@
+"""In which units residuals are kept, and what follows for each gradient of the moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+
+class Scale(NamedTuple):
+    r"""What one parameter's gradient means now: its learning rate (or 1) and the loss scale.
+
+    A gradient g enters the residual as :math:`\alpha g / s`, and what is sent comes back as
+    :math:`s / \alpha` times that.
+    """
+
+    rate: float
+    loss: float
+
+    @property
+    def enter(self) -> float:
+        """From ``.grad`` to the residual."""
+        return self.rate / self.loss
+
+    @property
+    def leave(self) -> float:
+        """From the residual to ``.grad``; 0 at a learning rate of 0: then nothing is sent."""
+        return self.loss / self.rate if self.rate else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Where each parameter's learning rate stands, if residuals are in units of lr * gradient."""
+
+    groups: Mapping[str, tuple[Optimizer, int] | None]  # None: gradient units
+    scaler: torch.amp.GradScaler | None
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Mapping[str, Tensor],
+        optimizers: Sequence[Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        units: Literal["lr", "gradient"] | None,
+    ) -> "Units":
+        """Follow the given optimizers: those that are plain SGD, unless ``units`` says which."""
+        places = {
+            id(parameter): (optimizer, index)
+            for optimizer in optimizers
+            if units == "lr" or (units is None and type(optimizer) is SGD)
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        return cls({n: places.get(id(p)) for n, p in parameters.items()}, scaler)
+
+    def read(self) -> dict[str, Scale]:
+        """What holds for this backward, by parameter."""
+        loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        # Looked up anew each time: load_state_dict() replaces an optimizer's groups.
+        return {
+            name: Scale(float(place[0].param_groups[place[1]]["lr"]) if place else 1.0, loss_scale)
+            for name, place in self.groups.items()
+        }
+
+
+def optimizer_fault(
+    parameters: Mapping[str, Tensor],
+    optimizers: Sequence[Optimizer],
+    units: Literal["lr", "gradient"] | None,
+    momentum: float,
+) -> str | None:
+    """What makes the given optimizers unfit, or None."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    covered = {id(parameter) for group in groups for parameter in group["params"]}
+    lost = [name for name, p in parameters.items() if id(p) not in covered]
+    if optimizers and lost:
+        return f"parameter {lost[0]!r} is in none of the given optimizers; pass all optimizers"
+    if units == "lr" and not optimizers:
+        return "units='lr' needs the learning rate; pass replicate(..., optimizer=optimizer)"
+    if momentum and any(group.get("momentum") or "betas" in group for group in groups):
+        return (
+            f"momentum={momentum} in the exchange and momentum in the optimizer would act twice; "
+            "use torch.optim.SGD with momentum=0, or momentum=0 in the recipe"
+        )
+    return None

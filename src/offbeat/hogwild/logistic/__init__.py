@@ -1,0 +1,1 @@
+"""Asynchronous logistic regression, a scikit-learn estimator on sparse matrices."""

@@ -1,0 +1,219 @@
+"""Adasum's two passes over the vectors of all ranks in machine code, for the CPU, with numba."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.functional.adasum import CANCELLATION, GramAnalysis
+from offbeat.functional.adasum import add_gram as torch_gram
+from offbeat.functional.adasum import combine_rows as torch_combine
+from offbeat.functional.packing import Segment, Segments
+from offbeat.kernels.compile import Array, array_of, compiled, inlined
+
+BLOCK = 256  # elements of a row in float64 at a time: those of eight rows fit half a core's cache
+_HALF = np.uint32(16)
+
+
+def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
+    """What :func:`offbeat.functional.add_gram` does, each product of a pair once.
+
+    Of contiguous float32, float64 and bfloat16; all else is left to torch. The two agree up to
+    the order of the sums.
+
+    >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
+    >>> add_gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Segment(0, 0, 2)], out)
+    >>> out.tolist()
+    [[[1.0, 1.0], [1.0, 2.0]]]
+    """
+    if not _fit(rows):
+        return torch_gram(rows, spans, out)
+    block = np.empty((len(rows), BLOCK))
+    run = _gram_16 if rows.dtype == torch.bfloat16 else _gram
+    run(array_of(rows), _table(spans), out.numpy(), block)
+
+
+def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
+    """What :func:`offbeat.functional.combine_rows` does, where :func:`add_gram` needs no torch either.
+
+    >>> out = torch.zeros(1)
+    >>> combine_rows(
+    ...     torch.tensor([[1.0], [2.0]]), [Segment(0, 0, 1)], torch.tensor([[3.0, 0.5]]), out
+    ... )
+    >>> out
+    tensor([4.])
+    """
+    if not _fit(rows) or out.dtype not in (torch.float32, torch.float64):
+        return torch_combine(rows, spans, weights, out)
+    run = _combine_16 if rows.dtype == torch.bfloat16 else _combine
+    run(array_of(rows), _table(spans), weights.double().numpy(), out.numpy(), np.empty(BLOCK))
+
+
+def analyze(products: Tensor) -> GramAnalysis:
+    """What :func:`offbeat.functional.analyze` does, in one call; on the CPU.
+
+    The two agree up to rounding.
+
+    >>> analyze(torch.eye(2, dtype=torch.float64)[None]).weights
+    tensor([[1., 1.]], dtype=torch.float64)
+    """
+    layers, size = products.shape[:2]
+    # Arrays of numpy's: where a process has just waited, an operation of torch's takes 20 us.
+    found = np.ones((layers, size)), np.zeros(layers, bool), np.zeros(layers), np.zeros(layers)
+    _judge(products.numpy(), *found, np.empty((size, size)), np.empty((2, size)))
+    return GramAnalysis(*map(torch.from_numpy, found))
+
+
+def _fit(rows: Tensor) -> bool:
+    known = rows.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    return known and rows.is_contiguous()
+
+
+def _table(spans: Sequence[Segment]) -> Array:
+    if isinstance(spans, Segments):
+        return spans.table
+    return Segments(spans).table
+
+
+# Kernels loop over slices of arrays, not over places in them: of those the compiler does not know
+# that they are not negative, which numba counts from the end, and makes no vector instructions.
+
+
+@compiled
+def _gram(rows: Array, spans: Array, out: Array, block: Array) -> None:
+    for s in range(len(spans)):
+        layer, first, stop = spans[s]
+        for start in range(first, stop, BLOCK):
+            count = min(BLOCK, stop - start)
+            for i in range(len(rows)):
+                row, wide = rows[i, start : start + count], block[i, :count]
+                for k in range(count):
+                    wide[k] = row[k]
+            _add_products(block, count, out[layer])
+
+
+@compiled
+def _gram_16(rows: Array, spans: Array, out: Array, block: Array) -> None:
+    for s in range(len(spans)):
+        layer, first, stop = spans[s]
+        for start in range(first, stop, BLOCK):
+            count = min(BLOCK, stop - start)
+            for i in range(len(rows)):
+                row, wide = rows[i, start : start + count], block[i, :count]
+                for k in range(count):
+                    wide[k] = _widened(row[k])
+            _add_products(block, count, out[layer])
+
+
+@inlined
+def _widened(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
+
+
+@inlined
+def _add_products(block: Array, count: int, out: Array) -> None:
+    for i in range(len(out)):
+        for j in range(i + 1):
+            a, b = block[i, :count], block[j, :count]
+            total = 0.0
+            for k in range(count):
+                total += a[k] * b[k]
+            out[i, j] += total
+            if i != j:
+                out[j, i] += total
+
+
+@compiled
+def _combine(rows: Array, spans: Array, weights: Array, out: Array, block: Array) -> None:
+    for s in range(len(spans)):
+        layer, first, stop = spans[s]
+        for start in range(first, stop, BLOCK):
+            count = min(BLOCK, stop - start)
+            total, to = block[:count], out[start : start + count]
+            total[:] = 0
+            for i in range(len(rows)):
+                weight, row = weights[layer, i], rows[i, start : start + count]
+                for k in range(count):
+                    total[k] += weight * row[k]
+            for k in range(count):
+                to[k] = total[k]
+
+
+@compiled
+def _combine_16(rows: Array, spans: Array, weights: Array, out: Array, block: Array) -> None:
+    for s in range(len(spans)):
+        layer, first, stop = spans[s]
+        for start in range(first, stop, BLOCK):
+            count = min(BLOCK, stop - start)
+            total, to = block[:count], out[start : start + count]
+            total[:] = 0
+            for i in range(len(rows)):
+                weight, row = weights[layer, i], rows[i, start : start + count]
+                for k in range(count):
+                    total[k] += weight * _widened(row[k])
+            for k in range(count):
+                to[k] = total[k]
+
+
+@compiled
+def _judge(
+    products: Array,
+    weights: Array,
+    cancelled: Array,
+    energy: Array,
+    share: Array,
+    nodes: Array,
+    level: Array,
+) -> None:
+    for layer in range(len(products)):
+        known, own = products[layer], weights[layer]
+        _climb(known, own, cancelled[layer : layer + 1], nodes, level)
+        combined = 0.0
+        for i in range(len(own)):
+            energy[layer] += known[i, i]
+            for j in range(len(own)):
+                combined += own[i] * own[j] * known[i, j]
+        share[layer] = combined / energy[layer]
+
+
+@inlined
+def _climb(products: Array, weights: Array, cancelled: Array, nodes: Array, level: Array) -> None:
+    """``weights`` of the leaves, all 1 at first, from the bottom of the tree to its root."""
+    leaves, factors = level
+    count = len(weights)
+    nodes[:] = products
+    leaves[:] = 1.0
+    width = 1  # leaves of a full node
+    while count > 1:
+        factors[count - 1] = 1.0  # the last one of an odd number goes up as it is
+        for a in range(0, count - 1, 2):
+            b, total = a + 1, leaves[a] + leaves[a + 1]
+            factors[a] = 1.0 - leaves[a] / total * _ratio(nodes[a, b], nodes[a, a])
+            factors[b] = 1.0 - leaves[b] / total * _ratio(nodes[a, b], nodes[b, b])
+        for i in range(len(weights)):
+            weights[i] *= factors[i // width]
+        width *= 2
+        above = (count + 1) // 2
+        for p in range(above):
+            parts = 0.0
+            for a in range(2 * p, min(2 * p + 2, count)):
+                parts += factors[a] * factors[a] * nodes[a, a]
+            leaves[p] = leaves[2 * p] + (leaves[2 * p + 1] if 2 * p + 1 < count else 0.0)
+            # Places are written after they were read: node (p, q) is made of those at 2p and 2q.
+            for q in range(above):
+                total = 0.0
+                for a in range(2 * p, min(2 * p + 2, count)):
+                    for b in range(2 * q, min(2 * q + 2, count)):
+                        total += factors[a] * factors[b] * nodes[a, b]
+                nodes[p, q] = total
+            # The root is not an operand any more.
+            if above > 1 and parts > 0.0 and nodes[p, p] <= CANCELLATION * parts:
+                cancelled[0] = True
+        count = above
+
+
+@inlined
+def _ratio(ab: Any, aa: Any) -> Any:
+    return 0.0 if aa == 0.0 else ab / aa

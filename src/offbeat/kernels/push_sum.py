@@ -1,0 +1,166 @@
+"""The two passes of push-sum in machine code, for the CPU, with numba."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.functional import push_sum
+from offbeat.functional.push_sum import Messages
+from offbeat.kernels.compile import Array, array_of, compiled_in_order, inlined
+
+_HALF, _ONE, _NAN = np.uint32(16), np.uint32(1), np.uint32(0x7FC0)
+
+
+def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
+    """What :func:`offbeat.functional.fill_messages` does, reading and writing each byte once.
+
+    With an anchor of z's dtype, float32 or float64, and one message of that dtype or bfloat16;
+    all else is left to torch. The two agree up to the rounding of a fused multiply and add.
+
+    >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
+    >>> fill_messages(z, anchor, 0.5, [(0.25, 2, message)])
+    >>> message, anchor
+    (tensor([0.5000]), tensor([1.]))
+    """
+    if anchor is None or len(messages) != 1 or not _fit(z, anchor, messages[0][2]):
+        return push_sum.fill_messages(z, anchor, weight, messages)
+    ((share, receivers, out),) = messages
+    number = z.numpy().dtype.type  # else numba would compute in float64
+    run = _share_out_16 if out.dtype == torch.bfloat16 else _share_out
+    factors = map(number, (weight - 1, share, receivers))
+    run(z.numpy(), anchor.numpy(), array_of(out), *factors)
+
+
+def add_messages(
+    z: Tensor, anchor: Tensor | None, weight: float, sent: Messages, arrived: Sequence[Tensor]
+) -> None:
+    """What :func:`offbeat.functional.add_messages` does, reading and writing each byte once.
+
+    Where :func:`fill_messages` needs no torch either, and one message has arrived.
+
+    >>> z, anchor = torch.tensor([3.0]), torch.tensor([1.0])
+    >>> add_messages(z, anchor, 0.5, [], [torch.tensor([4.0])])
+    >>> z, anchor
+    (tensor([10.]), tensor([10.]))
+    """
+    if anchor is None or len(arrived) != 1 or not _fit(z, anchor, arrived[0]):
+        return push_sum.add_messages(z, anchor, weight, sent, arrived)
+    run = _take_in_16 if arrived[0].dtype == torch.bfloat16 else _take_in
+    number = z.numpy().dtype.type
+    run(z.numpy(), anchor.numpy(), array_of(arrived[0]), number(1.0 / weight))
+
+
+def fill_and_add(
+    z: Tensor,
+    anchor: Tensor | None,
+    before: float,
+    after: float,
+    messages: Messages,
+    arrived: Sequence[Tensor],
+) -> None:
+    """:func:`fill_messages` and :func:`add_messages` at once: 28 bytes a parameter instead of 40.
+
+    Counted with those that a write to memory reads first; 3.2 million parameters that are in no
+    cache take 4.5 ms instead of 9. Equal to the two bit for bit.
+
+    >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
+    >>> fill_and_add(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
+    >>> message, anchor, z
+    (tensor([0.5000]), tensor([12.]), tensor([12.]))
+    """
+    one = len(messages) == len(arrived) == 1 and messages[0][2].dtype == arrived[0].dtype
+    if anchor is None or not one or not _fit(z, anchor, arrived[0]):
+        fill_messages(z, anchor, before, messages)
+        return add_messages(z, anchor, after, messages, arrived)
+    ((share, receivers, out),) = messages
+    number = z.numpy().dtype.type
+    run = _turn_16 if out.dtype == torch.bfloat16 else _turn
+    factors = map(number, (before - 1, share, receivers, 1.0 / after))
+    run(z.numpy(), anchor.numpy(), array_of(out), array_of(arrived[0]), *factors)
+
+
+def _fit(z: Tensor, anchor: Tensor, message: Tensor) -> bool:
+    same = z.dtype == anchor.dtype and z.dtype in (torch.float32, torch.float64)
+    cast = z.dtype == torch.float32 and message.dtype == torch.bfloat16
+    return same and (cast or message.dtype == z.dtype)
+
+
+@inlined
+def _narrowed(x: Any) -> Any:
+    """The bits of the nearest bfloat16, of two the even one."""
+    bits = np.float32(x).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + (bits >> _HALF & _ONE)
+    return bits >> _HALF if x == x else _NAN
+
+
+@inlined
+def _widened(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
+
+
+# One expression in two kernels must round alike: whether messages had arrived when the next ones
+# left depends on the clock, and results must not.
+
+
+@compiled_in_order
+def _share_out(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        out[i] = share * x
+        a[i] = x - receivers * out[i]
+
+
+@compiled_in_order
+def _share_out_16(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        bits = _narrowed(share * x)
+        out[i] = bits
+        a[i] = x - receivers * _widened(bits)
+
+
+@compiled_in_order
+def _take_in(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
+    for i in range(z.size):
+        x = (a[i] + arrived[i]) * inverse
+        a[i] = x
+        z[i] = x
+
+
+@compiled_in_order
+def _take_in_16(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
+    for i in range(z.size):
+        x = (a[i] + _widened(arrived[i])) * inverse
+        a[i] = x
+        z[i] = x
+
+
+@compiled_in_order
+def _turn(
+    z: Array, a: Array, out: Array, arrived: Array,
+    less: Any, share: Any, receivers: Any, inverse: Any,
+) -> None:  # fmt: skip
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        m = share * x
+        out[i] = m
+        x = ((x - receivers * m) + arrived[i]) * inverse
+        a[i] = x
+        z[i] = x
+
+
+@compiled_in_order
+def _turn_16(
+    z: Array, a: Array, out: Array, arrived: Array,
+    less: Any, share: Any, receivers: Any, inverse: Any,
+) -> None:  # fmt: skip
+    for i in range(z.size):
+        x = z[i] + less * a[i]
+        bits = _narrowed(share * x)
+        out[i] = bits
+        x = ((x - receivers * _widened(bits)) + _widened(arrived[i])) * inverse
+        a[i] = x
+        z[i] = x

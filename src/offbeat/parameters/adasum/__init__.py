@@ -1,0 +1,1 @@
+"""Adasum (Maleki et al. 2021): adaptive summation of the updates of all ranks."""

@@ -1,0 +1,281 @@
+"""Adasum of what the optimizers have done since the last exchange."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from offbeat.comm.agreement import gather_numbers
+from offbeat.comm.collectives import broadcast
+from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.functional import Layout, pack
+from offbeat.parameters.adasum.method import METHODS, Method, build_reduction
+from offbeat.parameters.adasum.participants import Participants
+from offbeat.parameters.adasum.reduction import Reduction, Statistics
+from offbeat.parameters.adasum.slices import SliceLayout
+from offbeat.schedule import due
+
+
+@dataclass(eq=False)
+class AdasumState:
+    """What :class:`AdasumUpdate` knows of one replica.
+
+    ``anchor`` holds the parameters after the last exchange, ``flat`` is scratch for updates.
+    """
+
+    site: Site
+    layout: Layout
+    cut: SliceLayout
+    flat: list[Tensor]
+    anchor: list[Tensor]
+    reduction: Reduction
+    orthogonality: Tensor
+    skipped: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class AdasumUpdate(ParameterExchange[AdasumState]):
+    r"""Add updates where they are orthogonal, average them where they are parallel.
+
+    .. math::
+        u_i = x_i - a, \quad x_i \leftarrow a \leftarrow a + AS(u_0, \ldots, u_{n-1})
+        \quad \text{if } (k+1) \bmod every = 0
+
+    a is the model after the last exchange, u whatever the optimizer has made of it since; AS acts
+    on each parameter tensor by itself, see :func:`offbeat.functional.adasum` and
+    :func:`offbeat.functional.tree`. All ranks hold the same model after an exchange, bit for bit;
+    with "gather" where their processors are of one kind.
+    A rank whose optimizer skipped its step gives a zero update, and the others' pass through.
+
+    ``method`` is how it travels: "gather" (small models), "gram" (any world), "rvhdd" (the
+    paper's, powers of two), or "auto", the faster one as measured. ``wire`` rounds messages to
+    16 bits; what rounding took is added to the next update. "fp16" scales every layer by a power
+    of two, so that small updates do not vanish. ``over="node"``: nodes are the participants.
+
+    ``partition`` (over "node"): each rank of a node steps its own share of the layers, whole ones
+    (:meth:`offbeat.Site.owners`), which travel between the owners of the same layers and are
+    handed out inside the node after every step. A node then sends as many times the largest share
+    as it has ranks.
+
+    An update that is not finite is an error on all ranks alike, before anything is changed; with
+    ``nonfinite="skip"`` all ranks return to the anchor instead and go on.
+
+    Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
+    all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
+    64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one on CPUs
+    also three numbers to each other, which tell whether all have numba and the same processor:
+    then kernels are used. Extra memory: the anchor, the update, and one model of rows ("gather":
+    n); with 16 bits two models more. Passes over memory: six.
+
+    Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
+    participants.
+    """
+
+    every: int = 1
+    wire: Literal["bf16", "fp16"] | None = None
+    method: Method = "auto"
+    over: Literal["world", "node"] = "world"
+    nonfinite: Literal["raise", "skip"] = "raise"
+    partition: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every={self.every!r}, expected a whole number of steps, 1 or more")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                expected = ", ".join(map(repr, known))
+                raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {expected}")
+        if self.partition and self.over != "node":
+            raise ValueError(
+                "partition=True with over='world': the ranks of a node share the layers; use "
+                "over='node'"
+            )
+        if self.method == "rvhdd" and self.wire is not None:
+            raise ValueError(
+                f"method='rvhdd' with wire={self.wire!r}: it would round at every level; use "
+                "method='gram', which rounds once"
+            )
+
+    def init(self, site: Site) -> AdasumState:
+        """Allocate the anchor and the buffers of the exchange."""
+        # Every slice is cut again between those who exchange it, into equal shares.
+        if self.partition:
+            layout = Layout.whole(site.parameters, site.owners(), site.slices, site.size)
+        else:
+            layout = Layout.of(site.parameters, site.slices * site.size)
+        flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
+        nested = site.size < site.world.size
+        peers = Participants(site.size, site.group, site.inside, site.slices, nested)
+        cut = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
+        reduction = build_reduction(self.method, cut, _slices(site, flat), self.wire)
+        unknown = torch.full((cut.layers,), torch.nan, dtype=torch.float64)
+        state = AdasumState(site, layout, cut, flat, anchor, reduction, unknown)
+        self.settle(state)
+        return state
+
+    def step(self, state: AdasumState, step: int) -> None:
+        """Combine the updates if it is time."""
+        if self.partition and (state.site.size == 1 or not due(step, self.every)):
+            _share(state)
+            return
+        if not due(step, self.every):
+            return
+        _update(state)
+        verdict = state.reduction.compare()
+        anchors = state.layout.views(state.anchor)
+        if verdict.is_finite():
+            state.orthogonality = verdict.orthogonality
+            state.reduction.combine()
+            state.site.gather(state.flat)
+            for anchor, combined in zip(state.anchor, state.flat, strict=True):
+                anchor.add_(combined)
+        elif self.nonfinite == "raise":
+            raise _fault(state, verdict)
+        else:
+            state.skipped += 1
+        pack(state.site.parameters.values(), anchors.values())
+
+    def mass(self, state: AdasumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """The model as the exchange that is due would leave it, the same on all ranks.
+
+        In full precision, with what earlier roundings took. Nothing of the state changes.
+        """
+        if state.site.size == 1:
+            _share(state)
+            return state.flat, state.layout.views(state.flat), 1.0
+        slices, reduction = _update(state), state.reduction
+        if self.wire is not None:
+            for pieces, narrow in reduction.roundings:
+                for piece, error in zip(pieces, narrow.errors, strict=True):
+                    piece.of(slices).add_(error)
+            reduction = build_reduction(self.method, state.cut, slices, None)
+        verdict = reduction.compare()
+        if not verdict.is_finite():
+            raise _fault(state, verdict)
+        reduction.combine()
+        state.site.gather(state.flat)
+        for flat, anchor in zip(state.flat, state.anchor, strict=True):
+            flat.add_(anchor)
+        return state.flat, state.layout.views(state.flat), 1.0
+
+    def settle(self, state: AdasumState) -> None:
+        """Start anew from equal replicas: anchor = parameters, nothing is owed."""
+        pack(state.layout.views(state.anchor).values(), state.site.parameters.values())
+        for _, narrow in state.reduction.roundings:
+            narrow.forget()
+
+    def staleness(self, state: AdasumState, step: int) -> int:
+        """Steps since the last exchange."""
+        return step % self.every
+
+    def measures(self, state: AdasumState) -> dict[str, float]:
+        """Orthogonality of each layer that moved and their mean; steps skipped by all ranks.
+
+        1 where the last updates were orthogonal, 1/n where they were equal: the paper's Fig. 2.
+        """
+        found = {
+            f"orthogonality/{name}": value
+            for name, value in zip(state.layout.places, state.orthogonality.tolist(), strict=True)
+            if isfinite(value)
+        }
+        mean = {"orthogonality": sum(found.values()) / len(found)} if found else {}
+        return {"skipped": state.skipped, **mean, **found}
+
+    def save(self, state: AdasumState) -> Saved:
+        """The anchor where steps lie between exchanges, and what roundings took."""
+        saved: Saved = {"skipped": state.skipped}
+        if self.every > 1:
+            saved["anchor"] = _copies(state, state.anchor)
+        for index, (pieces, narrow) in enumerate(state.reduction.roundings):
+            full = [torch.zeros_like(flat) for flat in state.flat]
+            slices = _slices(state.site, full)
+            for piece, error in zip(pieces, narrow.errors, strict=True):
+                piece.of(slices).copy_(error)
+            saved[_ROUNDINGS[index]] = _copies(state, full)
+        return saved
+
+    def load(self, state: AdasumState, saved: Saved) -> None:
+        """Take over the anchor and what roundings took."""
+        self.settle(state)
+        state.skipped = int(saved["skipped"])
+        if self.every > 1:
+            _restore(state, state.anchor, saved["anchor"])
+        for index, (pieces, narrow) in enumerate(state.reduction.roundings):
+            full = [torch.zeros_like(flat) for flat in state.flat]
+            _restore(state, full, saved[_ROUNDINGS[index]])
+            for piece, error in zip(pieces, narrow.errors, strict=True):
+                error.copy_(piece.of(_slices(state.site, full)))
+
+
+_CHOICES = {
+    "wire": (None, "bf16", "fp16"),
+    "method": METHODS,
+    "over": ("world", "node"),
+    "nonfinite": ("raise", "skip"),
+}
+_ROUNDINGS = ("error_of_update", "error_of_combination")
+
+
+def _slices(site: Site, flat: list[Tensor]) -> list[Tensor]:
+    return [site.slice(part) for part in flat]
+
+
+def _update(state: AdasumState) -> list[Tensor]:
+    """Fill the flat copy with what the optimizer has done; this rank's slice of it."""
+    pack(state.layout.views(state.flat).values(), state.site.parameters.values())
+    slices = _slices(state.site, state.flat)
+    for update, anchor in zip(slices, _slices(state.site, state.anchor), strict=True):
+        update.sub_(anchor)
+    return slices
+
+
+def _share(state: AdasumState) -> None:
+    """Take every layer from the rank of this node that owns it."""
+    views = state.layout.views(state.flat).values()
+    pack(views, state.site.parameters.values())
+    state.site.gather(state.flat)
+    pack(state.site.parameters.values(), views)
+
+
+def _fault(state: AdasumState, verdict: Statistics) -> ValueError:
+    """Name the first rank and parameter that made the exchange impossible; all ranks alike."""
+    site, names = state.site, list(state.layout.places)
+    own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
+    found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
+    # Those inside first: where a node's ranks share the layers, one of them knows alone.
+    for group in (site.inside, site.group):
+        if group is not None:
+            everyone = gather_numbers(found.tolist(), group)
+            for member, (_, local, layer) in reversed(list(enumerate(everyone))):
+                if layer >= 0:
+                    place = (-1, member) if group is site.inside else (member, int(local))
+                    found = torch.tensor([*place, int(layer)], device=site.device)
+    if site.inside is not None:
+        broadcast(found, 0, site.inside).wait()
+    participant, local, layer = found.tolist()
+    if layer < 0:
+        layer = int((~verdict.energy.isfinite()).nonzero()[0])
+        return ValueError(
+            f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
+            "learning rate, or clip gradients"
+        )
+    nodes, ranks = site.world.nodes, site.world.ranks
+    rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
+    return ValueError(
+        f"rank {rank}: parameter {names[layer]!r} is not finite after the optimizer's step; go "
+        "back to a checkpoint and lower the learning rate, use a GradScaler, or let such steps be "
+        "skipped with nonfinite='skip'"
+    )
+
+
+def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:
+    return {name: view.clone() for name, view in state.layout.views(flat).items()}
+
+
+def _restore(state: AdasumState, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
+    views = state.layout.views(flat)
+    pack(views.values(), [saved[name] for name in views])

@@ -1,0 +1,103 @@
+"""16-bit copies for the wire, and what rounding took from them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from offbeat.functional import Segment
+
+ROOM = 14  # scaled fp16 values stay below 2^14, two bits away from overflow
+
+
+class Rounding:
+    r"""Rounds vectors to 16 bits for the wire, and adds what is lost to the next ones.
+
+    .. math:: m = round(s\,(u + e)), \qquad e \leftarrow u + e - m / s
+
+    With "fp16" the power of two s keeps a layer's values high in the range of the format,
+    whatever their magnitude, with "bf16" it is 1. Extra memory: the 16-bit copy and the error e.
+    """
+
+    def __init__(
+        self, slices: Sequence[Tensor], spans: Sequence[Sequence[Segment]], layers: int, wire: str
+    ) -> None:
+        """Prepare for vectors like ``slices``, whose layers lie at ``spans``."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[wire]
+        self.wire, self.scaled = wire, wire == "fp16"
+        self.messages = [
+            torch.empty_like(part, dtype=dtype if part.dtype.itemsize > 2 else part.dtype)
+            for part in slices
+        ]
+        self.errors = [torch.zeros_like(part) for part in slices]
+        self._spans = spans
+        self.scales = torch.ones(layers, dtype=torch.float64, device=slices[0].device)
+
+    def cast(self, slices: Sequence[Tensor], scales: Tensor | None = None) -> None:
+        """Add the last error to ``slices``, in place, and round them into ``messages``.
+
+        ``scales`` fit the layers' largest values unless given.
+        """
+        for part, error in zip(slices, self.errors, strict=True):
+            part.add_(error)
+        if self.scaled:
+            self.scales = _fitting(slices, self._spans, self.scales) if scales is None else scales
+            for part, message, spans in zip(slices, self.messages, self._spans, strict=True):
+                message.zero_()
+                for s in spans:
+                    scaled = part[s.start : s.stop] * self.scales[s.layer].to(part.dtype)
+                    message[s.start : s.stop] = scaled
+        else:
+            for part, message in zip(slices, self.messages, strict=True):
+                message.copy_(part)
+
+    def keep_errors(self, slices: Sequence[Tensor]) -> None:
+        """Remember what the last :meth:`cast` of ``slices`` has lost."""
+        widen(self.messages, self._spans, self._factors(), self.errors)
+        for part, error in zip(slices, self.errors, strict=True):
+            torch.sub(part, error, out=error)
+
+    def forget(self) -> None:
+        """Nothing was lost."""
+        for error in self.errors:
+            error.zero_()
+
+    def _factors(self) -> Tensor | None:
+        return 1 / self.scales if self.scaled else None
+
+
+def widen(
+    messages: Sequence[Tensor],
+    spans: Sequence[Sequence[Segment]],
+    factors: Tensor | None,
+    out: Sequence[Tensor],
+) -> None:
+    """Write what messages say to ``out``: their layers times ``factors``, if any."""
+    for message, part, inside in zip(messages, out, spans, strict=True):
+        part.copy_(message)
+        if factors is not None:
+            for s in inside:
+                part[s.start : s.stop].mul_(factors[s.layer])
+
+
+def fitting_scales(largest: Tensor) -> Tensor:
+    """Powers of two that bring ``largest`` absolute values just below 2^14.
+
+    >>> fitting_scales(torch.tensor([1.0, 3.0, 0.0])).tolist()
+    [8192.0, 4096.0, 1.0]
+    """
+    exponent = torch.frexp(largest.double()).exponent
+    # Wide enough for float32's smallest numbers, and no factor or its inverse overflows there.
+    scale = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), ROOM - exponent)
+    known = (largest > 0) & largest.isfinite()
+    return torch.where(known, scale.clamp(2.0**-100, 2.0**100), torch.ones_like(scale))
+
+
+def _fitting(slices: Sequence[Tensor], spans: Sequence[Sequence[Segment]], like: Tensor) -> Tensor:
+    runs = [(s.layer, p[s.start : s.stop]) for p, i in zip(slices, spans, strict=True) for s in i]
+    largest = torch.zeros_like(like)
+    if runs:
+        norms = torch._foreach_norm([run for _, run in runs], ord=torch.inf)
+        layers = torch.tensor([layer for layer, _ in runs], device=like.device)
+        largest.scatter_reduce_(0, layers, torch.stack(norms).double(), "amax")
+    return fitting_scales(largest)

@@ -1,0 +1,1 @@
+"""AD-PSGD (Lian et al. 2018): asynchronous averages of pairs of models."""

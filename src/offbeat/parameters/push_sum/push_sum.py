@@ -1,0 +1,312 @@
+"""Push-sum gossip: each participant sends a share of itself to its peers of the moment."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+import numpy as np
+from torch import Tensor
+
+from offbeat.comm.agreement import gather_bytes
+from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.functional import Layout, debias, flat_view, numerator, pack
+from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
+from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
+from offbeat.topology.families import Exponential
+from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, validate
+
+_PROMPT = 1e-3  # s: less than this is no wait for the line
+
+
+@dataclass(eq=False)
+class PushSumState:
+    """What :class:`PushSum` knows of one replica.
+
+    ``anchor`` is the model z before the optimizer step, and None where every weight stays 1.
+    ``mails`` hold the messages of an exchange: two take turns under overlap, since the next one
+    is written while the last still travels (``pending``). ``flat`` is a copy of the parameters
+    where they cannot be worked on in place: between nodes, on another device, with gaps.
+    ``prompt``: whether the last message was there when it was needed.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor] | None
+    anchor: list[Tensor] | None
+    mails: list[GossipRound]
+    passes: PushSumPasses
+    weight: float = 1.0
+    pending: GossipRound | None = None
+    prompt: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class PushSum(ParameterExchange[PushSumState]):
+    r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that travels too.
+
+    .. math::
+        x_i &= w_i z_i^{anchor} + (z_i - z_i^{anchor}) \\
+        x_i &\leftarrow p_{ii} x_i + \sum_j p_{ij} x_j, \quad
+        w_i \leftarrow p_{ii} w_i + \sum_j p_{ij} w_j, \quad z_i = x_i / w_i
+
+    The mixing shares p come from ``topology``; every message carries its share of the weight, so
+    that irregular graphs too converge to the true mean.
+
+    ``overlap`` is the paper's tau: 0 sends after every step and waits for what the others send
+    after theirs. tau >= 1 sends every tau steps, without waiting, and adds each message exactly
+    tau steps after it was sent; only then, if it is not there, does a step block. What is in
+    flight is missing from x and w alike. ``wire="bf16"`` halves the bytes: the error of the cast
+    stays with the sender, no mass is lost. ``biased=True`` takes x for the model, whatever w: the
+    paper's ablation (Table 4), for comparisons only. ``over="node"``: nodes are the participants,
+    each local rank exchanges its slice of the model with its counterparts. ``on_failure="continue"``:
+    survivors of a lost rank forget what was in flight and start anew from their models, x = z and
+    w = 1, on the same graphs for fewer: they converge to the mean of these. Between ranks only.
+
+    Bytes sent per exchange: the model's for every peer of the moment (half of them with "bf16";
+    its slice, plus a gather inside the node) and 16 more. Extra memory: one message for each
+    different share and one for each sender, twice under overlap, and an anchor where weights
+    vary; the model once more between nodes. Passes over memory: two, of which one is done before
+    the wait for messages and one after the next have left; where the last message was there when
+    it was needed the two are one. Between nodes two copies more. Where there is an anchor and
+    numba, on a CPU, the passes are machine code.
+    ``sum x`` and ``sum w``, in flight included, are conserved up to rounding.
+
+    Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
+    is whatever the optimizer did to the parameters. The delay is exactly tau (caption of Table 4),
+    not at most tau, so that runs can be repeated bit for bit.
+    """
+
+    topology: Topology = field(default_factory=Exponential)
+    over: Literal["world", "node"] = "world"
+    overlap: int = 0
+    wire: Literal["bf16"] | None = None
+    biased: bool = False
+    on_failure: Literal["raise", "continue"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if not isinstance(self.topology, Topology):
+            raise ValueError(
+                f"topology={self.topology!r}, expected an offbeat.Topology such as Ring()"
+            )
+        if self.over not in ("world", "node"):
+            raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
+        if type(self.overlap) is not int or self.overlap < 0:
+            raise ValueError(f"overlap={self.overlap!r}, expected a whole number of steps, or 0")
+        if self.wire not in (None, "bf16"):
+            raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
+        if type(self.biased) is not bool:
+            raise ValueError(f"biased={self.biased!r}, expected True or False")
+        if self.on_failure not in ("raise", "continue"):
+            raise ValueError(f"on_failure={self.on_failure!r}, expected 'raise' or 'continue'")
+        if self.on_failure == "continue" and self.over == "node":
+            raise ValueError(
+                "on_failure='continue' with over='node' (within='local'): a loss may surface inside "
+                "backward, and what that leaves in .grad is no gradient; use on_failure='raise', or "
+                "let ranks gossip (within=None)"
+            )
+
+    def init(self, site: Site) -> PushSumState:
+        """Check the graphs for this world, alike on all ranks, and allocate the messages."""
+        validate(self.topology, site.size)
+        if self.on_failure == "continue" and not site.world.lost:
+            _require_shrinking(self.topology, site.size)
+        _agree_on_graphs(self.topology, site)
+        layout = Layout.of(site.parameters, site.slices)
+        flat = None if _works_in_place(site) else layout.empty(site.device, site.chunks)
+        empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
+        varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
+        anchor = [_wide(part) for part in empty] if varies and not self.biased else None
+        count = 2 if self.overlap else 1
+        mails = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
+        state = PushSumState(site, layout, flat, anchor, mails, push_sum_passes(site.device))
+        self.settle(state)
+        return state
+
+    def step(self, state: PushSumState, step: int) -> None:
+        """Exchange with the peers of this step, if it sends."""
+        site, every = state.site, max(1, self.overlap)
+        _copy_in(state)
+        if site.group is not None:
+            if step % every == 0:
+                self._exchange(state, step // every)
+            elif state.anchor is not None:
+                for z, section, part in _pieces(state):
+                    debias(z, state.anchor[section][part], state.weight)
+        if state.flat is not None:
+            site.gather(state.flat)
+            pack(site.parameters.values(), state.layout.views(state.flat).values())
+
+    def _exchange(self, state: PushSumState, index: int) -> None:
+        # One message at a time: posting the next while the last still travels costs a quarter of
+        # the line.
+        mail, last = state.mails[index % len(state.mails)], state.pending
+        mail.address(self.topology, index, state.weight)
+        if not self.overlap:
+            _share_out(state, mail)
+            mail.post()
+            mail.wait()
+            _take_in(state, mail, mail)
+        elif last is not None and state.prompt:
+            _await(state, last)
+            _turn(state, mail, last)
+            mail.post()
+        else:
+            # The line decides: it works while what arrived is added.
+            _share_out(state, mail)
+            if last is not None:
+                _await(state, last)
+            mail.post()
+            _take_in(state, mail, last)
+        state.pending = mail if self.overlap else None
+
+    def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """The numerator of the parameters as they are, with what is in flight, and the weight."""
+        site = state.site
+        flat = state.layout.empty(site.device, site.chunks)
+        views = state.layout.views(flat)
+        pack(views.values(), site.parameters.values())
+        weight = state.weight
+        if state.pending is not None:
+            state.pending.wait()
+            weight += state.pending.weight_arrived
+        if site.group is not None:
+            for section, part in enumerate(site.slice(f) for f in flat):
+                anchor = state.anchor[section] if state.anchor else None
+                x = numerator(part, anchor, state.weight)
+                for message in state.pending.arrived(section) if state.pending else ():
+                    x = x + message
+                part.copy_(x)
+        return flat, views, weight
+
+    def settle(self, state: PushSumState) -> None:
+        """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
+        if state.pending is not None:
+            state.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
+        state.weight, state.pending = 1.0, None
+        _copy_in(state)
+        for z, section, part in _pieces(state):
+            if state.anchor is not None:
+                state.anchor[section][part].copy_(z)
+
+    def staleness(self, state: PushSumState, step: int) -> int:
+        """Steps since what arrived last was sent: tau, and one more for every step since."""
+        return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
+
+    def save(self, state: PushSumState) -> Saved:
+        """The weight and what is in flight; the anchor equals the parameters between steps."""
+        saved: Saved = {"weight": state.weight}
+        if self.overlap:
+            flat = state.layout.empty("cpu", state.site.chunks)
+            weight = 0.0
+            if state.pending is not None:
+                state.pending.wait()
+                weight = state.pending.weight_arrived
+                for section, part in enumerate(state.site.slice(f) for f in flat):
+                    part.copy_(state.pending.total(section))
+            saved["pending_weight"] = weight
+            saved["pending"] = state.layout.views(flat)
+        return saved
+
+    def load(self, state: PushSumState, saved: Saved) -> None:
+        """Take over the weight and what was in flight."""
+        self.settle(state)
+        state.weight = float(saved["weight"])
+        if self.overlap and state.site.group is not None:
+            flat = state.layout.empty(state.site.device, state.site.chunks)
+            views = state.layout.views(flat)
+            pack(views.values(), [saved["pending"][name] for name in views])
+            parts = [state.site.slice(f) for f in flat]
+            state.pending = GossipRound.delivered(state.site, parts, float(saved["pending_weight"]))
+
+
+def _works_in_place(site: Site) -> bool:
+    """Whether messages can be made of the parameters as they lie in memory."""
+    parameters = site.parameters.values()
+    return site.inside is None and all(
+        p.device == site.device and flat_view(p) is not None for p in parameters
+    )
+
+
+def _copy_in(state: PushSumState) -> None:
+    if state.flat is not None:
+        views = state.layout.views(state.flat)
+        pack(views.values(), state.site.parameters.values())
+
+
+def _share_out(state: PushSumState, mail: GossipRound) -> None:
+    """Fix what is sent, before anything is added."""
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        state.passes.fill_messages(z, anchor, state.weight, mail.outgoing(section, part))
+
+
+def _take_in(state: PushSumState, mail: GossipRound, last: GossipRound | None) -> None:
+    """Add what arrived to what ``mail`` left."""
+    state.weight = mail.weight_kept + (last.weight_arrived if last else 0.0)
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        arrived = last.arrived(section, part) if last else []
+        state.passes.add_messages(z, anchor, state.weight, mail.outgoing(section, part), arrived)
+
+
+def _turn(state: PushSumState, mail: GossipRound, last: GossipRound) -> None:
+    """Both at once: less work, while nothing is on the line."""
+    before, state.weight = state.weight, mail.weight_kept + last.weight_arrived
+    for z, section, part in _pieces(state):
+        anchor = state.anchor[section][part] if state.anchor else None
+        sent, arrived = mail.outgoing(section, part), last.arrived(section, part)
+        state.passes.fill_and_add(z, anchor, before, state.weight, sent, arrived)
+
+
+def _await(state: PushSumState, last: GossipRound) -> None:
+    started = time.perf_counter()
+    last.wait()
+    # On CUDA a wait orders streams and returns at once, which tells nothing.
+    on_host = state.site.device.type == "cpu"
+    state.prompt = on_host and time.perf_counter() - started < _PROMPT
+
+
+def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
+    """The parameters as flat tensors, and where each has its place in a message."""
+    if state.flat is not None:
+        for section, flat in enumerate(state.flat):
+            yield state.site.slice(flat), section, slice(None)
+        return
+    for name, place in state.layout.places.items():
+        z = flat_view(state.site.parameters[name])
+        assert z is not None, "checked at attach, and strides do not change"
+        yield z, place.section, slice(place.offset, place.offset + z.numel())
+
+
+def _wide(part: Tensor) -> Tensor:
+    return part.float() if part.dtype.itemsize < 4 else part.clone()
+
+
+def _require_shrinking(topology: Topology, size: int) -> None:
+    """Better now than in the night when a rank is lost. One participant needs no graph."""
+    try:
+        if size > 2:
+            validate(topology, size - 1)
+    except ValueError as fault:
+        raise ValueError(
+            "on_failure='continue' needs a graph that holds without one participant too; use "
+            f"'exponential' or 'ring', or on_failure='raise': {fault}"
+        ) from fault
+
+
+def _agree_on_graphs(topology: Topology, site: Site) -> None:
+    """Raise alike if a graph that a user's function made is not the same everywhere."""
+    if site.group is None:
+        return
+    digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
+    others = gather_bytes(digest, site.group)
+    if any(other != digest for other in others):
+        ranks = [rank for rank, o in zip(site.group.ranks, others, strict=True) if o != others[0]]
+        raise ValueError(
+            f"{topology} makes other graphs on the ranks {ranks} than on {site.group.ranks[0]}; "
+            "everyone must know the same graphs: seed what is random"
+        )

@@ -1,0 +1,149 @@
+"""What must hold before a model becomes a replica, and as long as it is one."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from offbeat.comm.agreement import gather_bytes
+from offbeat.comm.group import Group
+from offbeat.exchange import Algorithm
+from offbeat.replica.backward import is_watched
+
+Fingerprint = dict[str, Any]
+Traits = dict[str, tuple[int, bool, torch.dtype, torch.device]]
+
+
+def model_fault(model: nn.Module) -> str | None:
+    """What makes this rank's model impossible to replicate, or None."""
+    parameters = dict(model.named_parameters())
+    if isinstance(model, DistributedDataParallel):
+        return "the model is wrapped in DistributedDataParallel; pass the bare model (model.module)"
+    if not any(p.requires_grad for p in parameters.values()):
+        return "the model has no trainable parameters; there is nothing to exchange"
+    for name, p in parameters.items():
+        if isinstance(p, nn.UninitializedParameter):
+            return f"parameter {name!r} is not initialized yet; run one forward pass first"
+        if _is_sharded(p):
+            return f"parameter {name!r} is sharded (DTensor); replicate unsharded models"
+        if p.is_meta:
+            return f"parameter {name!r} is on the meta device; materialize the model first"
+        if p.is_complex():
+            return f"parameter {name!r} is complex; store it as torch.view_as_real"
+        if is_watched(p):
+            return f"parameter {name!r} already belongs to a replica; call its detach() first"
+    for name, tensor in (*parameters.items(), *model.named_buffers()):
+        if any(
+            n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            return f"{name!r} is an expanded view that cannot be written to; store its .clone()"
+    devices = {str(p.device) for p in parameters.values()}
+    if len(devices) > 1:
+        return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
+    return _sparse_embedding(model)
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    # Who has a DTensor has imported its module; for all others that is a second of waiting.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
+def _sparse_embedding(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            return (
+                f"module {name!r} makes sparse gradients, and only dense ones can be exchanged; "
+                "set sparse=False"
+            )
+    return None
+
+
+def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerprint:
+    """Everything that must be equal on all ranks, as plain values."""
+    tensors: dict[str, list[object]] = {}
+    for name, p in model.named_parameters():
+        kind = "trainable" if p.requires_grad else "frozen"
+        strides = torch.empty_like(p, device="meta").stride()
+        tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
+    for name, b in model.named_buffers():
+        tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
+    return {"tensors": tensors, "algorithm": repr(algorithm), "nodes": repr(nodes)}
+
+
+def require_same_model(mine: Fingerprint, group: Group | None) -> None:
+    """Raise the same ValueError on all ranks if one of them differs from the first."""
+    if group is None:
+        return
+    everyone = [json.loads(said) for said in gather_bytes(json.dumps(mine).encode(), group)]
+    for rank, said in zip(group.ranks, everyone, strict=True):
+        difference = _difference(everyone[0], said)
+        if difference is not None:
+            raise ValueError(
+                f"ranks {group.ranks[0]} and {rank} differ: {difference}; build the same model "
+                "with the same algorithm on every rank"
+            )
+
+
+def _difference(first: Fingerprint, other: Fingerprint) -> str | None:
+    for key in ("algorithm", "nodes"):
+        if first[key] != other[key]:
+            return f"the {key} is {first[key]} here and {other[key]} there"
+    here, there = first["tensors"], other["tensors"]
+    for name in {**here, **there}:
+        if (name in here) != (name in there):
+            return f"{name!r} exists on only one of them"
+        for what, a, b in zip(
+            ("kind", "shape", "dtype", "strides"), here[name], there[name], strict=True
+        ):
+            if a != b:
+                return f"the {what} of {name!r} is {a} here and {b} there"
+    if list(here) != list(there):
+        return "their parameters come in different orders"
+    return None
+
+
+def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if the ranks of a node are to share the layers and cannot."""
+    if algorithm.gradients is None or not algorithm.gradients.partition:
+        return
+    counts = [len(node) for node in nodes]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"partition=True on nodes of {', '.join(map(str, counts))} ranks: a layer has one "
+            "owner on every node, which meets the others; start equally many ranks on each, or "
+            "leave partition at False"
+        )
+    trainable = sum(p.requires_grad for p in model.parameters())
+    if trainable < counts[0]:
+        raise ValueError(
+            f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "
+            "node: each must own one; leave partition at False"
+        )
+
+
+def traits(model: nn.Module) -> Traits:
+    """Of each parameter who it is, whether it is trained, its dtype and its device."""
+    return {n: (id(p), p.requires_grad, p.dtype, p.device) for n, p in model.named_parameters()}
+
+
+def changed(before: Traits, now: Traits) -> list[str]:
+    """The names of parameters that were replaced, added, removed, frozen, cast or moved."""
+    names = {**before, **now}
+    return [name for name in names if before.get(name) != now.get(name)]
+
+
+def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
+    """What has changed since the attach and must not, if anything has."""
+    names = changed(before, traits(model))
+    if not names:
+        return None
+    return ValueError(
+        f"rank {rank}: parameters {names[:3]} were replaced, added, removed, frozen, unfrozen, "
+        "cast or moved since replicate(); call finish() and detach() before such a change and "
+        "replicate() again after it"
+    )

@@ -1,0 +1,33 @@
+"""The norm of gradients of which each rank of a node holds a share."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from offbeat.comm.collectives import all_gather
+from offbeat.comm.group import Group, message_device
+
+
+def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:
+    r"""The norm of all gradients together; with a group, of those of all its members.
+
+    .. math:: |g|_p = (\sum_r |g_r|_p^p)^{1/p}
+
+    Equal on all members, bit for bit; a float32 (float64) scalar. One message of 8 bytes.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([3.0, 4.0])).backward()
+    >>> total_norm(layer.parameters(), 2.0, None)
+    tensor(5.)
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = get_total_norm(grads, norm_type)
+    if group is None:
+        return norm
+    mine = norm.to(message_device(group, norm.device), torch.float64).view(1)
+    everyone = mine.new_empty(group.size)
+    all_gather(everyone, mine, group).wait()
+    whole: Tensor = torch.linalg.vector_norm(everyone, norm_type)
+    return whole.to(norm)

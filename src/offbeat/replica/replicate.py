@@ -1,0 +1,94 @@
+"""How a model becomes a replica."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.optim import Optimizer
+
+from offbeat.comm.agreement import raise_alike
+from offbeat.comm.collectives import broadcast
+from offbeat.comm.group import Group, message_device
+from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.links import Links
+from offbeat.comm.world import World
+from offbeat.exchange import Algorithm
+from offbeat.replica.checks import fingerprint, model_fault, require_same_model, require_shares
+from offbeat.replica.replica import Replica
+
+
+def replicate(
+    model: nn.Module,
+    algorithm: Algorithm,
+    *,
+    mesh: DeviceMesh | World | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Replica:
+    """Attach ``model`` to its copies on all other ranks, in place: nothing is wrapped.
+
+    Checks that all ranks hold the same model (names, shapes, dtypes, what is frozen) and the
+    same algorithm, and copies rank 0's parameters and buffers to everyone. All ranks must call.
+
+    Args:
+        model: any module with trainable, dense parameters on one device.
+        algorithm: what :func:`offbeat.sgp` and the other recipes return.
+        mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
+            :class:`offbeat.World`; without one the ranks tell each other.
+        optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
+        scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
+
+    Raises:
+        ValueError: the same on all ranks, if anything differs between them or cannot be
+            exchanged, or if there is no process group.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
+            "offbeat.sgp() or offbeat.algorithm('sgp')"
+        )
+    links = None
+    try:
+        world = world_of(mesh)
+        links = Links.connect(world) if world.size > 1 else None
+        control = links.open("world") if links else None
+        raise_alike(model_fault(model), control)
+        require_same_model(fingerprint(model, algorithm, world.nodes), control)
+        require_shares(model, algorithm, world.nodes)
+        copy_from_first(model, control)
+        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
+        return Replica(model, algorithm, world, links, control, given, scaler)
+    except BaseException as error:
+        if links:
+            links.close()
+        if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
+            raise PeerLost(f"some rank never came to replicate(), or died: {error}") from error
+        raise
+
+
+def world_of(mesh: DeviceMesh | World | None) -> World:
+    """Which rank sits where: as given, or as the ranks tell each other."""
+    if mesh is None:
+        return World.discover()
+    if isinstance(mesh, World):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return World.from_mesh(mesh)
+    raise ValueError(
+        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.World"
+    )
+
+
+def copy_from_first(model: nn.Module, group: Group | None) -> None:
+    """Copy all parameters and buffers of the group's first rank to the others."""
+    if group is None:
+        return
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    for tensor in tensors:
+        message = tensor.detach().to(message_device(group, tensor.device)).contiguous()
+        broadcast(message, 0, group).wait()
+        if group.rank != 0:
+            tensor.detach().copy_(message)
