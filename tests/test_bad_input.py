@@ -619,7 +619,7 @@ def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
         if world.rank == 1:
             freeze(model)
         if world.rank == 2:
-            slow_down(replica._links.heartbeat)
+            slow_down(replica._connection.links.heartbeat)
         run(model, 3, replica)
 
     assert "rank 1:" in alike(work, size=3)

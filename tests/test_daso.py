@@ -412,7 +412,7 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 
     slot = "parameters" if len(nodes) == 1 else "gradients"
     for notes in ThreadWorld(nodes=nodes).run(worker):
-        assert [note.startswith(f"the {slot} slot has nobody") for note in notes] == [True]
+        assert [note.startswith(f"the {slot} slot is disabled") for note in notes] == [True]
 
 
 # ---- in flight ----------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
         train(model, replica, optimizer, 3)
         own = flat(snapshot(model))
         replica.finish()
-        assert replica.parameters_state.turns.flight is None
+        assert replica.parameters.state.turns.flight is None
         replica.detach()
         return shown, own, flat(snapshot(model))
 

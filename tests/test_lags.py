@@ -27,11 +27,11 @@ LAYERS = (6, 3)
 
 def residual(replica: offbeat.Replica) -> Array:
     """This rank's residuals as one vector."""
-    return flat(replica.gradients_state and _saved(replica)["residual"])
+    return flat(replica.gradients.state and _saved(replica)["residual"])
 
 
 def _saved(replica: offbeat.Replica) -> dict[str, Any]:
-    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients_state)
+    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients.state)
     return saved
 
 
@@ -381,7 +381,7 @@ def test_delta_is_that_of_the_gathered_vectors() -> None:
         replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=world)
         own = gradient(world.rank, START, 0)
         loss(model, world.rank, 0).backward()
-        found = deltas(replica.gradients_state)
+        found = deltas(replica.gradients.state)
         replica.detach()
         return found, own
 

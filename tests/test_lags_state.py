@@ -39,7 +39,7 @@ class Tied(nn.Module):
 
 
 def kept_by(replica: offbeat.Replica) -> dict[str, Tensor]:
-    saved = replica.algorithm.gradients.save(replica.gradients_state)
+    saved = replica.algorithm.gradients.save(replica.gradients.state)
     return {f"{kind} {n}": t for kind in ("residual", "velocity") for n, t in saved[kind].items()}
 
 

@@ -45,14 +45,14 @@ def train(model: Quadratic, replica: offbeat.Replica, step: int, lr: float = LR)
 
 def visited(replica: Any) -> None:
     """Wait until this rank's visit is over, if it is one that visits."""
-    swaps = replica.parameters_state.swaps
+    swaps = replica.parameters.state.swaps
     if swaps is not None and swaps.visits:
         wait([swaps.job], timeout=30)
 
 
 def mass(replica: Any) -> Array:
     """Parameters with what is pending, exchanges at rest."""
-    exchange, state = replica.slot("parameters")
+    exchange, state = replica.parameters.exchange, replica.parameters.state
     with torch.no_grad():
         _, views, weight = exchange.mass(state)
     assert weight == 1.0
@@ -97,7 +97,7 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 
     def worker(world: World) -> tuple[Array, Array]:
         model, replica = attach(world)
-        swaps[world.rank] = replica.parameters_state.swaps
+        swaps[world.rank] = replica.parameters.state.swaps
         with torch.no_grad():
             model.matrix += world.rank
         for k in range(steps):
@@ -140,7 +140,7 @@ def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> N
             own += train(model, replica, k)
             if k % 15 == 14:
                 seen.append(mass(replica) - own)
-        exchanges = replica.parameters_state.swaps.newest
+        exchanges = replica.parameters.state.swaps.newest
         replica.detach()
         return seen, exchanges
 
@@ -213,8 +213,8 @@ def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
                 train(model, replica, k)
                 time.sleep(0.001 * world.rank)
             replica.finish()
-            assert replica.parameters_state.swaps.job is None
-            assert all(not part.any() for part in replica.parameters_state.swaps.delta)
+            assert replica.parameters.state.swaps.job is None
+            assert all(not part.any() for part in replica.parameters.state.swaps.delta)
             ends.append(flat(snapshot(model)))
         assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
         replica.finish()
@@ -417,7 +417,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(
 ) -> None:
     def worker(world: World) -> None:
         model, replica = attach(world)
-        swaps = replica.parameters_state.swaps
+        swaps = replica.parameters.state.swaps
 
         def fail(*partner: int) -> None:
             raise MemoryError("no room")

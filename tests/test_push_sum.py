@@ -169,7 +169,7 @@ def test_mass_is_conserved_and_the_true_mean_is_reached(
         )
         with torch.no_grad():
             model.matrix += world.node**2
-        state, z, w, x = replica.parameters_state, [], [], []
+        state, z, w, x = replica.parameters.state, [], [], []
         for _ in range(60):
             z.append(flat(snapshot(model)))
             w.append(state.weight)
@@ -203,7 +203,7 @@ def test_weights_follow_the_matrices() -> None:
         weights = []
         for _ in range(6):
             replica.step()
-            weights.append(replica.parameters_state.weight)
+            weights.append(replica.parameters.state.weight)
         replica.detach()
         return weights
 
@@ -220,7 +220,7 @@ def test_the_anchor_is_the_model_before_the_step() -> None:
     def worker(world: World) -> None:
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
-        state = replica.parameters_state
+        state = replica.parameters.state
         optimizer = sgd(model.parameters())
         for _ in range(3):
             check_anchor(model, state)
@@ -248,10 +248,10 @@ def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, 
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=world)
         train(model, replica, world.rank, sgd(model.parameters()), 10)
-        assert replica.parameters_state.anchor is None
+        assert replica.parameters.state.anchor is None
         assert "anchor" not in replica.state_dict()[f"rank{world.rank}"]["parameters"]
         # Thirds do not add up exactly: one rounding an exchange.
-        assert abs(replica.parameters_state.weight - 1) < 1e-14
+        assert abs(replica.parameters.state.weight - 1) < 1e-14
         replica.detach()
 
     ThreadWorld(size).run(worker)
@@ -268,7 +268,7 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
         replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
         train(model, replica, world.rank, optimizer, 4)
-        weight = replica.parameters_state.weight
+        weight = replica.parameters.state.weight
         file = io.BytesIO()
         torch.save([replica.state_dict(), optimizer.state_dict()], file)
         train(model, replica, world.rank, optimizer, 5)
@@ -282,11 +282,11 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
         resumed = offbeat.replicate(again, algorithm(topology, nodes), mesh=world)
         train(again, resumed, world.rank, sgd(again.parameters()), 2)
         resumed.load_state_dict(saved)
-        assert resumed.parameters_state.weight == weight
+        assert resumed.parameters.state.weight == weight
         optimizer = Adam(again.parameters(), lr=LR)
         optimizer.load_state_dict(momenta)
         train(again, resumed, world.rank, optimizer, 5)
-        assert resumed.parameters_state.weight == replica.parameters_state.weight
+        assert resumed.parameters.state.weight == replica.parameters.state.weight
         resumed.detach()
         for name, ours in again.named_parameters():
             assert torch.equal(ours, model.get_parameter(name)), name
@@ -467,7 +467,7 @@ def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
         replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         for _ in range(3):
             replica.step()
-        weight = replica.parameters_state.weight
+        weight = replica.parameters.state.weight
         if world.rank == 1:
             with torch.no_grad():
                 model.vector += 1.0
@@ -662,7 +662,7 @@ def test_one_third_of_the_mass_is_in_flight() -> None:
         seen = []
         for _ in range(30):
             replica.step()
-            state = replica.parameters_state
+            state = replica.parameters.state
             state.pending.wait()
             weights = state.weight, state.pending.weight_arrived
             seen.append((*weights, replica.stats()["last"]["staleness"]))

@@ -110,7 +110,7 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(more: str) 
         at_loss, came_to = flat(snapshot(model)), 0
         for step in range(steps):
             if (world.rank, step) == (victim, last):
-                perish(replica._links)
+                perish(replica._connection.links)
                 return None
             before = flat(snapshot(model))
             replica.step()
@@ -144,7 +144,7 @@ def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
         with torch.no_grad():
             model.vector.fill_(float(world.rank))
         if world.rank == 2:
-            perish(replica._links)
+            perish(replica._connection.links)
             return None
         if verb == "consensus":
             with replica.consensus():
@@ -170,7 +170,7 @@ def test_the_last_survivor_trains_alone() -> None:
     def work(world: World) -> dict[str, Any] | None:
         replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
         if world.rank == 0:
-            perish(replica._links)
+            perish(replica._connection.links)
             return None
         for _ in range(3):
             replica.step()
@@ -183,7 +183,7 @@ def test_the_last_survivor_trains_alone() -> None:
     assert stats is not None
     assert (stats["rank"], stats["size"], stats["step"]) == (1, 1, 3)
     assert stats["lost"] == [{"rank": 0, "step": 0}]
-    assert "nobody to exchange with" in stats["notes"][0]
+    assert "slot is disabled: its group has one member" in stats["notes"][0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -192,7 +192,7 @@ def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> 
     def work(world: World) -> None:
         replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
         if world.rank == 1:
-            return replica.detach() if text == CONTINUE else perish(replica._links)
+            return replica.detach() if text == CONTINUE else perish(replica._connection.links)
         for _ in range(3):
             replica.step()
         return None

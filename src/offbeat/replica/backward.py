@@ -1,4 +1,4 @@
-"""Hooks that tell when gradients are accumulated and when backward is over."""
+"""Hooks that run when a gradient is accumulated and when backward ends."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,29 +13,29 @@ from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 
 from offbeat.comm.heartbeat import Heartbeat
-from offbeat.exchange import GradientExchange
+from offbeat.replica.slots import GradientSlot
 
 
 class BackwardWatch:
-    """Feeds a gradients slot during backward, and knows whether a backward has begun.
+    """Calls the gradients slot during backward, and records whether a backward has begun.
 
     One hook on every trainable parameter, one callback at the end of each backward. Checked on
-    torch 2.13: plain and non-reentrant checkpointed models run the callback once, at the very
-    end; reentrant checkpointing runs it at the end of every nested backward too, before other
-    blocks' hooks.
+    torch 2.13: plain models and non-reentrant checkpointing run the callback once, at the very
+    end; reentrant checkpointing also runs it at the end of every nested backward, before the
+    hooks of other blocks.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        exchange: GradientExchange[Any] | None,
-        state: Any,
-        refuse: Callable[[], None],
+        slot: GradientSlot[Any],
+        require_open: Callable[[], None],
         heartbeat: Heartbeat | None,
     ) -> None:
-        """Register the hooks; ``refuse`` raises when no backward is allowed."""
-        self.parameters, self.exchange, self.state = parameters, exchange, state
-        self.refuse, self.heartbeat = refuse, heartbeat
+        """Register the hooks; ``require_open`` raises where no backward is allowed."""
+        self.parameters, self.slot = parameters, slot
+        self.require_open, self.heartbeat = require_open, heartbeat
+        self._ready = partial(slot.exchange.ready, slot.state)
         self.enabled = True
         self.begun = False  # a gradient was accumulated since the last step
         self.exchanged = False  # and the slot has combined gradients since then
@@ -45,33 +45,33 @@ class BackwardWatch:
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
-                self._noted if exchange is None else partial(self._accumulated, name)
+                self._note if slot.is_empty else partial(self._accumulated, name)
             )
             for name, parameter in parameters.items()
         ]
 
-    def _noted(self, _: Tensor) -> None:
-        # As little as can be: between two matrix products nothing of this is in a cache.
-        self.refuse()
+    def _note(self, _: Tensor) -> None:
+        # As short as possible: between two matrix products none of this is in a cache.
+        self.require_open()
         self.last_gradient = time.perf_counter()
         if not self.begun:
             self.begun, self.first_gradient = True, self.last_gradient
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
-        self._noted(parameter)
+        self._note(parameter)
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._enter(task)
-        if self.exchange is None or not self.enabled:
+        if not self.enabled:
             return
         self.is_open = True
         if not self._is_queued:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._over)
-        self.exchange.ready(self.state, name)
+        self._ready(name)
 
     def _enter(self, task: int) -> None:
-        """The first gradient of a backward, or of one nested in it, or after one nested in it."""
+        """Handle the first gradient of a backward, or after the start or end of a nested one."""
         self._task = task
         if _inside_another_backward():
             return
@@ -88,31 +88,30 @@ class BackwardWatch:
 
     def _over(self) -> None:
         self._is_queued = False
-        assert self.exchange is not None, "only a slot queues callbacks"
         if not self.is_open:
             return
-        if not self.exchange.complete(self.state) and _inside_another_backward():
+        if not self.slot.complete() and _inside_another_backward():
             # Reentrant checkpointing: outer blocks' hooks are still to come, and queue us again.
             return
         self.join()
 
     def join(self) -> None:
-        """Finish the exchange of this backward, with zeros for what this rank does not have."""
-        assert self.exchange is not None, "only a slot is joined"
+        """Finish the exchange of this backward, with zeros for gradients this rank lacks."""
         self.is_open, self._outer_task = False, -1
         self.exchanged = True
         with self.heartbeat.verb("step") if self.heartbeat else nullcontext():
-            self.exchange.finish(self.state)
+            self.slot.finish()
 
     def make_up(self) -> bool:
-        """Join, with zeros, the exchange of a backward that this rank did not run, if there is one.
+        """Contribute zeros to the exchange of a backward that this rank did not run.
 
-        ``.grad`` stays: what arrives is too late for this step and wrong for the next.
+        ``.grad`` stays as it is: the result is too late for this step and wrong for the next.
+        Returns whether there was such an exchange.
         """
-        if self.exchange is None or not self.enabled or self.exchanged:
+        if self.slot.is_empty or not self.enabled or self.exchanged:
             return False
-        # Gradients that lie there still are of an earlier step; copies, since they may be views
-        # of what is exchanged.
+        # Gradients present are those of an earlier step. They are copied, since they may be views
+        # of the buffers that are exchanged.
         grads = {name: parameter.grad for name, parameter in self.parameters.items()}
         had = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
         if not self.begun:
@@ -124,7 +123,7 @@ class BackwardWatch:
         return True
 
     def require_closed(self) -> None:
-        """Raise if a backward has ended without us noticing."""
+        """Raise if the exchange of a backward is still open."""
         if self.is_open:
             raise self._condemn(
                 "the last backward did not finish its exchange: reentrant checkpointing together "
@@ -132,26 +131,25 @@ class BackwardWatch:
             )
 
     def stepped(self) -> None:
-        """The step is over: the next backward is a new one."""
-        if self.exchange is not None:
-            self.exchange.stepped(self.state)
+        """Start a new step: the next backward is its first."""
+        self.slot.stepped()
         self.begun = self.exchanged = False
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
 
 def is_watched(parameter: Tensor) -> bool:
-    """Whether a replica has its hook on this parameter."""
+    """Return whether a replica has a hook on this parameter."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     owners = [getattr(getattr(h, "func", h), "__self__", None) for h in hooks.values()]
     return any(isinstance(owner, BackwardWatch) for owner in owners)
 
 
 def _inside_another_backward() -> bool:
-    """Whether a Python autograd function called the backward that is just ending."""
+    """Return whether a Python autograd function called the backward that is ending."""
     frame = currentframe()
     while frame is not None:
         if frame.f_code is BackwardCFunction.apply.__code__:

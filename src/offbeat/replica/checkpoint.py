@@ -1,17 +1,16 @@
-"""What a replica saves, per rank, and how it goes on from there."""
+"""What a replica saves on each rank, and how a run continues from it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.comm.agreement import raise_alike
 from offbeat.comm.group import Group
-from offbeat.exchange import Saved
+from offbeat.comm.world import World
+from offbeat.exchange import Algorithm, Saved
 from offbeat.functional import pack
-
-if TYPE_CHECKING:
-    from offbeat.replica.replica import Replica
+from offbeat.replica.slots import GradientSlot, ParameterSlot
 
 _KEYS = {
     "size",
@@ -25,114 +24,144 @@ _KEYS = {
 }
 
 
-def save(replica: "Replica") -> Saved:
-    """``{"rank<r>": ...}``: tensors and plain values, copies of their own.
+class Parts(NamedTuple):
+    """The parts of a replica that are saved, or that a saved state is loaded into."""
 
-    The key carries the rank because tools that write one folder keep a single copy of values
-    with equal names. Parameters are included where ranks may differ, buffers always.
+    model: nn.Module
+    world: World
+    algorithm: Algorithm
+    gradients: GradientSlot[Any]
+    parameters: ParameterSlot[Any]
+
+    @property
+    def key(self) -> str:
+        """The name of this rank's entry.
+
+        Tools that write one folder for all ranks keep a single copy of values with equal names,
+        so the name carries the rank.
+        """
+        return f"rank{self.world.rank}"
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All parameters and buffers by name."""
+        return {**dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ranks may hold different parameters between exchanges."""
+        gradients = self.algorithm.gradients
+        return (
+            self.algorithm.parameters is not None or gradients is None or gradients.over != "world"
+        )
+
+
+def save(parts: Parts, step: int, settled: bool) -> Saved:
+    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
+
+    Parameters are included where ranks may differ, persistent buffers always.
     """
-    slots = {}
-    for slot in ("gradients", "parameters"):
-        exchange, state = replica.slot(slot)
-        slots[slot] = exchange.save(state) if exchange is not None else {}
-    model = {name: tensor.detach().clone() for name, tensor in _tensors(replica).items()}
+    kept = parts.model.state_dict(keep_vars=True)
+    tensors = {name: b for name, b in parts.model.named_buffers() if name in kept}
+    if parts.ranks_differ:
+        tensors |= dict(parts.model.named_parameters())
     entry = {
-        "size": replica.world.size,
-        "step": replica.steps,
-        "settled": replica.settled,
-        "ranks_differ": _ranks_differ(replica),
-        "algorithm": repr(replica.algorithm),
-        **slots,
-        "model": model,
+        "size": parts.world.size,
+        "step": step,
+        "settled": settled,
+        "ranks_differ": parts.ranks_differ,
+        "algorithm": repr(parts.algorithm),
+        "gradients": parts.gradients.save(),
+        "parameters": parts.parameters.save(),
+        "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
-    return {f"rank{replica.world.rank}": entry}
+    return {parts.key: entry}
 
 
-def load(replica: "Replica", saved: Saved, control: Group | None) -> None:
-    """Take over a saved state; all ranks raise alike if one of them cannot."""
-    entry = _entry(replica, saved)
-    raise_alike(entry if isinstance(entry, str) else _fault(replica, saved, entry), control)
+def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
+    """Restore a saved state and return its step, and whether all replicas were equal then.
+
+    If the state of any rank is unfit all ranks raise the same ValueError before they change
+    anything.
+    """
+    entry = _find_entry(parts, saved)
+    raise_alike(entry if isinstance(entry, str) else _unfit(parts, saved, entry), control)
     assert not isinstance(entry, str), "a missing entry was raised"
-    own = _own(replica)
+    own = parts.tensors
     with torch.no_grad():
         pack([own[name] for name in entry["model"]], entry["model"].values())
-    exchange, state = replica.slot("gradients")
-    gradients = _inherited(replica, saved, entry)
+    gradients = _inherited(parts, saved, entry)
     if gradients is not None:
-        exchange.load(state, gradients)
-    exchange, state = replica.slot("parameters")
-    if exchange is not None and _continues(replica, entry):
-        exchange.load(state, entry["parameters"])
-    elif exchange is not None:
-        exchange.settle(state)  # equal replicas start anew, whatever this one did before
-    replica.steps, replica.settled = int(entry["step"]), bool(entry["settled"])
+        parts.gradients.load(gradients)
+    if _continues(parts, entry):
+        parts.parameters.load(entry["parameters"])
+    else:
+        parts.parameters.settle()  # equal replicas start anew, whatever this one did before
+    return int(entry["step"]), bool(entry["settled"])
 
 
-def _entry(replica: "Replica", saved: object) -> Saved | str:
-    """This rank's entry, or any other where the ranks were equal, or what is wrong."""
+def _find_entry(parts: Parts, saved: object) -> Saved | str:
+    """Return this rank's entry, any other where the ranks were equal, or what is wrong."""
     entries = saved if isinstance(saved, dict) else {}
-    entry = entries.get(f"rank{replica.world.rank}")
+    entry = entries.get(parts.key)
     if entry is None:
         entry = next((e for key, e in entries.items() if str(key).startswith("rank")), None)
     if not isinstance(entry, dict) or not set(entry) >= _KEYS:
         return f"cannot load {str(saved)[:60]}; pass what state_dict() returned after a step()"
-    if entry["size"] == replica.world.size and f"rank{replica.world.rank}" in entries:
+    if entry["size"] == parts.world.size and parts.key in entries:
         return entry
     if entry["settled"] or not entry["ranks_differ"]:
         return entry
     return (
         f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
-        f"{replica.world.size}; call finish() before saving to change the number of ranks"
+        f"{parts.world.size}; call finish() before saving to change the number of ranks"
     )
 
 
-def _inherited(replica: "Replica", saved: Saved, entry: Saved) -> Saved | None:
-    """What the gradients slot goes on with, of its own rank's part or of several; or None."""
-    exchange, _ = replica.slot("gradients")
-    if exchange is None or entry["algorithm"] != repr(replica.algorithm):
+def _inherited(parts: Parts, saved: Saved, entry: Saved) -> Saved | None:
+    """Return the state for the gradients slot: of its own rank, merged from several, or None."""
+    if parts.gradients.is_empty or entry["algorithm"] != repr(parts.algorithm):
         return None
-    world = replica.world
-    if entry["size"] == world.size and f"rank{world.rank}" in saved:
+    world = parts.world
+    if entry["size"] == world.size and parts.key in saved:
         own: Saved = entry["gradients"]
         return own
-    parts = {int(key[4:]): e["gradients"] for key, e in saved.items() if str(key)[:4] == "rank"}
-    inherited: Saved | None = exchange.inherit(parts, entry["size"], world.rank, world.size)
-    return inherited
+    entries = {int(key[4:]): e["gradients"] for key, e in saved.items() if str(key)[:4] == "rank"}
+    return parts.gradients.inherit(entries, entry["size"], world.rank, world.size)
 
 
-def _fault(replica: "Replica", saved: Saved, entry: Saved) -> str | None:
-    if entry["algorithm"] != repr(replica.algorithm) and not entry["settled"]:
+def _unfit(parts: Parts, saved: Saved, entry: Saved) -> str | None:
+    """Return why this entry cannot be loaded, or None."""
+    if entry["algorithm"] != repr(parts.algorithm) and not entry["settled"]:
         return (
-            f"found the state of {entry['algorithm']}, but this replica runs {replica.algorithm}; "
+            f"found the state of {entry['algorithm']}, but this replica runs {parts.algorithm}; "
             "call finish() before saving to change the algorithm"
         )
-    own = _own(replica)
+    own = parts.tensors
     unknown = sorted(set(entry["model"]) - set(own))
     if unknown:
         return f"this model has no {unknown[0]!r}"
-    if _continues(replica, entry):
-        (expected,) = save(replica).values()
+    if _continues(parts, entry):
+        (expected,) = save(parts, 0, settled=False).values()
     else:
         expected = {"model": {name: own[name] for name in entry["model"]}}
     try:
-        _inherited(replica, saved, entry)
+        _inherited(parts, saved, entry)
     except ValueError as error:
         return str(error)
     return _difference(expected, entry, "state")
 
 
-def _continues(replica: "Replica", entry: Saved) -> bool:
-    """Whether the slots go on as saved; otherwise all ranks were equal, and start anew."""
-    same = entry["algorithm"] == repr(replica.algorithm)
-    return same and bool(entry["size"] == replica.world.size)
+def _continues(parts: Parts, entry: Saved) -> bool:
+    """Return whether the parameters slot continues as saved.
 
-
-def _own(replica: "Replica") -> dict[str, Tensor]:
-    return {**dict(replica.model.named_buffers()), **dict(replica.model.named_parameters())}
+    Otherwise all ranks were equal when the state was saved, and the slot starts anew.
+    """
+    return bool(entry["algorithm"] == repr(parts.algorithm) and entry["size"] == parts.world.size)
 
 
 def _difference(own: Any, found: Any, path: str) -> str | None:
-    """Where a saved state is not made as ours is: a name, a shape or a kind of value."""
+    """Return where a saved state differs in structure: a name, a shape or a kind of value."""
     if isinstance(own, Tensor):
         if not isinstance(found, Tensor) or found.shape != own.shape:
             return f"{path} is {str(found)[:40]}, expected a tensor of shape {tuple(own.shape)}"
@@ -146,16 +175,3 @@ def _difference(own: Any, found: Any, path: str) -> str | None:
     elif type(own) is not type(found):
         return f"{path} is {str(found)[:40]!r}, expected a {type(own).__name__}"
     return None
-
-
-def _tensors(replica: "Replica") -> dict[str, Tensor]:
-    kept = replica.model.state_dict(keep_vars=True)
-    tensors = {name: b for name, b in replica.model.named_buffers() if name in kept}
-    if _ranks_differ(replica):
-        tensors |= dict(replica.model.named_parameters())
-    return tensors
-
-
-def _ranks_differ(replica: "Replica") -> bool:
-    gradients, parameters = replica.algorithm.gradients, replica.algorithm.parameters
-    return parameters is not None or gradients is None or gradients.over != "world"

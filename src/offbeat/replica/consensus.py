@@ -1,4 +1,4 @@
-"""The average model of all replicas, and putting it in place."""
+"""The average model of all replicas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,27 +9,24 @@ from torch import Tensor
 from offbeat.comm.agreement import gather_numbers
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
-from offbeat.exchange import ParameterExchange, Site
-from offbeat.functional import Layout, distances_to_mean, pack, sketch
+from offbeat.functional import distances_to_mean, pack, sketch
+from offbeat.replica.slots import ParameterSlot
 
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 
 
-def average_parameters(exchange: ParameterExchange[Any] | None, state: Any, site: Site) -> None:
+def average_parameters(slot: ParameterSlot[Any]) -> None:
     r"""Set the parameters to the weighted average of all participants.
 
     .. math:: \bar z = \sum_i x_i \Big/ \sum_i w_i
 
-    Numerators include what is in flight. Sums run in float64, so that averaging equal replicas
+    Numerators x include what is in flight. Sums run in float64, so that averaging equal replicas
     changes nothing, bit for bit. Bytes sent: 4 (n-1)/n of the model's.
     """
-    if exchange is not None:
-        flat, views, weight = exchange.mass(state)
-    else:
-        layout = Layout.of(site.parameters, site.slices)
-        flat = layout.empty(site.device, site.chunks)
-        views, weight = layout.views(flat), 1.0
-        pack(views.values(), site.parameters.values())
+    site = slot.site
+    if site is None:
+        return
+    flat, views, weight = slot.mass()
     if site.group is not None:
         total = sum(w for (w,) in gather_numbers([weight], site.group))
         for part in flat:
@@ -39,7 +36,7 @@ def average_parameters(exchange: ParameterExchange[Any] | None, state: Any, site
 
 
 def average_buffers(buffers: Sequence[Tensor], group: Group | None) -> None:
-    """Average float buffers over all ranks; take the others from the first rank."""
+    """Average float buffers over all ranks; copy other buffers from the first rank."""
     if group is None:
         return
     for buffer in buffers:
@@ -51,8 +48,8 @@ def average_buffers(buffers: Sequence[Tensor], group: Group | None) -> None:
         buffer.detach().copy_(message.view(buffer.shape))
 
 
-def agree_on_steps(steps: int, verb: str, group: Group | None) -> None:
-    """Raise alike unless all ranks have made the same number of steps."""
+def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
+    """Raise the same ValueError on all ranks unless their numbers of steps are equal."""
     if group is None:
         return
     everyone = [int(k) for (k,) in gather_numbers([steps], group)]
@@ -64,7 +61,7 @@ def agree_on_steps(steps: int, verb: str, group: Group | None) -> None:
 
 
 def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) -> dict[str, float]:
-    """Mean and maximum L2 distance of the replicas' parameters to their average.
+    """Return the mean and maximum L2 distance of the replicas' parameters to their average.
 
     Read from 32 KiB sketches, one all-gather: exactly 0 for equal replicas, otherwise with a
     standard error of about 1.1 % (see :func:`offbeat.functional.sketch`).

@@ -1,4 +1,4 @@
-"""How a model becomes a replica."""
+"""The entry: how a model becomes a replica."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,12 @@ from offbeat.comm.agreement import raise_alike
 from offbeat.comm.collectives import broadcast
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.heartbeat import PeerLost
-from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.checks import fingerprint, model_fault, require_same_model, require_shares
+from offbeat.replica.connection import Connection
 from offbeat.replica.replica import Replica
+from offbeat.replica.slots import SlotFiller
 
 
 def replicate(
@@ -50,20 +51,19 @@ def replicate(
             f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
             "offbeat.sgp() or offbeat.algorithm('sgp')"
         )
-    links = None
+    given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
+    connection = None
     try:
         world = world_of(mesh)
-        links = Links.connect(world) if world.size > 1 else None
-        control = links.open("world") if links else None
-        raise_alike(model_fault(model), control)
-        require_same_model(fingerprint(model, algorithm, world.nodes), control)
+        connection = Connection.open(world)
+        raise_alike(model_fault(model), connection.control)
+        require_same_model(fingerprint(model, algorithm, world.nodes), connection.control)
         require_shares(model, algorithm, world.nodes)
-        copy_from_first(model, control)
-        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
-        return Replica(model, algorithm, world, links, control, given, scaler)
+        copy_from_first(model, connection.control)
+        return Replica(model, connection, SlotFiller(algorithm, model, given, scaler, notes=[]))
     except BaseException as error:
-        if links:
-            links.close()
+        if connection is not None:
+            connection.close()
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
             raise PeerLost(f"some rank never came to replicate(), or died: {error}") from error
         raise

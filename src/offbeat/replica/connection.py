@@ -1,0 +1,73 @@
+"""How a replica reaches the other ranks: its process groups, heartbeat and collective calls."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+from offbeat.comm.group import Group
+from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.links import Links
+from offbeat.comm.meter import Meter
+from offbeat.comm.world import World
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Connection:
+    """The links between the ranks of ``world``; None where this rank is the only one.
+
+    ``control`` joins all ranks, for checks and small values.
+    """
+
+    world: World
+    links: Links | None
+    control: Group | None
+
+    @classmethod
+    def open(cls, world: World) -> "Connection":
+        """Connect to all other ranks; all ranks call."""
+        return cls.over(world, Links.connect(world) if world.size > 1 else None)
+
+    @classmethod
+    def over(cls, world: World, links: Links | None) -> "Connection":
+        """Use these links, or close them again if the control group cannot be opened."""
+        try:
+            return cls(world, links, links.open("world") if links is not None else None)
+        except BaseException:
+            if links is not None:
+                links.close()
+            raise
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The heartbeat of this replica."""
+        return self.links.heartbeat if self.links is not None else None
+
+    @property
+    def meter(self) -> Meter:
+        """The counters to which all exchanges of this replica add."""
+        return self.links.meter if self.links is not None else Meter()
+
+    @contextmanager
+    def calling(self, verb: str) -> Iterator[None]:
+        """Mark this rank as inside the collective call ``verb``, then as past it.
+
+        A rank that waits compares this with its own call: two ranks in different calls would
+        otherwise pair up messages that do not belong together.
+        """
+        if self.links is None:
+            yield
+            return
+        with self.links.heartbeat.verb(verb):
+            yield
+        self.links.heartbeat.next_call()
+
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
+        return self.links.heartbeat.condemn(error) if self.links is not None else error
+
+    def close(self) -> None:
+        """End the heartbeat, the threads and the process groups."""
+        if self.links is not None:
+            self.links.close()
