@@ -1,7 +1,8 @@
-"""The house keeps its shape: imports point down the floors, and files stay small."""
+"""The structure of the package: rooms on floors, imports that point down, small files."""
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
@@ -9,86 +10,128 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
-# From the ground up. A module may import from its own floor and from those below.
-FLOORS = (
-    ("functional", "topology", "graphs", "schedule"),  # pure: tensors and integers
-    (
-        "meter",
-        "backends",
-        "heartbeat",
-        "lane",
-        "groups",
-        "handle",
-        "rounds",
-        "collectives",
-        "calls",
-    ),  # the only code that communicates
-    ("exchange", "adasum_wire", "gradients", "parameters", "recipes"),  # what fills the two slots
-    (
-        "attach",
-        "backward",
-        "batch_norm",
-        "consensus",
-        "checkpoint",
-        "recovery",
-        "replica",
-        "telemetry",
-        "traits",
-        "hogwild",
-    ),  # a training run
-    ("testing", "integrations", "lab", "compare", "cli", "__main__"),  # what people start
-)
+# A room imports only from rooms on lower floors.
+FLOORS = {
+    0: ("settings",),
+    1: ("functional", "topology", "schedule", "comm", "lab"),
+    2: ("kernels", "exchange", "telemetry"),
+    3: ("gradients", "parameters", "replica"),
+    4: ("recipes", "testing", "hogwild", "integrations"),
+    5: ("compare",),
+    6: ("__init__",),
+    7: ("cli",),
+    8: ("__main__",),
+}
+FILES = {"settings", "schedule", "exchange", "recipes", "testing", "cli", "__main__", "__init__"}
 MODULES = sorted(SOURCE.rglob("*.py"))
+every_module = pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: path.relative_to(SOURCE).with_suffix("").as_posix()
+)
 
 
-def floor(module: str) -> int:
-    return next(number for number, names in enumerate(FLOORS) if module in names)
-
-
-def imported(path: Path) -> set[str]:
-    """The first names below ``offbeat`` that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "offbeat":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("offbeat."):
-            found.add(str(node.module).split(".")[1])
-    return found
-
-
-def own_name(path: Path) -> str:
+def room(path: Path) -> str:
+    """The room of a file, or its own name if it lies beside the rooms."""
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if own_name(p) != "__init__"], ids=lambda p: p.stem
-)
-def test_imports_point_down(path: Path) -> None:
-    here = floor(own_name(path))
-    modules = {name for names in FLOORS for name in names}
-    for name in imported(path) & modules:
-        assert floor(name) <= here, f"{own_name(path)} (floor {here + 1}) imports {name}"
+def floor(name: str) -> int:
+    return next(number for number, rooms in FLOORS.items() if name in rooms)
 
 
-def test_only_the_second_floor_communicates() -> None:
-    verbs = {"allreduce", "allgather", "_allgather_base", "broadcast", "send", "recv", "barrier"}
-    for path in MODULES:
-        if own_name(path) not in (*FLOORS[1], *FLOORS[4]):
-            calls = set(calls_on_process_groups(path))
-            assert not calls & verbs, f"{path.name} talks past floor 2: {calls & verbs}"
-
-
-def calls_on_process_groups(path: Path) -> Iterator[str]:
+def imported(path: Path) -> Iterator[Path]:
+    """The files of the package that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = ast.unparse(node.func.value)
-            if "process_group" in owner or owner in ("dist", "torch.distributed"):
-                yield node.func.attr
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "offbeat":
+            for alias in node.names:
+                yield located(f"{node.module}.{alias.name}")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "offbeat":
+                    yield located(alias.name)
+
+
+def located(dotted: str) -> Path:
+    """The file of a module, or of the module that holds a name."""
+    path = SOURCE.joinpath(*dotted.split(".")[1:])
+    for candidate in (path, path.parent):
+        for file in (candidate.with_suffix(".py"), candidate / "__init__.py"):
+            if file in MODULES:
+                return file
+    raise AssertionError(f"{dotted} is in no file")
+
+
+def test_every_file_is_in_a_room() -> None:
+    rooms = {name for names in FLOORS.values() for name in names}
+    assert {room(path) for path in MODULES} == rooms
+    beside = {path.stem for path in SOURCE.glob("*.py")}
+    assert beside == FILES
+
+
+@every_module
+def test_imports_point_to_lower_floors(path: Path) -> None:
+    for other in imported(path):
+        here, there = room(path), room(other)
+        assert here == there or floor(there) < floor(here), f"{here} imports {there}"
+
+
+def test_no_circle_between_files() -> None:
+    """Files that a package's own ``__init__`` collects import each other directly, not from it."""
+    graph = {path: set(imported(path)) - {path} for path in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        names = [str(path.relative_to(SOURCE)) for path in error.args[1]]
+        raise AssertionError(f"a circle: {' -> '.join(names)}") from None
+
+
+@every_module
+def test_only_comm_calls_torch_distributed(path: Path) -> None:
+    """The lab is exempt: it hosts the store as a launcher does, and measures Gloo by itself."""
+    if room(path) not in ("comm", "lab"):
+        assert not sorted(set(calls_of_distributed(path)))
+
+
+METHODS = {  # of a process group or a store, public and private
+    "allreduce", "_allgather_base", "allgather", "broadcast", "reduce", "reduce_scatter",
+    "alltoall", "send", "recv", "isend", "irecv", "barrier", "compare_set", "multi_get",
+    "_start_coalescing", "_end_coalescing", "_get_backend", "shutdown", "abort",
+}  # fmt: skip
+
+
+def calls_of_distributed(path: Path) -> Iterator[str]:
+    """Calls of names imported from ``torch.distributed``, and of a process group's methods."""
+    tree = ast.parse(path.read_text())
+    names, modules = set(), {"torch.distributed"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            aliases = [a for a in node.names if a.name.startswith("torch.distributed")]
+            modules |= {alias.asname or alias.name for alias in aliases}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            owner, _, last = called.rpartition(".")
+            if called.split(".")[0] in names or any(owner.startswith(m) for m in modules):
+                yield called
+            elif "process_group" in owner and last in METHODS:
+                yield called
+
+
+@every_module
+def test_only_kernels_import_numba(path: Path) -> None:
+    if room(path) == "kernels":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not {name.split(".")[0] for name in names} & {"numba", "llvmlite"}
 
 
 def test_files_and_functions_stay_small() -> None:
     lengths = {path: path.read_text().count("\n") for path in MODULES}
     assert max(lengths.values()) <= 350, max(lengths, key=lambda path: lengths[path])
+    assert median(lengths.values()) <= 120
     sizes = [size for path in MODULES for size in function_sizes(path)]
     assert max(sizes) <= 50
     assert median(sizes) <= 10
@@ -105,8 +148,24 @@ def function_sizes(path: Path) -> list[int]:
     return sizes
 
 
-def test_no_drawers_for_odds_and_ends() -> None:
-    for path in MODULES:
-        assert not {"utils", "util", "helpers", "manager", "common", "misc"} & set(
-            path.stem.split("_")
-        )
+@every_module
+def test_no_drawers_for_odds_and_ends(path: Path) -> None:
+    drawers = {"utils", "util", "helpers", "manager", "common", "misc"}
+    assert not drawers & set(path.stem.split("_"))
+
+
+METHOD_ROOMS = {  # each named after what it does, and its paper in the first line
+    "gradients/top_k": "LAGS-SGD (Shi et al. 2020)",
+    "parameters/adasum": "Adasum (Maleki et al. 2021)",
+    "parameters/push_sum": "Stochastic Gradient Push and Overlap SGP (Assran et al. 2019)",
+    "parameters/stale_average": "DASO (Coquelin et al. 2021)",
+    "parameters/pair_average": "AD-PSGD (Lian et al. 2018)",
+}
+
+
+def test_every_room_says_what_lives_there() -> None:
+    for init in SOURCE.rglob("__init__.py"):
+        doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+        assert doc, f"{init.parent.name} has no docstring"
+        name = init.parent.relative_to(SOURCE).as_posix()
+        assert doc.startswith(METHOD_ROOMS.get(name, "")), name

@@ -45,8 +45,8 @@ def train(model: Quadratic, replica: offbeat.Replica, step: int, lr: float = LR)
 
 def visited(replica: Any) -> None:
     """Wait until this rank's visit is over, if it is one that visits."""
-    swaps = replica.parameters.state.swaps
-    if swaps is not None and swaps.visits:
+    swaps = replica.parameters.state.pairs
+    if swaps is not None and swaps.is_initiator:
         wait([swaps.job], timeout=30)
 
 
@@ -97,7 +97,7 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 
     def worker(world: World) -> tuple[Array, Array]:
         model, replica = attach(world)
-        swaps[world.rank] = replica.parameters.state.swaps
+        swaps[world.rank] = replica.parameters.state.pairs
         with torch.no_grad():
             model.matrix += world.rank
         for k in range(steps):
@@ -140,7 +140,7 @@ def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> N
             own += train(model, replica, k)
             if k % 15 == 14:
                 seen.append(mass(replica) - own)
-        exchanges = replica.parameters.state.swaps.newest
+        exchanges = replica.parameters.state.pairs.newest
         replica.detach()
         return seen, exchanges
 
@@ -213,8 +213,8 @@ def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
                 train(model, replica, k)
                 time.sleep(0.001 * world.rank)
             replica.finish()
-            assert replica.parameters.state.swaps.job is None
-            assert all(not part.any() for part in replica.parameters.state.swaps.delta)
+            assert replica.parameters.state.pairs.job is None
+            assert all(not part.any() for part in replica.parameters.state.pairs.delta)
             ends.append(flat(snapshot(model)))
         assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
         replica.finish()
@@ -417,12 +417,12 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(
 ) -> None:
     def worker(world: World) -> None:
         model, replica = attach(world)
-        swaps = replica.parameters.state.swaps
+        swaps = replica.parameters.state.pairs
 
         def fail(*partner: int) -> None:
             raise MemoryError("no room")
 
-        monkeypatch.setattr(swaps, "_visit" if swaps.visits else "_answer", fail)
+        monkeypatch.setattr(swaps, "_initiate" if swaps.is_initiator else "_respond", fail)
         train(model, replica, 0)
         wait([swaps.job], timeout=30)
         with pytest.raises(MemoryError, match="no room"):

@@ -1,4 +1,4 @@
-"""Asynchronous pair averaging: participants meet two by two while all go on training."""
+"""AD-PSGD: pairs of participants average while all of them continue training."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -15,53 +15,53 @@ from offbeat.parameters.pair_average.pairs import PairExchanger
 class PairAverageState:
     """What :class:`PairAverage` knows of one replica.
 
-    ``flat`` is the model as the last step left it, ``views`` the same by name. ``swaps`` is None
-    on a rank that only receives, which happens between unequal nodes.
+    ``flat`` is the model after the last step, by section, and ``views`` are its tensors by name.
+    ``pairs`` is None on a rank that only receives, which happens between unequal nodes.
     """
 
     site: Site
     layout: Layout
     flat: list[Tensor]
     views: dict[str, Tensor]
-    swaps: PairExchanger | None
+    pairs: PairExchanger | None
 
 
 @final
 @dataclass(frozen=True)
 class PairAverage(ParameterExchange[PairAverageState]):
-    r"""AD-PSGD: a thread averages snapshots with a random partner; no step waits for anyone.
+    r"""Average snapshots with a random partner in a thread; no step waits for another rank.
 
     .. math::
         \delta_i &\leftarrow \delta_i + (x_j - x_i)/2, \quad
         \delta_j \leftarrow \delta_j + (x_i - x_j)/2 \\
         z_i &\leftarrow z_i + \delta_i, \quad \delta_i \leftarrow 0 \quad \text{after each step}
 
-    Here z are the parameters and x is a snapshot of z + δ. Participants with even numbers visit
-    one with an odd number, drawn at random, at most once a step; those with odd numbers answer,
-    however slow their own steps are, with what they had after the last. A step adds what has
-    come since the one before. ``sum (z + δ)`` changes by the optimizers' updates alone, up to the
-    rounding of δ: both sides of a pair compute the same difference, and what rounding takes from
-    z stays in δ.
+    Here z are the parameters and x is a snapshot of z + δ. Participants with even numbers
+    initiate an exchange with one with an odd number, drawn at random, at most once a step. The
+    others respond with the model after their last step, however long the current one takes. A
+    step adds the changes of all exchanges since the step before. ``sum (z + δ)`` changes by the
+    optimizers' updates only, up to the rounding of δ: both sides of a pair compute the same
+    difference, and the rounding error of z stays in δ.
 
-    ``finish()`` and ``consensus()`` let running exchanges end first; the next step starts anew.
-    Call ``finish()`` before ``detach()``: a rank that just leaves is missed by its partners.
+    ``finish()`` and ``consensus()`` wait for running exchanges; the next step starts new ones.
+    Call ``finish()`` before ``detach()``: to its partners, a rank that leaves is a lost rank.
 
-    A visit costs each side the model's bytes, sent and received at once (its slice between nodes,
-    where ``over="node"``, and a gather inside the node in every step), and 8 more. Extra memory:
-    four models, of which one is float32 for 16-bit parameters. Passes over memory: one a step,
-    two more if something came; three for a visit, in the thread. Messages go from host memory
-    through Gloo, since NCCL answers none that it does not expect.
+    Bytes sent per exchange and side: the model's, received at the same time, and 8 more; with
+    ``over="node"`` those of a slice, and a gather inside the node in every step. Extra memory:
+    four models, one of them float32 for 16-bit parameters. Passes over memory: one per step, two
+    more after an exchange; three per exchange in the thread. Messages are sent from host memory
+    through Gloo, since NCCL cannot receive a message that it does not expect.
 
-    The clock decides who meets whom and when: runs cannot be repeated bit for bit, and a resumed
-    run does not follow the one that was saved. A state that is saved while ranks exchange may
-    hold one side of a pair's change and not the other, of which the mean keeps a trace; saved
-    between ``consensus()`` and the next step it is exact.
+    Timing decides which participants exchange and when: runs cannot be repeated bit for bit, and
+    a resumed run does not follow the one that was saved. A state that is saved while ranks
+    exchange may contain one side of a pair's change without the other, which leaves an error in
+    the mean; saved between ``consensus()`` and the next step it is exact.
 
     Raises ``ValueError`` where the process group has no Gloo for CPU tensors.
 
     Source: Lian et al. 2018, "Asynchronous Decentralized Parallel Stochastic Gradient Descent",
-    Algorithm 1 and section 3 on deadlock. There partners average models that others may be
-    changing; here snapshots, and what happened meanwhile is kept.
+    Algorithm 1 and section 3 on deadlock. There partners average models that may change during
+    the exchange; here they average snapshots, and changes made meanwhile are kept.
 
     >>> PairAverage(over="node")
     PairAverage(over='node')
@@ -75,7 +75,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
 
     def init(self, site: Site) -> PairAverageState:
-        """Allocate the snapshots; nothing runs before the first step."""
+        """Allocate the snapshots; exchanges start after the first step."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.empty("cpu", site.chunks)
         group = site.group
@@ -84,69 +84,69 @@ class PairAverage(ParameterExchange[PairAverageState]):
                 f"pair averaging needs Gloo for CPU tensors, got {group.backend('cpu')!r}; call "
                 "torch.distributed.init_process_group('cpu:gloo,cuda:nccl')"
             )
-        swaps = (
+        pairs = (
             PairExchanger.of([site.slice(f) for f in flat], group) if group is not None else None
         )
-        return PairAverageState(site, layout, flat, layout.views(flat), swaps)
+        return PairAverageState(site, layout, flat, layout.views(flat), pairs)
 
     def step(self, state: PairAverageState, step: int) -> None:
-        """Add what has come, and publish the result for the exchanges to follow."""
-        site, swaps, changed = state.site, state.swaps, state.site.inside is not None
-        if swaps is not None:
-            swaps.raise_error()
-            with swaps.lock:
+        """Add the changes of all exchanges, and publish the result for the next ones."""
+        site, pairs, changed = state.site, state.pairs, state.site.inside is not None
+        if pairs is not None:
+            pairs.raise_error()
+            with pairs.lock:
                 pack(state.views.values(), site.parameters.values())
-                changed |= swaps.absorb()
-            swaps.go_on()
-        if changed:  # into our own slice, which the thread may be reading, go the bytes it has
+                changed |= pairs.apply()
+            pairs.start()
+        if changed:  # the gather rewrites our own slice, which the thread may read, unchanged
             site.gather(state.flat)
             pack(site.parameters.values(), state.views.values())
 
     def mass(self, state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The parameters with what has come and was not added yet; weight one."""
-        site, swaps = state.site, state.swaps
+        """Return the parameters with changes not added yet, and weight one."""
+        site, pairs = state.site, state.pairs
         flat, views = _wide(state)
         pack(views.values(), site.parameters.values())
-        if swaps is not None:
-            swaps.quiesce()
-            for part, delta in zip(flat, swaps.delta, strict=True):
+        if pairs is not None:
+            pairs.quiesce()
+            for part, delta in zip(flat, pairs.delta, strict=True):
                 site.slice(part).add_(delta)
         return flat, views, 1.0
 
     def settle(self, state: PairAverageState) -> None:
-        """Forget what was not added yet: it is in the average."""
-        if state.swaps is not None:
-            state.swaps.quiesce()
-            state.swaps.clear()
+        """Discard changes not added yet: the average contains them."""
+        if state.pairs is not None:
+            state.pairs.quiesce()
+            state.pairs.clear()
 
     def staleness(self, state: PairAverageState, step: int) -> int:
-        """Steps of this rank since its newest snapshot that met another was taken."""
-        return state.swaps.staleness if state.swaps is not None else 0
+        """Return the number of own steps since the last exchanged snapshot was taken."""
+        return state.pairs.staleness if state.pairs is not None else 0
 
     def save(self, state: PairAverageState) -> Saved:
-        """What has come and was not added yet, and how partners will be drawn."""
+        """Return changes not added yet, and the state of the random draw of partners."""
         flat, views = _wide(state)
-        if state.swaps is None:
+        if state.pairs is None:
             return {"delta": views, "random": torch.Generator().get_state()}
-        with state.swaps.lock:
-            for part, delta in zip(flat, state.swaps.delta, strict=True):
+        with state.pairs.lock:
+            for part, delta in zip(flat, state.pairs.delta, strict=True):
                 state.site.slice(part).copy_(delta)
-        return {"delta": views, "random": state.swaps.random.get_state()}
+        return {"delta": views, "random": state.pairs.random.get_state()}
 
     def load(self, state: PairAverageState, saved: Saved) -> None:
-        """Take over what had come; all ranks call."""
+        """Restore changes not added yet; all ranks call."""
         self.settle(state)
-        if state.swaps is None:
+        if state.pairs is None:
             return
         flat, views = _wide(state)
         pack(views.values(), [saved["delta"][name] for name in views])
-        for part, delta in zip(flat, state.swaps.delta, strict=True):
+        for part, delta in zip(flat, state.pairs.delta, strict=True):
             delta.copy_(state.site.slice(part))
-        state.swaps.arrived = True
-        state.swaps.random.set_state(saved["random"])
+        state.pairs.arrived = True
+        state.pairs.random.set_state(saved["random"])
 
 
 def _wide(state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Room for a model in which pairs add, flat and by name."""
+    """Allocate a model in the dtype of sums, flat and by name."""
     flat = [torch.zeros_like(part, dtype=accumulation_dtype(part.dtype)) for part in state.flat]
     return flat, state.layout.views(flat)

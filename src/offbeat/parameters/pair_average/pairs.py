@@ -1,4 +1,4 @@
-"""Snapshots swapped with one partner at a time, in a thread of their own."""
+"""Exchanges of snapshots with one partner at a time, in a thread of their own."""
 
 import threading
 from collections.abc import Sequence
@@ -13,52 +13,52 @@ from offbeat.comm.group import Group
 from offbeat.comm.messages import exchange
 from offbeat.functional import accumulation_dtype, add_half_difference, apply_delta, take_snapshot
 
-VISIT, GOODBYE = 1, 2
+EXCHANGE, SIGN_OFF = 1, 2
 
 
 @dataclass(eq=False)
 class PairExchanger:
     """One participant's side of all its exchanges, which run on the lane of ``group``.
 
-    The bipartite graph that keeps them from deadlock: even members visit, odd ones answer. A
-    visitor waits for an answer only, and who answers waits for the one who visits right now, one
-    after the other; so no circle of waits can close.
+    A bipartite graph excludes deadlocks: even members initiate exchanges, odd members respond.
+    An initiator waits for one responder only, and a responder serves one initiator after the
+    other; so waits cannot form a circle.
 
-    ``published`` is the model as its owner's last step left it, ``delta`` what exchanges have
-    brought since. The thread reads the one and adds to the other, under ``lock``, and touches no
-    parameter. A snapshot is taken for each exchange and used once: what the last one brought is
-    in the next.
+    ``published`` is the model after the last step of its owner and ``delta`` the sum of what
+    exchanges have changed since; both are flat, by section. The thread reads the first and adds
+    to the second, under ``lock``, and does not touch parameters. Each exchange takes a new
+    snapshot, which contains the change of the exchange before.
     """
 
     group: Group
     published: list[Tensor]
     delta: list[Tensor]
-    outbox: list[Tensor]
-    inbox: list[Tensor]
+    outgoing: list[Tensor]
+    incoming: list[Tensor]
     random: torch.Generator
     lock: threading.Lock = field(default_factory=threading.Lock)
     job: "Future[None] | None" = None
     steps: int = 0
-    newest: int = 0  # of own steps, when the last snapshot that met another was taken
+    newest: int = 0  # own steps when the last exchanged snapshot was taken
     staleness: int = 0
     arrived: bool = False
 
     @classmethod
     def of(cls, published: Sequence[Tensor], group: Group) -> "PairExchanger":
-        """For the flat tensors ``published``; each rank draws its partners from its own seed."""
-        outbox = [torch.zeros_like(part) for part in published]
+        """Allocate for the flat tensors ``published``; each rank draws partners from its own seed."""
+        outgoing = [torch.zeros_like(part) for part in published]
         delta = [torch.zeros_like(part, dtype=accumulation_dtype(part.dtype)) for part in published]
-        inbox = [torch.zeros_like(part) for part in published]
+        incoming = [torch.zeros_like(part) for part in published]
         random = torch.Generator().manual_seed(group.rank)
-        return cls(group, list(published), delta, outbox, inbox, random)
+        return cls(group, list(published), delta, outgoing, incoming, random)
 
     @property
-    def visits(self) -> bool:
-        """Whether this participant visits; otherwise it answers."""
+    def is_initiator(self) -> bool:
+        """Whether this participant initiates exchanges; otherwise it responds."""
         return self.group.rank % 2 == 0
 
-    def absorb(self) -> bool:
-        """Add what has arrived to ``published``; False if nothing has. Under the lock."""
+    def apply(self) -> bool:
+        """Add ``delta`` to ``published``, under the lock; return False if there was no exchange."""
         self.steps += 1
         self.staleness = self.steps - self.newest
         arrived, self.arrived = self.arrived, False
@@ -67,73 +67,73 @@ class PairExchanger:
                 apply_delta(part, delta)
         return arrived
 
-    def go_on(self) -> None:
-        """A step is done: visit the next partner, unless on the way, or be there for visitors."""
-        if not self.visits:
-            # One job from the first step to the goodbyes. If all have come and this rank still
-            # steps, its visitors are in finish() already: a new job would wait for them there.
-            self.job = self.job or self.group.lane.submit(self._answer)
+    def start(self) -> None:
+        """Start the next exchange after a step, unless one is running, or start to respond."""
+        if not self.is_initiator:
+            # One job from the first step until all initiators have left. If all have left and
+            # this rank still steps, they are in finish(): a new job would wait for them.
+            self.job = self.job or self.group.lane.submit(self._respond)
         elif self.job is None or self.job.done():
             partner = 1 + 2 * int(torch.randint(self.group.size // 2, (), generator=self.random))
-            self.job = self.group.lane.submit(self._visit, partner)
+            self.job = self.group.lane.submit(self._initiate, partner)
 
     def raise_error(self) -> None:
-        """Raise what ended the thread, if something did."""
+        """Raise the error that ended the thread, if there was one."""
         if self.job is not None and self.job.done():
             self.job.result()
 
     def quiesce(self) -> None:
-        """End all exchanges until the next step; everyone must call after as many steps.
+        """End all exchanges until the next step; all members call after equally many steps.
 
-        A visitor says goodbye when its exchange is over, who answers goes on until all have.
-        So what one side of a pair has added the other has too.
+        An initiator signs off when its exchange is over, and a responder continues until all
+        initiators have signed off. So both sides of every pair have added their halves.
         """
         if self.job is None:
             return
         jobs = [self.job]
-        if self.visits:
-            jobs.append(self.group.lane.submit(self._leave))
+        if self.is_initiator:
+            jobs.append(self.group.lane.submit(self._sign_off))
         for job in jobs:
             with self.group.heartbeat.watching():
                 job.result()
         self.job = None
 
     def clear(self) -> None:
-        """Forget what has arrived."""
+        """Discard what exchanges have changed since the last step."""
         for delta in self.delta:
             delta.zero_()
         self.newest, self.arrived = self.steps, False
 
-    def _visit(self, partner: int) -> None:
+    def _initiate(self, partner: int) -> None:
         with self.group.heartbeat.attending():
-            call(VISIT, [partner], self.group)
-            self._swap(partner)
+            call(EXCHANGE, [partner], self.group)
+            self._exchange(partner)
 
-    def _leave(self) -> None:
-        call(GOODBYE, range(1, self.group.size, 2), self.group)
+    def _sign_off(self) -> None:
+        call(SIGN_OFF, range(1, self.group.size, 2), self.group)
 
-    def _answer(self) -> None:
-        visitors = set(range(0, self.group.size, 2))
-        calls = Calls(self.group, sorted(visitors))
+    def _respond(self) -> None:
+        initiators = set(range(0, self.group.size, 2))
+        calls = Calls(self.group, sorted(initiators))
         with self.group.heartbeat.attending():
-            while visitors and (heard := calls.next()) is not None:
-                visitor, word = heard
-                if word == GOODBYE:
-                    visitors.remove(visitor)
+            while initiators and (received := calls.next()) is not None:
+                initiator, word = received
+                if word == SIGN_OFF:
+                    initiators.remove(initiator)
                 else:
-                    self._swap(visitor)
-                    calls.expect(visitor)
+                    self._exchange(initiator)
+                    calls.expect(initiator)
 
-    def _swap(self, partner: int) -> None:
+    def _exchange(self, partner: int) -> None:
         with self.lock:
             taken = self.steps
-            for part, delta, out in zip(self.published, self.delta, self.outbox, strict=True):
+            for part, delta, out in zip(self.published, self.delta, self.outgoing, strict=True):
                 take_snapshot(part, delta, out)
-        sends = [(partner, part) for part in self.outbox]
-        receives = [(partner, part) for part in self.inbox]
+        sends = [(partner, part) for part in self.outgoing]
+        receives = [(partner, part) for part in self.incoming]
         with self.group.heartbeat.explaining():
             exchange(sends, receives, self.group).join()
         with self.lock:
-            for delta, mine, theirs in zip(self.delta, self.outbox, self.inbox, strict=True):
+            for delta, mine, theirs in zip(self.delta, self.outgoing, self.incoming, strict=True):
                 add_half_difference(delta, mine, theirs)
             self.newest, self.arrived = taken, True

@@ -1,4 +1,4 @@
-"""The messages of one gossip exchange, from being addressed to being read."""
+"""The messages of one gossip exchange: their buffers, headers and handles."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,32 +20,34 @@ WHOLE = slice(None)
 
 @dataclass(eq=False)
 class GossipRound:
-    """A model's shares on their way out and in, by section of the layout; allocated once.
+    """One gossip exchange of a participant, with buffers that are allocated once.
 
-    Each message has a header of two float64: its share of the weight and the number of the
-    exchange. Buffers and handles live until :meth:`wait`. An exchange that is the mean of all
-    goes by all-reduce; the own share, which stays, is taken from the sum.
+    ``outgoing`` holds one message for each different share and ``incoming`` one for each sender;
+    a message is a list of flat tensors, one for each section of the layout. Every message has a
+    header of two float64, its share of the weight and the number of the exchange. Buffers and
+    handles live until :meth:`wait`. An exchange that is the mean of all participants is an
+    all-reduce, from whose sum the participant's own share is subtracted.
     """
 
     site: Site
-    outbox: list[list[Tensor]]
-    inbox: list[list[Tensor]]
+    outgoing: list[list[Tensor]]
+    incoming: list[list[Tensor]]
     index: int = 0
     peers: Peers | None = None
     is_mean: bool = False
     weight: float = 1.0
-    shares: dict[float, int] = field(default_factory=dict)  # how many receivers each has
-    head: Tensor = field(default_factory=lambda: torch.zeros(2))
-    heads: list[Tensor] = field(default_factory=list)
+    shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
+    header: Tensor = field(default_factory=lambda: torch.zeros(2))
+    headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
-    def delivered(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
-        """What had arrived when a state was saved."""
-        return cls(site, [], [parts], heads=[torch.tensor([weight, 0.0], dtype=torch.float64)])
+    def restored(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
+        """Return a round whose one message had arrived when the state was saved."""
+        return cls(site, [], [parts], headers=[torch.tensor([weight, 0.0], dtype=torch.float64)])
 
-    def address(self, topology: Topology, index: int, weight: float) -> None:
-        """Find out whom this exchange goes to, and what share of the weight stays."""
+    def begin(self, topology: Topology, index: int, weight: float) -> None:
+        """Look up the peers of exchange ``index``, whose numerator has the weight ``weight``."""
         size = self.site.size
         self.index, self.weight = index, weight
         self.peers = topology.peers(self.site.rank, size, index)
@@ -54,65 +56,67 @@ class GossipRound:
 
     @property
     def _exact(self) -> bool:
-        """Whether messages are as precise as numerators: an all-reduce rounds what it sums."""
+        """Whether messages have the dtype of sums: an all-reduce rounds to its own dtype."""
         return all(
             out.dtype == into.dtype == accumulation_dtype(out.dtype)
-            for out, into in zip(self.outbox[0], self.inbox[0], strict=True)
+            for out, into in zip(self.outgoing[0], self.incoming[0], strict=True)
         )
 
     @property
     def weight_kept(self) -> float:
-        """What stays of the weight."""
-        _, peers = self._addressed()
+        """The share of the weight that stays at this participant."""
+        _, peers = self._begun()
         return peers.keep * self.weight
 
-    def outgoing(self, section: int, part: slice) -> list[tuple[float, int, Tensor]]:
-        """Of each message its share, its receivers, and a part of its body."""
+    def messages(self, section: int, part: slice) -> list[tuple[float, int, Tensor]]:
+        """Return the share, the number of receivers and a part of the body of every message."""
         shares = self.shares.items()
         return [
-            (p, n, out[section][part]) for (p, n), out in zip(shares, self.outbox, strict=False)
+            (p, n, out[section][part]) for (p, n), out in zip(shares, self.outgoing, strict=False)
         ]
 
-    def post(self) -> None:
-        """Let the messages go, and be ready for those of the senders. Does not block."""
-        group, peers = self._addressed()
+    def launch(self) -> None:
+        """Start to send and to receive all messages, without blocking."""
+        group, peers = self._begun()
         if self.is_mean:
-            body = self.inbox[0]
-            for into, out in zip(body, self.outbox[0], strict=True):
+            body = self.incoming[0]
+            for into, out in zip(body, self.outgoing[0], strict=True):
                 into.copy_(out)
-            self.head = self._head(self.weight / self.site.size)
-            self.heads = [self.head.clone()]
-            self.handles = [all_reduce(part, group) for part in (*self.heads, *body)]
+            self.header = self._header(self.weight / self.site.size)
+            self.headers = [self.header.clone()]
+            self.handles = [all_reduce(part, group) for part in (*self.headers, *body)]
             return
-        bodies = dict(zip(self.shares, self.outbox, strict=False))
+        bodies = dict(zip(self.shares, self.outgoing, strict=False))
         sends = [
             (to, part)
             for to, share in peers.send
-            for part in (self._head(self.weight * share), *bodies[share])
+            for part in (self._header(self.weight * share), *bodies[share])
         ]
-        self.heads = [self._head(0.0) for _ in peers.receive]
+        self.headers = [self._header(0.0) for _ in peers.receive]
         receives = [
             (source, part)
-            for source, head, body in zip(peers.receive, self.heads, self.inbox, strict=False)
-            for part in (head, *body)
+            for source, header, body in zip(
+                peers.receive, self.headers, self.incoming, strict=False
+            )
+            for part in (header, *body)
         ]
         self.handles = [exchange(sends, receives, group)]
 
     def wait(self) -> None:
-        """Block until all messages have left and arrived; twice does nothing more."""
+        """Block until all messages are sent and received. Idempotent."""
         if not self.handles:
             return
         while self.handles:
             self.handles.pop().wait()
         if self.is_mean:
             for into, out in zip(
-                (*self.heads, *self.inbox[0]), (self.head, *self.outbox[0]), strict=True
+                (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0]), strict=True
             ):
                 into.sub_(out)
-        group, peers = self._addressed()
+        group, peers = self._begun()
         sources = peers.receive[:1] if self.is_mean else peers.receive
-        for source, head in zip(sources, self.heads, strict=True):
-            index = float(head[1]) / (self.site.size - 1 if self.is_mean else 1)
+        for source, header in zip(sources, self.headers, strict=True):
+            index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
             if index != self.index:
                 raise group.heartbeat.condemn(
                     ValueError(
@@ -124,34 +128,34 @@ class GossipRound:
 
     @property
     def weight_arrived(self) -> float:
-        """The sum of the weights of all messages."""
-        return sum(float(head[0]) for head in self.heads)
+        """The sum of the weights of all received messages."""
+        return sum(float(header[0]) for header in self.headers)
 
     def arrived(self, section: int, part: slice = WHOLE) -> list[Tensor]:
-        """A part of the body of every message that has arrived."""
-        return [body[section][part] for body in self.inbox[: len(self.heads)]]
+        """Return a part of the body of every received message."""
+        return [body[section][part] for body in self.incoming[: len(self.headers)]]
 
     def total(self, section: int) -> Tensor:
-        """The sum of all bodies, as it will be added."""
+        """Return the sum of all received bodies, in the dtype in which it will be added."""
         bodies = self.arrived(section)
         return (
             sum_messages(bodies, accumulation_dtype(bodies[0].dtype)) if bodies else torch.zeros(())
         )
 
-    def _addressed(self) -> tuple[Group, Peers]:
-        assert self.site.group is not None, "only ranks with partners gossip"
-        assert self.peers is not None, "address() comes first"
+    def _begun(self) -> tuple[Group, Peers]:
+        assert self.site.group is not None, "only ranks with peers gossip"
+        assert self.peers is not None, "begin() comes first"
         return self.site.group, self.peers
 
-    def _head(self, weight: float) -> Tensor:
-        body = (*self.outbox[0], *self.inbox[0])[0]
+    def _header(self, weight: float) -> Tensor:
+        body = (*self.outgoing[0], *self.incoming[0])[0]
         return torch.tensor([weight, self.index], dtype=torch.float64, device=body.device)
 
 
 def gossip_round(
     topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None
 ) -> GossipRound:
-    """Room for the busiest exchange of ``topology``; ``parts`` are like the numerators."""
+    """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
     rounds = [
         part.peers(site.rank, site.size, index)
         for part in topology.parts()
@@ -162,8 +166,8 @@ def gossip_round(
         for part in parts
     ]
 
-    def room(count: int) -> list[list[Tensor]]:
+    def buffers(count: int) -> list[list[Tensor]]:
         return [[torch.zeros_like(body) for body in bodies] for _ in range(max(1, count))]
 
     shares = max(len({share for _, share in peers.send}) for peers in rounds)
-    return GossipRound(site, room(shares), room(max(len(peers.receive) for peers in rounds)))
+    return GossipRound(site, buffers(shares), buffers(max(len(peers.receive) for peers in rounds)))

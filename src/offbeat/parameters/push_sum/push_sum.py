@@ -1,4 +1,4 @@
-"""Push-sum gossip: each participant sends a share of itself to its peers of the moment."""
+"""SGP and Overlap SGP: each participant sends a share of its model to the peers of this step."""
 
 import hashlib
 import time
@@ -17,25 +17,25 @@ from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, validate
 
-_PROMPT = 1e-3  # s: less than this is no wait for the line
+_PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
 
 @dataclass(eq=False)
 class PushSumState:
     """What :class:`PushSum` knows of one replica.
 
-    ``anchor`` is the model z before the optimizer step, and None where every weight stays 1.
-    ``mails`` hold the messages of an exchange: two take turns under overlap, since the next one
-    is written while the last still travels (``pending``). ``flat`` is a copy of the parameters
-    where they cannot be worked on in place: between nodes, on another device, with gaps.
-    ``prompt``: whether the last message was there when it was needed.
+    ``anchor`` is the model z before the optimizer step, flat by section; None where every weight
+    stays 1. ``rounds`` hold the buffers of an exchange: two alternate under overlap, since the
+    next message is written while the last one is in flight (``pending``). ``flat`` is a copy of
+    the parameters where they cannot be used in place: between nodes, on another device, with gaps
+    in memory. ``prompt`` tells whether the last message had arrived when it was needed.
     """
 
     site: Site
     layout: Layout
     flat: list[Tensor] | None
     anchor: list[Tensor] | None
-    mails: list[GossipRound]
+    rounds: list[GossipRound]
     passes: PushSumPasses
     weight: float = 1.0
     pending: GossipRound | None = None
@@ -45,34 +45,38 @@ class PushSumState:
 @final
 @dataclass(frozen=True)
 class PushSum(ParameterExchange[PushSumState]):
-    r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that travels too.
+    r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that is sent too.
 
     .. math::
         x_i &= w_i z_i^{anchor} + (z_i - z_i^{anchor}) \\
         x_i &\leftarrow p_{ii} x_i + \sum_j p_{ij} x_j, \quad
         w_i \leftarrow p_{ii} w_i + \sum_j p_{ij} w_j, \quad z_i = x_i / w_i
 
-    The mixing shares p come from ``topology``; every message carries its share of the weight, so
-    that irregular graphs too converge to the true mean.
+    The mixing shares p come from ``topology``. Every message carries its share of the weight, so
+    that irregular graphs converge to the true mean as well.
 
-    ``overlap`` is the paper's tau: 0 sends after every step and waits for what the others send
-    after theirs. tau >= 1 sends every tau steps, without waiting, and adds each message exactly
-    tau steps after it was sent; only then, if it is not there, does a step block. What is in
-    flight is missing from x and w alike. ``wire="bf16"`` halves the bytes: the error of the cast
-    stays with the sender, no mass is lost. ``biased=True`` takes x for the model, whatever w: the
-    paper's ablation (Table 4), for comparisons only. ``over="node"``: nodes are the participants,
-    each local rank exchanges its slice of the model with its counterparts. ``on_failure="continue"``:
-    survivors of a lost rank forget what was in flight and start anew from their models, x = z and
-    w = 1, on the same graphs for fewer: they converge to the mean of these. Between ranks only.
+    Args:
+        topology: which participant sends to which in every exchange.
+        over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
+            its slice of the model with its counterparts.
+        overlap: the paper's tau. 0 sends after every step and waits for the messages of the same
+            step. tau >= 1 sends every tau steps without waiting, and adds each message exactly
+            tau steps after it was sent; a step blocks only if the message has not arrived by
+            then. Mass in flight is missing from x and w alike.
+        wire: "bf16" halves the bytes; the error of the cast stays with the sender, so that no
+            mass is lost.
+        biased: take x for the model, whatever w: the paper's ablation (Table 4).
+        on_failure: "continue" lets the survivors of a lost rank discard what is in flight and
+            start anew from their models, x = z and w = 1, on the same graphs for fewer ranks:
+            they converge to the mean of these models. For ranks as participants only.
 
-    Bytes sent per exchange: the model's for every peer of the moment (half of them with "bf16";
-    its slice, plus a gather inside the node) and 16 more. Extra memory: one message for each
-    different share and one for each sender, twice under overlap, and an anchor where weights
-    vary; the model once more between nodes. Passes over memory: two, of which one is done before
-    the wait for messages and one after the next have left; where the last message was there when
-    it was needed the two are one. Between nodes two copies more. Where there is an anchor and
-    numba, on a CPU, the passes are machine code.
-    ``sum x`` and ``sum w``, in flight included, are conserved up to rounding.
+    Bytes sent per exchange: one model for every peer (half with "bf16"; one slice, plus a gather
+    inside the node, between nodes) and 16 more. Extra memory: one message for each different
+    share and one for each sender, twice under overlap; an anchor where weights vary; one more
+    model between nodes. Passes over memory: two, one before the wait for messages and one after
+    the next ones are sent; one where the last message had arrived when it was needed; two more
+    between nodes. On a CPU with numba the passes are machine code where there is an anchor.
+    ``sum x`` and ``sum w``, mass in flight included, are conserved up to rounding.
 
     Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
     is whatever the optimizer did to the parameters. The delay is exactly tau (caption of Table 4),
@@ -110,7 +114,7 @@ class PushSum(ParameterExchange[PushSumState]):
             )
 
     def init(self, site: Site) -> PushSumState:
-        """Check the graphs for this world, alike on all ranks, and allocate the messages."""
+        """Check the graphs for this world on all ranks alike, and allocate the messages."""
         validate(self.topology, site.size)
         if self.on_failure == "continue" and not site.world.lost:
             _require_shrinking(self.topology, site.size)
@@ -121,13 +125,13 @@ class PushSum(ParameterExchange[PushSumState]):
         varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
         anchor = [_wide(part) for part in empty] if varies and not self.biased else None
         count = 2 if self.overlap else 1
-        mails = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
-        state = PushSumState(site, layout, flat, anchor, mails, push_sum_passes(site.device))
+        rounds = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
+        state = PushSumState(site, layout, flat, anchor, rounds, push_sum_passes(site.device))
         self.settle(state)
         return state
 
     def step(self, state: PushSumState, step: int) -> None:
-        """Exchange with the peers of this step, if it sends."""
+        """Exchange with the peers of this step, if it is a sending step."""
         site, every = state.site, max(1, self.overlap)
         _copy_in(state)
         if site.group is not None:
@@ -141,30 +145,34 @@ class PushSum(ParameterExchange[PushSumState]):
             pack(site.parameters.values(), state.layout.views(state.flat).values())
 
     def _exchange(self, state: PushSumState, index: int) -> None:
-        # One message at a time: posting the next while the last still travels costs a quarter of
-        # the line.
-        mail, last = state.mails[index % len(state.mails)], state.pending
-        mail.address(self.topology, index, state.weight)
+        # One message in flight at a time: launching the next one before the last has arrived
+        # costs a quarter of the line rate. The content of the next message is fixed before the
+        # wait, so the method is the same.
+        current, last = state.rounds[index % len(state.rounds)], state.pending
+        current.begin(self.topology, index, state.weight)
         if not self.overlap:
-            _share_out(state, mail)
-            mail.post()
-            mail.wait()
-            _take_in(state, mail, mail)
+            _fill_messages(state, current)
+            current.launch()
+            current.wait()
+            _add_messages(state, current, current)
         elif last is not None and state.prompt:
-            _await(state, last)
-            _turn(state, mail, last)
-            mail.post()
+            _wait_for(state, last)
+            _fill_and_add(state, current, last)
+            current.launch()
         else:
-            # The line decides: it works while what arrived is added.
-            _share_out(state, mail)
+            # The network is the bottleneck: keep it busy while received messages are added.
+            _fill_messages(state, current)
             if last is not None:
-                _await(state, last)
-            mail.post()
-            _take_in(state, mail, last)
-        state.pending = mail if self.overlap else None
+                _wait_for(state, last)
+            current.launch()
+            _add_messages(state, current, last)
+        state.pending = current if self.overlap else None
 
     def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The numerator of the parameters as they are, with what is in flight, and the weight."""
+        """Return the numerator of the parameters, with mass in flight, and the weight.
+
+        Flat tensors by section, their views by name, and the sum of the weights.
+        """
         site = state.site
         flat = state.layout.empty(site.device, site.chunks)
         views = state.layout.views(flat)
@@ -193,11 +201,11 @@ class PushSum(ParameterExchange[PushSumState]):
                 state.anchor[section][part].copy_(z)
 
     def staleness(self, state: PushSumState, step: int) -> int:
-        """Steps since what arrived last was sent: tau, and one more for every step since."""
+        """Return the age of the last received message: tau, plus the steps since it was added."""
         return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
 
     def save(self, state: PushSumState) -> Saved:
-        """The weight and what is in flight; the anchor equals the parameters between steps."""
+        """Return the weight and the mass in flight; between steps the anchor equals the parameters."""
         saved: Saved = {"weight": state.weight}
         if self.overlap:
             flat = state.layout.empty("cpu", state.site.chunks)
@@ -212,7 +220,7 @@ class PushSum(ParameterExchange[PushSumState]):
         return saved
 
     def load(self, state: PushSumState, saved: Saved) -> None:
-        """Take over the weight and what was in flight."""
+        """Restore the weight and the mass in flight."""
         self.settle(state)
         state.weight = float(saved["weight"])
         if self.overlap and state.site.group is not None:
@@ -220,11 +228,11 @@ class PushSum(ParameterExchange[PushSumState]):
             views = state.layout.views(flat)
             pack(views.values(), [saved["pending"][name] for name in views])
             parts = [state.site.slice(f) for f in flat]
-            state.pending = GossipRound.delivered(state.site, parts, float(saved["pending_weight"]))
+            state.pending = GossipRound.restored(state.site, parts, float(saved["pending_weight"]))
 
 
 def _works_in_place(site: Site) -> bool:
-    """Whether messages can be made of the parameters as they lie in memory."""
+    """Return whether messages can be computed from the parameters where they are in memory."""
     parameters = site.parameters.values()
     return site.inside is None and all(
         p.device == site.device and flat_view(p) is not None for p in parameters
@@ -237,32 +245,32 @@ def _copy_in(state: PushSumState) -> None:
         pack(views.values(), state.site.parameters.values())
 
 
-def _share_out(state: PushSumState, mail: GossipRound) -> None:
-    """Fix what is sent, before anything is added."""
+def _fill_messages(state: PushSumState, current: GossipRound) -> None:
+    """Fix the content of the messages, before anything is added."""
     for z, section, part in _pieces(state):
         anchor = state.anchor[section][part] if state.anchor else None
-        state.passes.fill_messages(z, anchor, state.weight, mail.outgoing(section, part))
+        state.passes.fill_messages(z, anchor, state.weight, current.messages(section, part))
 
 
-def _take_in(state: PushSumState, mail: GossipRound, last: GossipRound | None) -> None:
-    """Add what arrived to what ``mail`` left."""
-    state.weight = mail.weight_kept + (last.weight_arrived if last else 0.0)
+def _add_messages(state: PushSumState, current: GossipRound, last: GossipRound | None) -> None:
+    """Add the received messages of ``last`` to what remains after those of ``current``."""
+    state.weight = current.weight_kept + (last.weight_arrived if last else 0.0)
     for z, section, part in _pieces(state):
         anchor = state.anchor[section][part] if state.anchor else None
         arrived = last.arrived(section, part) if last else []
-        state.passes.add_messages(z, anchor, state.weight, mail.outgoing(section, part), arrived)
+        state.passes.add_messages(z, anchor, state.weight, current.messages(section, part), arrived)
 
 
-def _turn(state: PushSumState, mail: GossipRound, last: GossipRound) -> None:
-    """Both at once: less work, while nothing is on the line."""
-    before, state.weight = state.weight, mail.weight_kept + last.weight_arrived
+def _fill_and_add(state: PushSumState, current: GossipRound, last: GossipRound) -> None:
+    """Do both in one pass over memory."""
+    before, state.weight = state.weight, current.weight_kept + last.weight_arrived
     for z, section, part in _pieces(state):
         anchor = state.anchor[section][part] if state.anchor else None
-        sent, arrived = mail.outgoing(section, part), last.arrived(section, part)
+        sent, arrived = current.messages(section, part), last.arrived(section, part)
         state.passes.fill_and_add(z, anchor, before, state.weight, sent, arrived)
 
 
-def _await(state: PushSumState, last: GossipRound) -> None:
+def _wait_for(state: PushSumState, last: GossipRound) -> None:
     started = time.perf_counter()
     last.wait()
     # On CUDA a wait orders streams and returns at once, which tells nothing.
@@ -271,7 +279,7 @@ def _await(state: PushSumState, last: GossipRound) -> None:
 
 
 def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
-    """The parameters as flat tensors, and where each has its place in a message."""
+    """Yield flat pieces of the parameters, each with its section and range in a message."""
     if state.flat is not None:
         for section, flat in enumerate(state.flat):
             yield state.site.slice(flat), section, slice(None)
@@ -287,7 +295,7 @@ def _wide(part: Tensor) -> Tensor:
 
 
 def _require_shrinking(topology: Topology, size: int) -> None:
-    """Better now than in the night when a rank is lost. One participant needs no graph."""
+    """Check the graph for one participant fewer at the start, not when a rank is lost."""
     try:
         if size > 2:
             validate(topology, size - 1)
@@ -299,7 +307,7 @@ def _require_shrinking(topology: Topology, size: int) -> None:
 
 
 def _agree_on_graphs(topology: Topology, site: Site) -> None:
-    """Raise alike if a graph that a user's function made is not the same everywhere."""
+    """Raise the same ValueError on all ranks if they built different graphs."""
     if site.group is None:
         return
     digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
@@ -308,5 +316,5 @@ def _agree_on_graphs(topology: Topology, site: Site) -> None:
         ranks = [rank for rank, o in zip(site.group.ranks, others, strict=True) if o != others[0]]
         raise ValueError(
             f"{topology} makes other graphs on the ranks {ranks} than on {site.group.ranks[0]}; "
-            "everyone must know the same graphs: seed what is random"
+            "all ranks must build the same graphs: seed random generators"
         )

@@ -1,4 +1,4 @@
-"""Exchanges between nodes in which groups of equal local rank take turns."""
+"""Exchanges between nodes that rotate over the groups of equal local rank."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,27 +23,28 @@ from offbeat.functional import (
 
 @dataclass(eq=False)
 class PendingSum:
-    """A sum on its way: who speaks for the node, W, and the step that merges it."""
+    """A sum in flight: the local rank that exchanges it, W, and the step that merges it."""
 
     root: int
     wait: int
     due: int
     handles: list[Handle] = field(default_factory=list)
 
-    def land(self) -> None:
-        """Block until the sum is there; twice does nothing more."""
+    def join(self) -> None:
+        """Block until the sum has arrived. Idempotent."""
         while self.handles:
             self.handles.pop().wait()
 
 
 @dataclass(eq=False)
 class Rotation:
-    """One rank's side of the exchanges, of which ``turn`` counts those that have begun.
+    """One rank's part in the exchanges; ``turn`` counts those that have begun.
 
-    The local rank that speaks for all nodes in an exchange is the ``root`` of a broadcast in each.
-    ``flat`` holds the sum in ``flight`` or, in a blocking phase, the reference that all share: the
-    last result; ``views`` is the same by name. ``error`` is what casts took from the node's
-    differences, the same on all of its ranks; ``message`` is what they are cast into.
+    In each exchange one local rank, the ``root``, exchanges with its counterparts on the other
+    nodes and broadcasts the result in its node. ``flat`` holds the sum in flight (``pending``)
+    or, in a blocking phase, the reference that all nodes share: the last result; ``views`` are
+    its tensors by name. ``error`` is what earlier casts took from the node's differences, equal
+    on all of its ranks, and ``message`` the 16-bit buffers. All are flat, by section.
     """
 
     site: Site
@@ -53,77 +54,80 @@ class Rotation:
     error: list[Tensor]
     message: list[Tensor]
     turn: int = 0
-    flight: PendingSum | None = None
+    pending: PendingSum | None = None
 
     @classmethod
     def of(cls, site: Site, wire: Literal["bf16"] | None) -> "Rotation":
-        """With room for one sum and, with a 16-bit wire, for messages and what casts take."""
+        """Allocate one sum and, for 16-bit messages, the messages and the errors of casts."""
         layout = Layout.of(site.parameters, site.slices)
         flat = wide_sections(layout, site.device)
         error = [torch.zeros_like(part) for part in flat if wire is not None]
         message = [torch.zeros_like(part, dtype=torch.bfloat16) for part in error]
-        turns = cls(site, layout, flat, layout.views(flat), error, message)
-        turns.restart()
-        return turns
+        rotation = cls(site, layout, flat, layout.views(flat), error, message)
+        rotation.restart()
+        return rotation
 
     def start(self, wait: int, due: int) -> None:
-        """Let the sum of all nodes' models go; nobody waits."""
+        """Start the sum of all nodes' models without waiting for it."""
         root = self._next()
         handles = []
-        if self._speaks(root) and self.site.group is not None:
+        if self._is_root(root) and self.site.group is not None:
             pack(self.views.values(), self._parameters)
             handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
-        self.flight = PendingSum(root, wait, due, handles)
+        self.pending = PendingSum(root, wait, due, handles)
 
-    def land(self) -> None:
+    def merge(self) -> None:
         """Merge the sum in flight with the model."""
-        flight, self.flight = self.flight, None
-        assert flight is not None, "something is in flight"
-        if self._speaks(flight.root):
-            flight.land()
-            self._merge(self.flat, flight.wait)
-        self._hand_out(flight.root)
+        pending, self.pending = self.pending, None
+        assert pending is not None, "a sum is in flight"
+        if self._is_root(pending.root):
+            pending.join()
+            self._merge(self.flat, pending.wait)
+        self._broadcast_result(pending.root)
 
     def merged(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The model as :meth:`land` would leave it, in memory of its own; the sum flies on."""
-        site, flight = self.site, self.flight
+        """Return the model as :meth:`merge` would leave it; the sum stays in flight.
+
+        Flat tensors of their own and their views by name.
+        """
+        site, pending = self.site, self.pending
         flat = wide_sections(self.layout, site.device, site.chunks)
         views = self.layout.views(flat)
-        if flight is None:
+        if pending is None:
             pack(views.values(), self._parameters)
             return flat, views
         whole = [part[: len(total)] for part, total in zip(flat, self.flat, strict=True)]
-        if self._speaks(flight.root):
-            flight.land()
+        if self._is_root(pending.root):
+            pending.join()
             for part, total in zip(whole, self.flat, strict=True):
                 part.copy_(total)
-            self._merge(whole, flight.wait)
-        self._broadcast(whole, flight.root)
+            self._merge(whole, pending.wait)
+        self._broadcast(whole, pending.root)
         return flat, views
 
     def average(self, exact: bool) -> None:
-        """Set all models to the nodes' mean; unless ``exact`` from 16-bit differences."""
+        """Set all models to the mean of the nodes; from 16-bit differences unless ``exact``."""
         root = self._next()
         if exact or not self.error:
             self._exact_mean(root)
         else:
             self._narrow_mean(root)
-        self._hand_out(root)
+        self._broadcast_result(root)
 
     def restart(self) -> None:
-        """All models are equal: they are the reference, and nothing is in flight or was lost."""
-        if self.flight is not None:
-            self.flight.land()  # before anything is written where the sum arrives
-        self.flight = None
+        """Take the models, now equal, as the reference; discard the sum and all errors."""
+        if self.pending is not None:
+            self.pending.join()  # before anything is written to the buffer of the sum
+        self.pending = None
         for error in self.error:
             error.zero_()
         pack(self.views.values(), self._parameters)
 
-    def arrived(self) -> dict[str, Tensor]:
-        """A copy of the sum in flight, after a wait for it; zeros on who has no part in it."""
+    def pending_sum(self) -> dict[str, Tensor]:
+        """Wait for the sum in flight and return a copy by name; zeros on ranks without a part."""
         total = wide_sections(self.layout, "cpu")
-        if self.flight is not None and self._speaks(self.flight.root):
-            self.flight.land()
+        if self.pending is not None and self._is_root(self.pending.root):
+            self.pending.join()
             for part, arrived in zip(total, self.flat, strict=True):
                 part.copy_(arrived)
         return self.layout.views(total)
@@ -136,7 +140,7 @@ class Rotation:
         self.turn += 1
         return (self.turn - 1) % self.site.slices
 
-    def _speaks(self, root: int) -> bool:
+    def _is_root(self, root: int) -> bool:
         return self.site.inside is None or self.site.inside.rank == root
 
     def _merge(self, flat: list[Tensor], wait: int) -> None:
@@ -146,7 +150,7 @@ class Rotation:
     def _exact_mean(self, root: int) -> None:
         for error in self.error:
             error.zero_()
-        if self._speaks(root) and self.site.group is not None:
+        if self._is_root(root) and self.site.group is not None:
             pack(self.views.values(), self._parameters)
             for handle in [mean(part, self.site.group) for part in _filled(self.flat)]:
                 handle.wait()
@@ -154,22 +158,22 @@ class Rotation:
     def _narrow_mean(self, root: int) -> None:
         if self.site.group is None:
             return
-        # Every rank whose turn may come casts, so that each knows what its node's casts took: the
-        # ranks of a node hold the same model and the same reference.
+        # Every rank casts, not the root alone, so that each knows the error of its node's casts
+        # when its turn comes: the ranks of a node hold the same model and the same reference.
         for x, reference, error, message in self._pieces(self.flat, self.error, self.message):
             cast_difference(x, reference, error, message)
-        if self._speaks(root):
+        if self._is_root(root):
             for handle in [mean(part, self.site.group) for part in _filled(self.message)]:
                 handle.wait()
             for reference, difference in zip(self.flat, self.message, strict=True):
                 reference.add_(difference)
 
-    def _hand_out(self, root: int) -> None:
-        """Give what the speaker holds to all of the node, as their parameters."""
+    def _broadcast_result(self, root: int) -> None:
+        """Broadcast the result of the root in its node, and set the parameters to it."""
         self._broadcast(self.flat, root)
         pack(self._parameters, self.views.values())
         if [part.dtype for part in self.flat] != list(self.layout.dtypes):
-            # The reference is what all hold, as it was rounded; then it need not be saved.
+            # The reference is the rounded parameters, which all hold: it need not be saved.
             pack(self.views.values(), self._parameters)
 
     def _broadcast(self, flat: list[Tensor], root: int) -> None:
@@ -178,7 +182,7 @@ class Rotation:
                 handle.wait()
 
     def _pieces(self, *flat: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """The parameters as flat tensors, each with its places in flat sections."""
+        """Yield the parameters as flat tensors, each with its range of the flat sections."""
         for parameter, place in zip(self._parameters, self.layout.places.values(), strict=True):
             part = slice(place.offset, place.offset + prod(place.shape))
             x = _as_memory(parameter, self.site.device)
@@ -186,17 +190,17 @@ class Rotation:
 
 
 def wide_sections(layout: Layout, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
-    """Empty sections in which to add: float32 for 16-bit types."""
+    """Allocate sections in the dtype of sums: float32 for 16-bit types."""
     return [part.to(accumulation_dtype(part.dtype)) for part in layout.empty(device, chunks)]
 
 
 def _filled(flat: list[Tensor]) -> list[Tensor]:
-    """Without empty sections, which a group may not send."""
+    """Return the sections that are not empty: a group may not send empty tensors."""
     return [part for part in flat if part.numel() > 0]
 
 
 def _as_memory(parameter: Tensor, device: torch.device) -> Tensor:
-    """A parameter as its memory lies; a copy where it lies elsewhere or has gaps."""
+    """Return a flat view of a parameter; a copy if it is on another device or has gaps."""
     own = flat_view(parameter) if parameter.device == device else None
     if own is None:
         own = flat_view(torch.empty_like(parameter, device=device).copy_(parameter))

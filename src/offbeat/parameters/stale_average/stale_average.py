@@ -1,4 +1,4 @@
-"""The average between nodes of parameters that are some steps old, and blocking ones around it."""
+"""DASO's exchange between nodes: stale averages, and blocking ones before and after."""
 
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -19,12 +19,12 @@ class StaleAverageState:
     """What :class:`StaleAverage` knows of one replica.
 
     ``loss`` is the sum of ``losses`` reports since the last window. ``steps`` counts steps, and
-    ``newest`` those after which the parameters that came last were sent.
+    ``newest`` is the step count at which the parameters received last were sent.
     """
 
     site: Site
-    turns: Rotation
-    pace: Cadence
+    rotation: Rotation
+    cadence: Cadence
     steps: int = 0
     newest: int = 0
     loss: float | Tensor = 0.0
@@ -34,7 +34,7 @@ class StaleAverageState:
 @final
 @dataclass(frozen=True)
 class StaleAverage(ParameterExchange[StaleAverageState]):
-    r"""DASO's exchange between nodes: sums that travel while all train on, merged W steps later.
+    r"""Sum the models of all nodes while training continues, and merge the sum W steps later.
 
     .. math::
         x^l_{t+W} \leftarrow \frac{2W x^l_{t+W} + \sum_{i=1}^{P} x^i_t}{2W + P}
@@ -42,18 +42,20 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
         x^l \leftarrow r + \frac{1}{P} \sum_{i=1}^{P} \mathrm{cast}(x^i - r + e^i)
         \quad \text{(warm-up, cool-down)}
 
-    P nodes take part, whatever their size. One group of ranks with equal local rank exchanges at
-    a time, the next one after each exchange; in every node its member then broadcasts the result.
-    There are as many groups as the smallest node has ranks. :class:`Cycle` says when.
+    P is the number of nodes, whatever their size. One group of ranks with equal local rank
+    exchanges at a time, the next one after each exchange; its member in every node then broadcasts
+    the result there. There are as many groups as the smallest node has ranks. :class:`Cycle`
+    decides when nodes exchange.
 
-    In cycling one sum travels at a time, in full precision, with the W it was started with. Where
-    one ends and the next is due, it is merged first. What travels when the cool-down begins is
-    merged with its first step, before the average. In blocking phases all take the mean after
-    every step: ``wire="bf16"`` sends the difference to the last mean r in 16 bits and adds what
-    the cast took, e, to the next; the first step of a phase and ``wire=None`` send 32 bits.
+    In the cycling phase one sum is in flight at a time, in full precision, with the W it was
+    started with. Where one sum ends and the next is due, the first is merged first. A sum that is
+    in flight when the cool-down begins is merged on its first step, before the average. In
+    blocking phases every step ends with the mean of all nodes: ``wire="bf16"`` sends the
+    difference to the last mean r in 16 bits and adds the error e of the cast to the next
+    difference; the first step of a phase and ``wire=None`` send full precision.
 
-    ``replica.report_loss`` tells the losses from which plateaus are seen: averaged over all ranks
-    that report, once in ``report_every`` steps of cycling.
+    Plateaus are detected in the losses passed to ``replica.report_loss``, averaged over all ranks
+    that report, once in ``report_every`` steps of the cycling phase.
 
     Bytes sent per exchange, by one rank of the node: 2 (P-1)/P of the model's (of half of it with
     16 bits), and the model inside the node. Extra memory: one model, float32 for 16-bit
@@ -81,44 +83,44 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
 
     def init(self, site: Site) -> StaleAverageState:
-        """Allocate the sum and, where there is use for them, the 16-bit messages."""
-        turns = Rotation.of(site, self.wire if self.cycle.blocks_ever else None)
-        return StaleAverageState(site, turns, self.cycle.start)
+        """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
+        rotation = Rotation.of(site, self.wire if self.cycle.blocks_ever else None)
+        return StaleAverageState(site, rotation, self.cycle.start)
 
     def step(self, state: StaleAverageState, step: int) -> None:
-        """Merge what is due, then average or start the next sum."""
-        turns, blocking = state.turns, self.cycle.is_blocking(step)
-        state.steps, flight = step + 1, turns.flight
-        if flight is not None and (blocking or step >= flight.due):
-            turns.land()
-            state.newest = flight.due - flight.wait + 1
-        self._listen(state, step)
+        """Merge the sum that is due, then average or start the next sum."""
+        rotation, blocking = state.rotation, self.cycle.is_blocking(step)
+        state.steps, pending = step + 1, rotation.pending
+        if pending is not None and (blocking or step >= pending.due):
+            rotation.merge()
+            state.newest = pending.due - pending.wait + 1
+        self._update_cadence(state, step)
         if blocking:
-            self._warn(state, step)
-            turns.average(exact=self.cycle.opens(step))
+            self._warn_beyond_end(state, step)
+            rotation.average(exact=self.cycle.opens(step))
             state.newest = state.steps
-        elif turns.flight is None and self.cycle.sends(step, state.pace):
-            turns.start(state.pace.wait, step + state.pace.wait)
+        elif rotation.pending is None and self.cycle.sends(step, state.cadence):
+            rotation.start(state.cadence.wait, step + state.cadence.wait)
 
     def report(self, state: StaleAverageState, loss: float | Tensor) -> None:
-        """Add the loss up, where it lies: nobody waits for a GPU."""
+        """Add up the losses on their device, so that the host does not wait for it."""
         state.loss = state.loss + torch.as_tensor(loss).detach().double().reshape(())
         state.losses += 1
 
-    def _listen(self, state: StaleAverageState, step: int) -> None:
-        """Hear all ranks' losses at the end of a window; every rank comes to the same pace."""
+    def _update_cadence(self, state: StaleAverageState, step: int) -> None:
+        """Average the losses of all ranks at the end of a window; the cadence follows from it."""
         if self.cycle.listens(step):
-            assert state.site.control is not None, "there are participants, so there is a world"
-            heard = gather_numbers([float(state.loss), state.losses], state.site.control)
-            count = sum(count for _, count in heard)
+            assert state.site.control is not None, "a slot in use has a control group"
+            reports = gather_numbers([float(state.loss), state.losses], state.site.control)
+            count = sum(count for _, count in reports)
             if count > 0:
-                loss = sum(loss for loss, _ in heard) / count
-                state.pace = self.cycle.after(loss, state.pace)
+                loss = sum(loss for loss, _ in reports) / count
+                state.cadence = self.cycle.after(loss, state.cadence)
         elif not self.cycle.is_blocking(step):
             return
         state.loss, state.losses = 0.0, 0
 
-    def _warn(self, state: StaleAverageState, step: int) -> None:
+    def _warn_beyond_end(self, state: StaleAverageState, step: int) -> None:
         if step == self.cycle.total_steps and state.site.world.rank == 0:
             warnings.warn(
                 f"step {step + 1} is beyond total_steps={step}: this and all later ones average "
@@ -128,47 +130,47 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             )
 
     def mass(self, state: StaleAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The parameters, merged with the sum in flight if there is one; weight one."""
-        return *state.turns.merged(), 1.0
+        """Return the parameters, merged with the sum in flight if there is one, with weight one."""
+        return *state.rotation.merged(), 1.0
 
     def settle(self, state: StaleAverageState) -> None:
-        """Start anew from equal replicas: they are the reference, nothing is in flight."""
-        state.turns.restart()
+        """Start anew from equal replicas, which become the reference; discard the sum in flight."""
+        state.rotation.restart()
         state.newest = state.steps
 
     def staleness(self, state: StaleAverageState, step: int) -> int:
-        """Steps since what was merged last was sent."""
+        """Return the number of steps since the parameters merged last were sent."""
         return step - state.newest
 
     def measures(self, state: StaleAverageState) -> dict[str, float]:
-        """B and W of the moment: 1 and 0 in blocking phases."""
+        """Return the current B and W, 1 and 0 in blocking phases."""
         if state.steps and self.cycle.is_blocking(state.steps - 1):
             return {"every": 1, "wait": 0}
-        return {"every": state.pace.every, "wait": state.pace.wait}
+        return {"every": state.cadence.every, "wait": state.cadence.wait}
 
     def save(self, state: StaleAverageState) -> Saved:
-        """The sum in flight, what casts took, B and W, and what is known of the loss.
+        """Return the sum in flight, the errors of casts, B and W, and the loss statistics.
 
-        The reference equals the parameters between steps.
+        Between steps the reference equals the parameters.
         """
-        turns, flight = state.turns, state.turns.flight
+        rotation, pending = state.rotation, state.rotation.pending
         return {
             "nodes": [list(node) for node in state.site.world.nodes],
-            "turn": turns.turn,
+            "turn": rotation.turn,
             "steps": state.steps,
             "newest": state.newest,
-            "pace": asdict(state.pace),
+            "pace": asdict(state.cadence),
             "loss": float(state.loss),
             "losses": state.losses,
-            "flight": [flight.root, flight.wait, flight.due] if flight is not None else [],
-            "sum": turns.arrived(),
-            "error": {n: v.cpu().clone() for n, v in turns.layout.views(turns.error).items()}
-            if turns.error
+            "flight": [pending.root, pending.wait, pending.due] if pending is not None else [],
+            "sum": rotation.pending_sum(),
+            "error": {n: v.cpu().clone() for n, v in rotation.layout.views(rotation.error).items()}
+            if rotation.error
             else {},
         }
 
     def load(self, state: StaleAverageState, saved: Saved) -> None:
-        """Take over what was in flight and B and W; only between the same nodes."""
+        """Restore the sum in flight and B and W; for the same nodes only."""
         nodes = [list(node) for node in state.site.world.nodes]
         if saved["nodes"] != nodes:
             raise ValueError(
@@ -176,12 +178,12 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
                 "the same nodes, or call finish() before saving"
             )
         self.settle(state)
-        turns, state.pace = state.turns, Cadence(**saved["pace"])
-        turns.turn, state.steps, state.newest = saved["turn"], saved["steps"], saved["newest"]
+        rotation, state.cadence = state.rotation, Cadence(**saved["pace"])
+        rotation.turn, state.steps, state.newest = saved["turn"], saved["steps"], saved["newest"]
         state.loss, state.losses = saved["loss"], saved["losses"]
-        if turns.error:
-            views = turns.layout.views(turns.error)
+        if rotation.error:
+            views = rotation.layout.views(rotation.error)
             pack(views.values(), [saved["error"][name] for name in views])
         if saved["flight"]:
-            turns.flight = PendingSum(*saved["flight"])
-            pack(turns.views.values(), [saved["sum"][name] for name in turns.views])
+            rotation.pending = PendingSum(*saved["flight"])
+            pack(rotation.views.values(), [saved["sum"][name] for name in rotation.views])
