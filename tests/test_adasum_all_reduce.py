@@ -16,7 +16,7 @@ from offbeat.comm.world import World
 from offbeat.functional import Layout
 from offbeat.parameters.adasum.operands import Operands
 from offbeat.parameters.adasum.participants import Participants
-from offbeat.parameters.adasum.slices import SliceLayout
+from offbeat.parameters.adasum.slice_layout import SliceLayout
 from offbeat.testing import ThreadWorld
 from reference.adasum import combine
 

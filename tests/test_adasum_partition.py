@@ -94,7 +94,7 @@ def test_no_layer_is_cut() -> None:
         assert numel % 12 == 0
         for part in range(3):
             third = numel // 3
-            spans = layout.spans(section, part * third, (part + 1) * third)
+            spans = layout.segments(section, part * third, (part + 1) * third)
             mine = [list(tensors)[span.layer] for span in spans]
             assert all(owners[name] == part for name in mine)
             assert sum(s.stop - s.start for s in spans) == sum(tensors[n].numel() for n in mine)

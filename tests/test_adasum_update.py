@@ -74,7 +74,7 @@ def test_every_algorithm_follows_the_reference(
     if method == "rvhdd" and size & (size - 1):
         pytest.skip("halves vectors between powers of two")
     monkeypatch.setattr(
-        "offbeat.parameters.adasum.slices.LARGEST", 400
+        "offbeat.parameters.adasum.slice_layout.LARGEST", 400
     )  # several pieces of every slice
     sizes = (301, 1, 17, 90)
     rows = drawn(size, sum(sizes), dtype)

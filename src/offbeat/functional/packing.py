@@ -124,10 +124,10 @@ class Layout:
             for name, place in self.places.items()
         }
 
-    def spans(self, section: int, start: int, stop: int) -> Segments:
+    def segments(self, section: int, start: int, stop: int) -> Segments:
         """Whose elements lie in ``flat[section][start:stop]``, counted from ``start``.
 
-        >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).spans(0, 4, 7)
+        >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).segments(0, 4, 7)
         (Segment(layer=0, start=0, stop=2), Segment(layer=1, start=2, stop=3))
         """
         found = []
@@ -143,13 +143,13 @@ class Layout:
         return self.numels[self.dtypes.index(dtype)] if dtype in self.dtypes else 0
 
 
-def clip_segments(spans: Iterable[Segment], start: int, stop: int) -> Segments:
-    """The parts of ``spans`` inside ``start`` to ``stop``, counted as before.
+def clip_segments(segments: Iterable[Segment], start: int, stop: int) -> Segments:
+    """The parts of ``segments`` inside ``start`` to ``stop``, counted as before.
 
     >>> clip_segments([Segment(0, 0, 6), Segment(1, 6, 8)], 4, 7)
     (Segment(layer=0, start=4, stop=6), Segment(layer=1, start=6, stop=7))
     """
-    cut = (Segment(s.layer, max(s.start, start), min(s.stop, stop)) for s in spans)
+    cut = (Segment(s.layer, max(s.start, start), min(s.stop, stop)) for s in segments)
     return Segments(span for span in cut if span.start < span.stop)
 
 

@@ -1,4 +1,4 @@
-"""Adasum of what the optimizers have done since the last exchange."""
+"""Adasum of the optimizers' updates since the last exchange."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -14,7 +14,7 @@ from offbeat.functional import Layout, pack
 from offbeat.parameters.adasum.method import METHODS, Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
-from offbeat.parameters.adasum.slices import SliceLayout
+from offbeat.parameters.adasum.slice_layout import SliceLayout
 from offbeat.schedule import due
 
 
@@ -22,12 +22,13 @@ from offbeat.schedule import due
 class AdasumState:
     """What :class:`AdasumUpdate` knows of one replica.
 
-    ``anchor`` holds the parameters after the last exchange, ``flat`` is scratch for updates.
+    ``anchor`` holds the parameters after the last exchange and ``flat`` the updates; both are
+    flat tensors by section. ``orthogonality`` (layers,) is that of the last exchange.
     """
 
     site: Site
     layout: Layout
-    cut: SliceLayout
+    slice_layout: SliceLayout
     flat: list[Tensor]
     anchor: list[Tensor]
     reduction: Reduction
@@ -102,7 +103,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
 
     def init(self, site: Site) -> AdasumState:
         """Allocate the anchor and the buffers of the exchange."""
-        # Every slice is cut again between those who exchange it, into equal shares.
+        # Every slice is divided again between its participants, into equal shares.
         if self.partition:
             layout = Layout.whole(site.parameters, site.owners(), site.slices, site.size)
         else:
@@ -110,52 +111,53 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
         nested = site.size < site.world.size
         peers = Participants(site.size, site.group, site.inside, site.slices, nested)
-        cut = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
-        reduction = build_reduction(self.method, cut, _slices(site, flat), self.wire)
-        unknown = torch.full((cut.layers,), torch.nan, dtype=torch.float64)
-        state = AdasumState(site, layout, cut, flat, anchor, reduction, unknown)
+        part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
+        reduction = build_reduction(self.method, part, _slices(site, flat), self.wire)
+        unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64)
+        state = AdasumState(site, layout, part, flat, anchor, reduction, unknown)
         self.settle(state)
         return state
 
     def step(self, state: AdasumState, step: int) -> None:
-        """Combine the updates if it is time."""
+        """Combine the updates if an exchange is due."""
         if self.partition and (state.site.size == 1 or not due(step, self.every)):
-            _share(state)
+            _gather_shares(state)
             return
         if not due(step, self.every):
             return
         _update(state)
-        verdict = state.reduction.compare()
+        statistics = state.reduction.compare()
         anchors = state.layout.views(state.anchor)
-        if verdict.is_finite():
-            state.orthogonality = verdict.orthogonality
+        if statistics.is_finite():
+            state.orthogonality = statistics.orthogonality
             state.reduction.combine()
             state.site.gather(state.flat)
             for anchor, combined in zip(state.anchor, state.flat, strict=True):
                 anchor.add_(combined)
         elif self.nonfinite == "raise":
-            raise _fault(state, verdict)
+            raise _nonfinite_error(state, statistics)
         else:
             state.skipped += 1
         pack(state.site.parameters.values(), anchors.values())
 
     def mass(self, state: AdasumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The model as the exchange that is due would leave it, the same on all ranks.
+        """Return the model after the exchange that is due, equal on all ranks, and weight one.
 
-        In full precision, with what earlier roundings took. Nothing of the state changes.
+        Flat tensors by section and their views by name, in full precision, with the errors of
+        earlier roundings. The state does not change.
         """
         if state.site.size == 1:
-            _share(state)
+            _gather_shares(state)
             return state.flat, state.layout.views(state.flat), 1.0
         slices, reduction = _update(state), state.reduction
         if self.wire is not None:
-            for pieces, narrow in reduction.roundings:
-                for piece, error in zip(pieces, narrow.errors, strict=True):
+            for pieces, rounding in reduction.roundings:
+                for piece, error in zip(pieces, rounding.errors, strict=True):
                     piece.of(slices).add_(error)
-            reduction = build_reduction(self.method, state.cut, slices, None)
-        verdict = reduction.compare()
-        if not verdict.is_finite():
-            raise _fault(state, verdict)
+            reduction = build_reduction(self.method, state.slice_layout, slices, None)
+        statistics = reduction.compare()
+        if not statistics.is_finite():
+            raise _nonfinite_error(state, statistics)
         reduction.combine()
         state.site.gather(state.flat)
         for flat, anchor in zip(state.flat, state.anchor, strict=True):
@@ -163,17 +165,17 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         return state.flat, state.layout.views(state.flat), 1.0
 
     def settle(self, state: AdasumState) -> None:
-        """Start anew from equal replicas: anchor = parameters, nothing is owed."""
+        """Start anew from equal replicas: anchor = parameters, no rounding errors."""
         pack(state.layout.views(state.anchor).values(), state.site.parameters.values())
-        for _, narrow in state.reduction.roundings:
-            narrow.forget()
+        for _, rounding in state.reduction.roundings:
+            rounding.forget()
 
     def staleness(self, state: AdasumState, step: int) -> int:
-        """Steps since the last exchange."""
+        """Return the number of steps since the last exchange."""
         return step % self.every
 
     def measures(self, state: AdasumState) -> dict[str, float]:
-        """Orthogonality of each layer that moved and their mean; steps skipped by all ranks.
+        """Return the orthogonality of each layer that changed, their mean, and skipped steps.
 
         1 where the last updates were orthogonal, 1/n where they were equal: the paper's Fig. 2.
         """
@@ -186,28 +188,28 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         return {"skipped": state.skipped, **mean, **found}
 
     def save(self, state: AdasumState) -> Saved:
-        """The anchor where steps lie between exchanges, and what roundings took."""
+        """Return the anchor if steps lie between exchanges, and the errors of roundings."""
         saved: Saved = {"skipped": state.skipped}
         if self.every > 1:
             saved["anchor"] = _copies(state, state.anchor)
-        for index, (pieces, narrow) in enumerate(state.reduction.roundings):
+        for index, (pieces, rounding) in enumerate(state.reduction.roundings):
             full = [torch.zeros_like(flat) for flat in state.flat]
             slices = _slices(state.site, full)
-            for piece, error in zip(pieces, narrow.errors, strict=True):
+            for piece, error in zip(pieces, rounding.errors, strict=True):
                 piece.of(slices).copy_(error)
             saved[_ROUNDINGS[index]] = _copies(state, full)
         return saved
 
     def load(self, state: AdasumState, saved: Saved) -> None:
-        """Take over the anchor and what roundings took."""
+        """Restore the anchor and the errors of roundings."""
         self.settle(state)
         state.skipped = int(saved["skipped"])
         if self.every > 1:
             _restore(state, state.anchor, saved["anchor"])
-        for index, (pieces, narrow) in enumerate(state.reduction.roundings):
+        for index, (pieces, rounding) in enumerate(state.reduction.roundings):
             full = [torch.zeros_like(flat) for flat in state.flat]
             _restore(state, full, saved[_ROUNDINGS[index]])
-            for piece, error in zip(pieces, narrow.errors, strict=True):
+            for piece, error in zip(pieces, rounding.errors, strict=True):
                 error.copy_(piece.of(_slices(state.site, full)))
 
 
@@ -225,7 +227,7 @@ def _slices(site: Site, flat: list[Tensor]) -> list[Tensor]:
 
 
 def _update(state: AdasumState) -> list[Tensor]:
-    """Fill the flat copy with what the optimizer has done; this rank's slice of it."""
+    """Fill the flat tensors with the optimizer's updates; return this rank's slices."""
     pack(state.layout.views(state.flat).values(), state.site.parameters.values())
     slices = _slices(state.site, state.flat)
     for update, anchor in zip(slices, _slices(state.site, state.anchor), strict=True):
@@ -233,16 +235,16 @@ def _update(state: AdasumState) -> list[Tensor]:
     return slices
 
 
-def _share(state: AdasumState) -> None:
-    """Take every layer from the rank of this node that owns it."""
+def _gather_shares(state: AdasumState) -> None:
+    """Gather every layer from the rank of this node that owns it."""
     views = state.layout.views(state.flat).values()
     pack(views, state.site.parameters.values())
     state.site.gather(state.flat)
     pack(state.site.parameters.values(), views)
 
 
-def _fault(state: AdasumState, verdict: Statistics) -> ValueError:
-    """Name the first rank and parameter that made the exchange impossible; all ranks alike."""
+def _nonfinite_error(state: AdasumState, statistics: Statistics) -> ValueError:
+    """Return the error that names the first non-finite parameter, equal on all ranks."""
     site, names = state.site, list(state.layout.places)
     own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
     found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
@@ -258,7 +260,7 @@ def _fault(state: AdasumState, verdict: Statistics) -> ValueError:
         broadcast(found, 0, site.inside).wait()
     participant, local, layer = found.tolist()
     if layer < 0:
-        layer = int((~verdict.energy.isfinite()).nonzero()[0])
+        layer = int((~statistics.energy.isfinite()).nonzero()[0])
         return ValueError(
             f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
             "learning rate, or clip gradients"

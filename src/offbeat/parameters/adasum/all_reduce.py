@@ -11,7 +11,7 @@ from offbeat.comm.handle import Handle
 from offbeat.functional import Layout, pack
 from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
-from offbeat.parameters.adasum.slices import SliceLayout
+from offbeat.parameters.adasum.slice_layout import SliceLayout
 
 
 def adasum_all_reduce(
@@ -68,9 +68,9 @@ def adasum_all_reduce(
 
     def run() -> None:
         with torch.no_grad():
-            verdict = algorithm.compare()
-            if not verdict.is_finite():
-                index = int((~verdict.energy.isfinite()).nonzero()[0])
+            statistics = algorithm.compare()
+            if not statistics.is_finite():
+                index = int((~statistics.energy.isfinite()).nonzero()[0])
                 raise ValueError(
                     f"tensor {index} is not finite on some rank, or too large to be combined; no "
                     "tensor was changed: skip this step on all ranks"

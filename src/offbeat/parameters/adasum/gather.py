@@ -1,4 +1,4 @@
-"""Everybody sends all to all, and combines all: one exchange where others need three."""
+"""Adasum by an all-gather: one exchange, where the other algorithms need three."""
 
 from collections.abc import Sequence
 from typing import final
@@ -9,12 +9,12 @@ from offbeat.comm.messages import MessageRounds, Round
 from offbeat.parameters.adasum.operands import Operands
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
 from offbeat.parameters.adasum.rounding import Rounding
-from offbeat.parameters.adasum.slices import Piece, SliceLayout
+from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
 
 
 @final
 class Gather(Reduction):
-    """Everybody gets every vector and combines all of them.
+    """All-gathers the vectors; every rank combines all of them.
 
     Sends P-1 times the slice's bytes, in one hop: no more than an all-reduce between two. Extra
     memory: P slices. Passes over memory: two over all P slices.
@@ -25,48 +25,54 @@ class Gather(Reduction):
     """
 
     def __init__(
-        self, cut: SliceLayout, slices: Sequence[Tensor], narrow: Rounding | None = None
+        self, layout: SliceLayout, slices: Sequence[Tensor], rounding: Rounding | None = None
     ) -> None:
         """Allocate the rows and prepare the messages."""
-        group, self._peers = cut.peers.group, cut.peers
-        self._slices, self._narrow = slices, narrow
-        self._messages = slices if narrow is None else narrow.messages
-        self._pieces = cut.whole() if group is not None else []
+        group, self._participants = layout.participants.group, layout.participants
+        self._slices, self._rounding = slices, rounding
+        self._messages = slices if rounding is None else rounding.messages
+        self._pieces = layout.whole() if group is not None else []
         self._outs = [piece.of(slices) for piece in self._pieces]
-        self._runs = cut.runs(self._pieces)
-        self._rows = Operands(cut, self._pieces, self._runs, self._messages, split=False)
+        self._runs = layout.runs(self._pieces)
+        self._operands = Operands(layout, self._pieces, self._runs, self._messages, split=False)
         self._rounds = MessageRounds([self._round(r) for r in self._runs], group) if group else None
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
-        """Vectors are rounded when they leave; what is made of them is not."""
-        return [] if self._narrow is None else [(self._pieces, self._narrow)]
+        """Vectors are rounded before they are sent; their combination is not."""
+        return [] if self._rounding is None else [(self._pieces, self._rounding)]
 
     def compare(self) -> Statistics:
-        """Gather all vectors."""
-        self._rows.begin()
-        narrow = self._narrow
+        """Gather the vectors of all participants."""
+        self._operands.begin()
+        rounding = self._rounding
         if self._rounds is not None:
             self._rounds.expect()
-            if narrow is not None:
-                narrow.cast(self._slices)
-            self._rows.keep(self._messages)
+            if rounding is not None:
+                rounding.cast(self._slices)
+            self._operands.keep(self._messages)
             launched = [self._rounds.start() for _ in self._runs]
             for index, handle in enumerate(launched):
-                self._peers.wait(handle)
-                self._rows.add(index)
-        return self._rows.judge(narrow.scales if narrow is not None and narrow.scaled else None)
+                self._participants.wait(handle)
+                self._operands.add(index)
+        return self._operands.analyze(
+            rounding.scales if rounding is not None and rounding.scaled else None
+        )
 
     def combine(self) -> None:
-        """Combine the whole slice here, without another message."""
-        if self._narrow is not None and self._outs:
-            self._narrow.keep_errors(self._slices)
-        redone = self._rows.redo(self._outs)
+        """Combine the whole slice locally."""
+        if self._rounding is not None and self._outs:
+            self._rounding.keep_errors(self._slices)
+        redone = self._operands.redo(self._outs)
         for index in range(len(self._runs)):
-            self._rows.combine(index, self._outs, redone)
+            self._operands.combine(index, self._outs, redone)
 
     def _round(self, run: Piece) -> Round:
-        rank, size, rows = self._peers.rank, self._peers.size, self._rows.rows[run.section]
+        rank, size, rows = (
+            self._participants.rank,
+            self._participants.size,
+            self._operands.rows[run.section],
+        )
         others = [(rank + hop) % size for hop in range(1, size)]
         mine = run.of(self._messages)
         return [(o, mine) for o in others], [(o, rows[o, run.start : run.stop]) for o in others]

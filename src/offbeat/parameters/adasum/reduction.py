@@ -1,4 +1,4 @@
-"""What every wire algorithm of Adasum does, in two phases."""
+"""The interface of the algorithms that reduce vectors by Adasum, in two phases."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,12 +7,14 @@ from math import isfinite
 from torch import Tensor
 
 from offbeat.parameters.adasum.rounding import Rounding
-from offbeat.parameters.adasum.slices import Piece
+from offbeat.parameters.adasum.slice_layout import Piece
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    r"""What all ranks know of an exchange before anything is changed; (layers,) in float64.
+    r"""Statistics of an exchange, known to all ranks before anything is changed.
+
+    Both are (layers,) in float64.
 
     ``energy`` is :math:`\sum_i |g_i|^2`; not finite where some rank's vector is not.
     ``orthogonality`` is :math:`|AS(g)|^2` over it; NaN where all vectors are zero.
@@ -22,26 +24,26 @@ class Statistics:
     orthogonality: Tensor
 
     def is_finite(self) -> bool:
-        """Whether the exchange may go on; on a GPU this waits for it."""
+        """Return whether all vectors are finite; synchronizes with a GPU."""
         return all(map(isfinite, self.energy.tolist()))
 
 
 class Reduction(ABC):
-    """Combines the same slice of all peers, in place; prepared once, for the same tensors.
+    """Combines the same slice of all participants in place; prepared once for fixed tensors.
 
-    Two phases, so that a vector that is not finite stops all ranks before an error of rounding
-    is kept. Subclasses are final: compose, do not inherit further.
+    Two phases, so that a vector that is not finite stops all ranks before the error of a rounding
+    is stored. Subclasses are final: compose, do not inherit further.
     """
 
     @property
     @abstractmethod
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
-        """What rounds to 16 bits on the way, and of which pieces it keeps the errors."""
+        """The roundings to 16 bits, each with the pieces whose errors it keeps."""
 
     @abstractmethod
     def compare(self) -> Statistics:
-        """Exchange vectors and learn how they lie to each other; all ranks call."""
+        """Exchange vectors and compute their inner products; all ranks call."""
 
     @abstractmethod
     def combine(self) -> None:
-        """Write the combination over the slice, equal on all peers; all ranks call."""
+        """Overwrite the slice with the combination, equal on all ranks; all ranks call."""

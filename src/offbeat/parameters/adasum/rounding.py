@@ -1,4 +1,4 @@
-"""16-bit copies for the wire, and what rounding took from them."""
+"""Rounding to 16-bit messages with error feedback."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ ROOM = 14  # scaled fp16 values stay below 2^14, two bits away from overflow
 
 
 class Rounding:
-    r"""Rounds vectors to 16 bits for the wire, and adds what is lost to the next ones.
+    r"""Rounds vectors to 16-bit messages, and adds the error to the next vectors.
 
     .. math:: m = round(s\,(u + e)), \qquad e \leftarrow u + e - m / s
 
@@ -20,9 +20,13 @@ class Rounding:
     """
 
     def __init__(
-        self, slices: Sequence[Tensor], spans: Sequence[Sequence[Segment]], layers: int, wire: str
+        self,
+        slices: Sequence[Tensor],
+        segments: Sequence[Sequence[Segment]],
+        layers: int,
+        wire: str,
     ) -> None:
-        """Prepare for vectors like ``slices``, whose layers lie at ``spans``."""
+        """Allocate for vectors like ``slices``, whose layers are at ``segments``."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[wire]
         self.wire, self.scaled = wire, wire == "fp16"
         self.messages = [
@@ -30,7 +34,7 @@ class Rounding:
             for part in slices
         ]
         self.errors = [torch.zeros_like(part) for part in slices]
-        self._spans = spans
+        self._spans = segments
         self.scales = torch.ones(layers, dtype=torch.float64, device=slices[0].device)
 
     def cast(self, slices: Sequence[Tensor], scales: Tensor | None = None) -> None:
@@ -42,9 +46,9 @@ class Rounding:
             part.add_(error)
         if self.scaled:
             self.scales = _fitting(slices, self._spans, self.scales) if scales is None else scales
-            for part, message, spans in zip(slices, self.messages, self._spans, strict=True):
+            for part, message, segments in zip(slices, self.messages, self._spans, strict=True):
                 message.zero_()
-                for s in spans:
+                for s in segments:
                     scaled = part[s.start : s.stop] * self.scales[s.layer].to(part.dtype)
                     message[s.start : s.stop] = scaled
         else:
@@ -52,13 +56,13 @@ class Rounding:
                 message.copy_(part)
 
     def keep_errors(self, slices: Sequence[Tensor]) -> None:
-        """Remember what the last :meth:`cast` of ``slices`` has lost."""
+        """Store the error of the last :meth:`cast` of ``slices``."""
         widen(self.messages, self._spans, self._factors(), self.errors)
         for part, error in zip(slices, self.errors, strict=True):
             torch.sub(part, error, out=error)
 
     def forget(self) -> None:
-        """Nothing was lost."""
+        """Set the errors to zero."""
         for error in self.errors:
             error.zero_()
 
@@ -68,12 +72,12 @@ class Rounding:
 
 def widen(
     messages: Sequence[Tensor],
-    spans: Sequence[Sequence[Segment]],
+    segments: Sequence[Sequence[Segment]],
     factors: Tensor | None,
     out: Sequence[Tensor],
 ) -> None:
-    """Write what messages say to ``out``: their layers times ``factors``, if any."""
-    for message, part, inside in zip(messages, out, spans, strict=True):
+    """Write messages to ``out``, each layer multiplied by its entry of ``factors``, if any."""
+    for message, part, inside in zip(messages, out, segments, strict=True):
         part.copy_(message)
         if factors is not None:
             for s in inside:
@@ -81,20 +85,24 @@ def widen(
 
 
 def fitting_scales(largest: Tensor) -> Tensor:
-    """Powers of two that bring ``largest`` absolute values just below 2^14.
+    """Return powers of two that scale the ``largest`` absolute values to just below 2^14.
 
     >>> fitting_scales(torch.tensor([1.0, 3.0, 0.0])).tolist()
     [8192.0, 4096.0, 1.0]
     """
     exponent = torch.frexp(largest.double()).exponent
-    # Wide enough for float32's smallest numbers, and no factor or its inverse overflows there.
+    # A range that covers the smallest float32 numbers, in which no inverse overflows.
     scale = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), ROOM - exponent)
     known = (largest > 0) & largest.isfinite()
     return torch.where(known, scale.clamp(2.0**-100, 2.0**100), torch.ones_like(scale))
 
 
-def _fitting(slices: Sequence[Tensor], spans: Sequence[Sequence[Segment]], like: Tensor) -> Tensor:
-    runs = [(s.layer, p[s.start : s.stop]) for p, i in zip(slices, spans, strict=True) for s in i]
+def _fitting(
+    slices: Sequence[Tensor], segments: Sequence[Sequence[Segment]], like: Tensor
+) -> Tensor:
+    runs = [
+        (s.layer, p[s.start : s.stop]) for p, i in zip(slices, segments, strict=True) for s in i
+    ]
     largest = torch.zeros_like(like)
     if runs:
         norms = torch._foreach_norm([run for _, run in runs], ord=torch.inf)

@@ -1,4 +1,4 @@
-"""Recursive vector halving and distance doubling, the paper's Algorithm 1."""
+"""Adasum by recursive vector halving and distance doubling, the paper's Algorithm 1."""
 
 from collections.abc import Sequence
 from typing import final
@@ -11,12 +11,12 @@ from offbeat.comm.messages import exchange
 from offbeat.functional import add_gram, combine_rows, pair_coefficients
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
 from offbeat.parameters.adasum.rounding import Rounding
-from offbeat.parameters.adasum.slices import Piece, SliceLayout
+from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
 
 
 @final
 class Rvhdd(Reduction):
-    r"""Pairs at distance 1, 2, 4, ... halve what they hold and combine it.
+    r"""Ranks at distance 1, 2, 4, ... exchange halves of their vectors and combine them.
 
     For powers of two. Sends 2 (P-1)/P of the slice's bytes in 2 log2 P rounds, and in each of
     the first half also the products of all layers, log2 P times at most. Extra memory: one slice.
@@ -29,24 +29,24 @@ class Rvhdd(Reduction):
     Source: Maleki et al. 2021, Algorithm 1.
     """
 
-    def __init__(self, cut: SliceLayout, slices: Sequence[Tensor]) -> None:
+    def __init__(self, layout: SliceLayout, slices: Sequence[Tensor]) -> None:
         """Allocate room for the two halves of a pair."""
-        self._cut, self._slices = cut, slices
+        self._layout, self._slices = layout, slices
         self._pairs = [
-            part.new_empty(2, part.numel() // 2 if cut.peers.group is not None else 0)
+            part.new_empty(2, part.numel() // 2 if layout.participants.group is not None else 0)
             for part in slices
         ]
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
-        """Nothing goes through 16 bits."""
+        """None: messages have full precision."""
         return []
 
     def compare(self) -> Statistics:
         """Reduce by halves: at the end this rank holds its share of the combination."""
-        peers, slices = self._cut.peers, self._slices
-        held, distance = self._cut.whole(), 1
-        products = torch.zeros(self._cut.layers, 4, dtype=torch.float64, device=slices[0].device)
+        peers, slices = self._layout.participants, self._slices
+        held, distance = self._layout.whole(), 1
+        products = torch.zeros(self._layout.layers, 4, dtype=torch.float64, device=slices[0].device)
         while distance < peers.size:
             energy = products[:, 3].clone()
             products.zero_()
@@ -58,7 +58,9 @@ class Rvhdd(Reduction):
             if peers.group is not None:
                 for pair, half in zip(self._pairs, held, strict=True):
                     width = half.stop - half.start
-                    combine_rows(pair[:, :width], self._cut.spans(half), weights, half.of(slices))
+                    combine_rows(
+                        pair[:, :width], self._layout.segments(half), weights, half.of(slices)
+                    )
             distance *= 2
         if peers.inside is not None and peers.inside.size > peers.slices:
             peers.wait(broadcast(products, 0, peers.inside))
@@ -67,27 +69,27 @@ class Rvhdd(Reduction):
         return Statistics(energy, (ca * (ca * aa) + 2 * ca * cb * ab + cb * (cb * bb)) / energy)
 
     def combine(self) -> None:
-        """Gather by halves, the way back."""
-        group = self._cut.peers.group
-        distance = self._cut.peers.size // 2
+        """Gather the halves in reverse order."""
+        group = self._layout.participants.group
+        distance = self._layout.participants.size // 2
         while group is not None and distance:
             partner = group.rank ^ distance
             held, other = self._held(group.rank, distance), self._held(partner, distance)
             sends = [(partner, half.of(self._slices)) for half in held]
             receives = [(partner, half.of(self._slices)) for half in other]
-            self._cut.peers.wait(exchange(sends, receives, group))
+            self._layout.participants.wait(exchange(sends, receives, group))
             distance //= 2
 
     def _held(self, rank: int, distance: int) -> list[Piece]:
-        """What a rank holds after it has met its partner at ``distance``."""
-        held, bit = self._cut.whole(), 1
+        """Return what a rank holds after the exchange at ``distance``."""
+        held, bit = self._layout.whole(), 1
         while bit <= distance:
             held = [_half(piece, first=not rank & bit) for piece in held]
             bit *= 2
         return held
 
     def _swap_halves(self, held: Sequence[Piece], distance: int) -> list[Piece]:
-        group = self._cut.peers.group
+        group = self._layout.participants.group
         assert group is not None, "only ranks with counterparts hold halves"
         partner, is_left = group.rank ^ distance, not group.rank & distance
         keep = [_half(piece, first=is_left) for piece in held]
@@ -98,24 +100,24 @@ class Rvhdd(Reduction):
             sends.append((partner, theirs.of(self._slices)))
             receives.append((partner, pair[1 if is_left else 0, :width]))
             pair[0 if is_left else 1, :width].copy_(mine.of(self._slices))
-        self._cut.peers.wait(exchange(sends, receives, group))
+        self._layout.participants.wait(exchange(sends, receives, group))
         return keep
 
     def _products(self, held: Sequence[Piece]) -> Tensor:
-        """This rank's part of a . a, a . b and b . b, and an empty column; (layers, 4)."""
+        """Return this rank's part of a . a, a . b and b . b, and a column of zeros; (layers, 4)."""
         products = torch.zeros(
-            self._cut.layers, 2, 2, dtype=torch.float64, device=self._pairs[0].device
+            self._layout.layers, 2, 2, dtype=torch.float64, device=self._pairs[0].device
         )
         for pair, half in zip(self._pairs, held, strict=True):
-            add_gram(pair[:, : half.stop - half.start], self._cut.spans(half), products)
+            add_gram(pair[:, : half.stop - half.start], self._layout.segments(half), products)
         return products.view(-1, 4)[:, [0, 1, 3, 2]].contiguous()
 
     def _complete(self, products: Tensor, energy: Tensor, distance: int) -> None:
         """Sum over the ranks that hold parts of these two vectors."""
-        peers = self._cut.peers
+        peers = self._layout.participants
         if peers.inside is not None:
             peers.wait(all_reduce(products, peers.inside))
-        # The squares of all vectors that went into a and b: known to half of these ranks each.
+        # The squared norms of all vectors combined in a and b: each is known to half of the ranks.
         first = products[:, 0] + products[:, 2]
         products[:, 3] = first if distance == 1 else energy / distance
         theirs = torch.empty_like(products)
