@@ -1,4 +1,4 @@
-"""The two moments of a training step at which replicas can talk, and what fills them."""
+"""The two moments of a training step at which replicas exchange, and what fills their slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,13 @@ Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(w
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a slot works: the trainable parameters, and the groups over which to exchange.
+    """The trainable parameters of a slot, and the groups over which it exchanges.
 
-    ``group`` joins this rank with its partners; it is None on a rank that only receives, which
-    happens between unequal nodes. Between nodes each local rank exchanges its own slice of every
-    flat tensor (:meth:`slice`), and the node then gathers all of them (:meth:`gather`), so that
-    a node puts one model on the wire. ``control`` joins all ranks, for small values that all compare.
+    ``group`` joins this rank with its counterparts; it is None on a rank that only receives, which
+    happens between unequal nodes. ``inside`` joins the ranks of a node for a slot over "node":
+    there each local rank exchanges its own slice of every flat tensor (:meth:`slice`), and the
+    node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
+    rank. ``control`` joins all ranks, for small values that all ranks compare.
     """
 
     model: nn.Module
@@ -48,7 +49,7 @@ class Site:
         scaler: torch.amp.GradScaler | None = None,
         control: Group | None = None,
     ) -> "Site":
-        """Open the groups of a slot that works over ``axis``; all ranks must call."""
+        """Open the groups of a slot over ``axis``; all ranks call."""
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -64,42 +65,42 @@ class Site:
 
     @property
     def rank(self) -> int:
-        """This participant's number."""
+        """The number of this rank's participant."""
         if self.axis == "node":
             return self.world.node
         return self.world.members(self.axis, 0).index(self.world.rank)
 
     @property
     def slices(self) -> int:
-        """Into how many slices the flat tensors are cut."""
+        """The number of slices of the flat tensors."""
         return self.world.slices if self.axis == "node" else 1
 
     @property
     def chunks(self) -> int:
-        """How many slices of room :meth:`gather` needs."""
+        """The number of slices for which :meth:`gather` needs memory."""
         return self.inside.size if self.inside is not None else 1
 
     def owners(self) -> dict[str, int]:
-        """The local rank that steps each parameter in a partition: whole ones, equal bytes."""
+        """Return the local rank that owns each parameter in a partition of about equal bytes."""
         sizes = [parameter.nbytes for parameter in self.parameters.values()]
         homes = balance(sizes, len(self.world.nodes[0]))
         return dict(zip(self.parameters, homes, strict=True))
 
     @property
     def device(self) -> torch.device:
-        """Where flat tensors must live so that they can be sent."""
+        """The device on which flat tensors must be so that they can be sent."""
         home = next(iter(self.parameters.values())).device
         groups = [group for group in (self.group, self.inside) if group is not None]
         return message_device(groups[0], home) if groups else home
 
     def slice(self, flat: Tensor) -> Tensor:
-        """The part of a flat tensor that this rank exchanges."""
+        """Return the part of a flat tensor that this rank exchanges, as a view."""
         if self.inside is None:
             return flat
         return flat.view(self.chunks, flat.numel() // self.chunks)[self.inside.rank]
 
     def gather(self, flat: Sequence[Tensor]) -> None:
-        """Complete flat tensors from the slices of the node's ranks, in place."""
+        """Complete flat tensors in place from the slices of the node's ranks."""
         if self.inside is not None:
             filled = [f for f in flat if f.numel() > 0]
             for handle in [all_gather(f, self.slice(f), self.inside) for f in filled]:
@@ -109,108 +110,112 @@ class Site:
 class GradientExchange(ABC, Generic[State]):
     """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns.
 
-    An exchange is an immutable description; what it knows about one replica is its ``State``.
+    An exchange holds settings only and is immutable; all it keeps about one replica is its
+    ``State``, which :meth:`init` returns and every other method receives.
     Subclasses are final: compose, do not inherit further.
     """
 
     over: Literal["world", "local"]
-    # Gradients come to one rank of a node each, which then steps the parameter for all of them.
+    # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
     partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
-        """Prepare the buffers; all ranks call, once."""
+        """Allocate the buffers and return the state; all ranks call, once."""
 
     @abstractmethod
     def ready(self, state: State, name: str) -> None:
-        """The gradient of parameter ``name`` has been accumulated; called once per backward."""
+        """Handle the gradient of parameter ``name``, now accumulated; once per backward."""
 
     @abstractmethod
     def complete(self, state: State) -> bool:
-        """Whether every parameter was ready since the last :meth:`finish`."""
+        """Return whether every parameter was ready since the last :meth:`finish`."""
 
     @abstractmethod
     def finish(self, state: State) -> None:
-        """Backward is over: exchange what is left, wait, and put the result into ``.grad``."""
+        """End the exchange of a backward: send the rest, wait, and write the result."""
 
     def stepped(self, state: State) -> None:
-        """The step is over: what :meth:`finish` put into ``.grad`` is spent."""
+        """Mark the gradients that :meth:`finish` returned as used: a new step begins."""
 
     @abstractmethod
     def save(self, state: State) -> Saved:
-        """What a resumed run needs to go on bit for bit; no communication."""
+        """Return what a resumed run needs to continue bit for bit; no communication."""
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
-        """Take over what :meth:`save` returned."""
+        """Restore what :meth:`save` returned."""
 
     def inherit(
         self, saved: Mapping[int, Saved], before: int, rank: int, size: int
     ) -> Saved | None:
-        """What ``rank`` of ``size`` goes on with, of what ranks of a world of ``before`` saved.
+        """Return the state of ``rank`` of ``size``, from what a world of ``before`` ranks saved.
 
-        Here all ranks save the same, and a world of another size starts anew (None). Raises
-        ``ValueError`` if the part of a rank is missing without which it would not go on.
+        By default all ranks save the same state, and a world of another size starts anew (None).
+        Raises ``ValueError`` if the state of a rank that is needed is missing.
         """
         return next(iter(saved.values())) if before == size else None
 
     def stats(self, state: State) -> Saved:
-        """What ``replica.stats()`` shows of it besides bytes and times; no communication."""
+        """Return what to add to ``replica.stats()``; no communication."""
         return {}
 
 
 class ParameterExchange(ABC, Generic[State]):
     """Combines parameters after the optimizer has stepped.
 
-    An exchange is an immutable description; what it knows about one replica is its ``State``.
+    An exchange holds settings only and is immutable; all it keeps about one replica is its
+    ``State``, which :meth:`init` returns and every other method receives.
     Subclasses are final: compose, do not inherit further.
     """
 
     over: Literal["world", "node"]
-    # What a lost rank means. "continue": after a wait has raised PeerLost the parameters are still
-    # this rank's own, and `init` between the survivors, from parameters that differ, is a start.
+    # Whether the run survives the loss of a rank. "continue" requires that the parameters are still
+    # this rank's own after a wait has raised PeerLost, and that `init` between the survivors is a
+    # valid start from parameters that differ.
     on_failure: Literal["raise", "continue"] = "raise"
-    # Each rank of a node steps its own share of the parameters, and `step` hands out all of them.
+    # Each rank of a node steps its own share of the parameters, and `step` gathers all of them.
     partition: bool = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
-        """Prepare the buffers; all ranks call, once, when all parameters are equal."""
+        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
 
     @abstractmethod
     def step(self, state: State, step: int) -> None:
-        """The optimizer has stepped, after ``step`` earlier steps: exchange if it is time."""
+        """Exchange if it is due; the optimizer has stepped, after ``step`` earlier steps."""
 
     @abstractmethod
     def mass(self, state: State) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """This participant's part of the average, with what is in flight to it.
+        """Return this participant's part of the average, including what is in flight to it.
 
-        Returns flat numerators (scratch that the caller may overwrite), their named views and
-        the weight: the replicas' average is the sum of numerators over the sum of weights.
+        Returns the numerators as flat tensors, one for each dtype of the layout, which the caller
+        may overwrite; their views by parameter name, in the parameters' shapes; and the weight.
+        The average of the replicas is the sum of numerators over the sum of weights.
         """
 
     @abstractmethod
     def settle(self, state: State) -> None:
-        """Every replica was set to the average: forget what came before."""
+        """Start anew: every replica was set to the average."""
 
     @abstractmethod
     def staleness(self, state: State, step: int) -> int:
-        """Steps since the newest parameters received from others were sent."""
+        """Return the age in steps of the newest parameters received from other participants."""
 
     def report(self, state: State, loss: float | Tensor) -> None:
-        """Hear this rank's loss of the coming step; no communication."""
+        """Receive this rank's loss of the coming step; no communication."""
 
     def measures(self, state: State) -> dict[str, float]:
-        """What else ``replica.stats()`` tells of the last exchange; nothing unless overridden."""
+        """Return what to add to the measures in ``replica.stats()``; nothing by default."""
         return {}
 
     @abstractmethod
     def save(self, state: State) -> Saved:
-        """What a resumed run needs to go on bit for bit; no communication."""
+        """Return what a resumed run needs to continue bit for bit; no communication."""
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
-        """Take over what :meth:`save` returned."""
+        """Restore what :meth:`save` returned."""
 
 
 @final
@@ -228,7 +233,7 @@ class Algorithm:
     parameters: ParameterExchange[Any] | None = field(default=None)
 
     def __post_init__(self) -> None:
-        """Refuse what is not an exchange, with the fix."""
+        """Raise ValueError for contents that are no exchange, or do not fit together."""
         for slot, kind in (("gradients", GradientExchange), ("parameters", ParameterExchange)):
             filling = getattr(self, slot)
             if filling is not None and not isinstance(filling, kind):
@@ -239,12 +244,12 @@ class Algorithm:
         halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
         if any(halves) and halves != [True, True]:
             raise ValueError(
-                f"partition=True in one slot of {self}: one slot brings gradients to the owners "
-                "of layers, the other hands out what these have made of them; set it in both"
+                f"partition=True in one slot of {self}: one slot reduces gradients to the owners "
+                "of layers, the other gathers the layers they have stepped; set it in both"
             )
         if self.gradients is not None and self.parameters and self.parameters.on_failure != "raise":
             raise ValueError(
-                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a loss may "
-                "surface inside backward, and what that leaves in .grad is no gradient; leave the "
+                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a rank may "
+                "be lost inside backward, which leaves .grad without a valid gradient; leave the "
                 "gradients slot empty, or use on_failure='raise'"
             )

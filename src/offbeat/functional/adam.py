@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def adam_step_size(lr: float, betas: tuple[float, float], t: int) -> float:
-    r"""The bias-corrected step size of update ``t``, counted from 1.
+    r"""Return the bias-corrected step size of update ``t``, counted from 1.
 
     .. math:: \alpha_t = \alpha \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)
 
@@ -19,7 +19,7 @@ def adam_step_size(lr: float, betas: tuple[float, float], t: int) -> float:
 
 
 def touched(gradient: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Indices and values of the coordinates with g != 0, of a dense or a sparse gradient.
+    """Return indices and values of the coordinates with g != 0 of a dense or sparse gradient.
 
     Duplicates in a sparse gradient are added up first.
 
@@ -46,7 +46,7 @@ def masked_adam(
     eps: float,
     decay: float,
 ) -> None:
-    r"""One update of the coordinates with a gradient, in place.
+    r"""Update the coordinates with a non-zero gradient, in place.
 
     .. math::
         \forall g_j \ne 0:\quad

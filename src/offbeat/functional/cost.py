@@ -1,10 +1,10 @@
-"""What an exchange will cost, and how much sparsity hides it (Shi et al. 2020, section 5)."""
+"""The cost of an exchange, and the sparsity that hides it (Shi et al. 2020, section 5)."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INDEX = 4  # bytes of an index on the wire
+INDEX = 4  # bytes of an index in a message
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class LinkCost:
     per_byte: float
 
     def all_gather(self, nbytes: float) -> float:
-        """Seconds until every rank has everybody's ``nbytes``."""
+        """Return the seconds of an all-gather of ``nbytes`` from each rank."""
         return self.latency + self.per_byte * (self.size - 1) * nbytes
 
     def all_reduce(self, nbytes: float) -> float:
-        """Seconds until every rank has the sum of all ranks' ``nbytes``."""
+        """Return the seconds of an all-reduce of ``nbytes``."""
         return self.latency + self.per_byte * 2 * (self.size - 1) / self.size * nbytes
 
     @classmethod
     def fit(cls, size: int, samples: Sequence[tuple[float, float]]) -> "LinkCost":
-        """The cost that fits measured all-gathers, pairs of (bytes of each rank, seconds).
+        """Fit the cost to measured all-gathers, pairs of (bytes of each rank, seconds).
 
         >>> LinkCost.fit(3, [(0, 0.5), (100, 1.5)])
         LinkCost(size=3, latency=0.5, per_byte=0.005)
@@ -42,7 +42,7 @@ class LinkCost:
 
 
 def is_cheaper_dense(numel: int, k: int, itemsize: int, size: int, grad_itemsize: int = 0) -> bool:
-    r"""Whether an all-reduce of all sends no more than an all-gather of the ``k`` largest.
+    r"""Return whether an all-reduce of all entries sends no more than an all-gather of ``k``.
 
     .. math:: 2 \tfrac{P-1}{P} d\, b_{grad} \le (P-1)\, k\, (b_{value} + 4)
 
@@ -57,7 +57,7 @@ def is_cheaper_dense(numel: int, k: int, itemsize: int, size: int, grad_itemsize
 def adaptive_ratio(
     numel: int, link: LinkCost, *, compute: float, select: float, limit: float, itemsize: int = 4
 ) -> float:
-    r"""The compression ratio at which a layer's exchange hides behind the next layer's backward.
+    r"""Return the compression ratio that hides a layer's exchange behind the next backward.
 
     .. math:: c = \min\bigl(c_u,\ \min\{c : t_{comm}(c) + t_{spar} \le t_{comp}\}\bigr)
 
@@ -81,7 +81,7 @@ def adaptive_ratio(
 
 
 def exposed_seconds(layers: Iterable[tuple[float, float]]) -> float:
-    r"""Seconds by which the exchange of the ``layers`` outlasts their backward.
+    r"""Return the seconds by which the exchange of the ``layers`` outlasts their backward.
 
     .. math:: f_l = \max(f_{l-1}, \sum_{j \le l} t_j) + t_{comm,l}
 
@@ -99,7 +99,7 @@ def exposed_seconds(layers: Iterable[tuple[float, float]]) -> float:
 
 
 def max_speedup(forward: float, backward: float, exchange: float) -> float:
-    r"""How much faster than without overlap a step can be at best.
+    r"""Return the largest possible speed-up of a step by overlap.
 
     .. math:: S_{max} = 1 + \frac{1}{t_f / \min(t_c, t_b) + \max(r, 1/r)}, \quad r = t_c / t_b
 
@@ -113,7 +113,7 @@ def max_speedup(forward: float, backward: float, exchange: float) -> float:
 
 
 def speedup(forward: float, backward: float, exchange: float, hidden: float) -> float:
-    """The same when only ``hidden`` seconds of the exchange overlap with backward.
+    """Return the speed-up when ``hidden`` seconds of the exchange overlap with backward.
 
     >>> speedup(forward=1.0, backward=2.0, exchange=2.0, hidden=1.0)
     1.25
@@ -123,7 +123,7 @@ def speedup(forward: float, backward: float, exchange: float, hidden: float) -> 
 
 
 def warm_density(density: float, step: int, warmup: int) -> float:
-    """A density that falls from 1/4 by factors of four to ``density`` in ``warmup`` steps.
+    """Return a density that falls from 1/4 by factors of four to ``density`` in ``warmup`` steps.
 
     Lin et al. 2018, section 3.3: 25 %, 6.25 %, 1.5625 %, 0.4 %, 0.1 %.
 

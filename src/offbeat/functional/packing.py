@@ -1,4 +1,4 @@
-"""Named tensors laid out in a few flat ones, so that a model travels as one message."""
+"""Layouts of named tensors in a few flat ones, so that a model is one message."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ BLOCK = 2**16  # elements; a few blocks of them fit into a core's cache
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lives: ``flat[section][offset : offset + prod(shape)]``.
+    """The place of one tensor: ``flat[section][offset : offset + prod(shape)]``.
 
-    In the order in which a dense tensor's memory lies, transposed and channels-last ones too.
+    Elements are in memory order, also those of transposed and channels-last tensors.
     """
 
     section: int
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of one tensor's elements: the ``layer``-th tensor's, at ``flat[start:stop]``."""
+    """Consecutive elements of one tensor: of the ``layer``-th one, at ``flat[start:stop]``."""
 
     layer: int
     start: int
@@ -36,7 +36,7 @@ class Segment:
 
 
 class Segments(tuple[Segment, ...]):
-    """Runs of tensors, also as a table for kernels, which is made once.
+    """A tuple of segments, and the same as an array for kernels, which is built once.
 
     >>> Segments([Segment(0, 0, 6), Segment(1, 6, 8)]).table.tolist()
     [[0, 0, 6], [1, 6, 8]]
@@ -44,7 +44,7 @@ class Segments(tuple[Segment, ...]):
 
     @cached_property
     def table(self) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
-        """Layer, start and stop of each; (runs, 3)."""
+        """Layer, start and stop of each segment; int64 (segments, 3)."""
         rows = [(span.layer, span.start, span.stop) for span in self]
         return np.array(rows, np.int64).reshape(-1, 3)
 
@@ -53,8 +53,8 @@ class Segments(tuple[Segment, ...]):
 class Layout:
     """Places of named tensors in flat sections, one section for each dtype.
 
-    Every section's length is a multiple of ``slices`` and is followed by room for ``chunks``
-    chunks of one slice each, so that ``chunks`` ranks can gather ``slices`` slices in place.
+    The length of every section is a multiple of ``slices``. Memory for ``chunks`` slices can be
+    allocated, so that ``chunks`` ranks can gather ``slices`` slices in place.
     Memory: the tensors' own bytes plus less than ``slices`` elements a section.
 
     >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, slices=3)
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], slices: int = 1) -> "Layout":
-        """The layout of ``tensors``: the same on all ranks that hold the same names and shapes."""
+        """Return the layout of ``tensors``, equal on all ranks with equal names and shapes."""
         dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
         ends = [0] * len(dtypes)
         places = {}
@@ -87,7 +87,7 @@ class Layout:
     def whole(
         cls, tensors: Mapping[str, Tensor], owners: Mapping[str, int], parts: int, multiple: int
     ) -> "Layout":
-        """No tensor is cut: part ``owners[name]`` of ``parts`` equal ones holds the tensor.
+        """Return a layout in which part ``owners[name]`` of ``parts`` holds a tensor whole.
 
         Every part is as long as the fullest, and a multiple of ``multiple`` slices.
 
@@ -110,7 +110,7 @@ class Layout:
         return cls(places, dtypes, tuple(n * parts for n in numels), parts * multiple)
 
     def empty(self, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
-        """Zeroed flat sections with room for ``chunks`` slices (at least the layout's own)."""
+        """Return zeroed sections (numel,), with memory for ``chunks`` slices or all of them."""
         room = max(self.slices, chunks)
         return [
             torch.zeros(numel // self.slices * room, dtype=dtype, device=device)
@@ -118,14 +118,14 @@ class Layout:
         ]
 
     def views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
-        """``flat`` seen as the named tensors; no copy."""
+        """Return views of ``flat`` as the named tensors."""
         return {
             name: flat[place.section][place.offset :].as_strided(place.shape, place.strides)
             for name, place in self.places.items()
         }
 
     def segments(self, section: int, start: int, stop: int) -> Segments:
-        """Whose elements lie in ``flat[section][start:stop]``, counted from ``start``.
+        """Return the segments in ``flat[section][start:stop]``, relative to ``start``.
 
         >>> Layout.of({"w": torch.zeros(6), "b": torch.zeros(2)}).segments(0, 4, 7)
         (Segment(layer=0, start=0, stop=2), Segment(layer=1, start=2, stop=3))
@@ -144,7 +144,7 @@ class Layout:
 
 
 def clip_segments(segments: Iterable[Segment], start: int, stop: int) -> Segments:
-    """The parts of ``segments`` inside ``start`` to ``stop``, counted as before.
+    """Return the parts of ``segments`` between ``start`` and ``stop``.
 
     >>> clip_segments([Segment(0, 0, 6), Segment(1, 6, 8)], 4, 7)
     (Segment(layer=0, start=4, stop=6), Segment(layer=1, start=6, stop=7))
@@ -164,7 +164,7 @@ def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
 
 
 def flat_view(tensor: Tensor) -> Tensor | None:
-    """``tensor`` as its memory lies, flat and without a copy; None if it has gaps.
+    """Return a flat view of ``tensor`` in memory order; None if its memory has gaps.
 
     >>> flat_view(torch.tensor([[1, 2], [3, 4]]).T)
     tensor([1, 2, 3, 4])
@@ -180,9 +180,9 @@ def flat_view(tensor: Tensor) -> Tensor | None:
 
 
 def cache_blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Aligned pieces of flat tensors of one length: what is done to a piece costs one pass.
+    """Yield aligned blocks of flat tensors of one length; operations on a block cost one pass.
 
-    On a CPU the pieces stay in its cache between operations; on a GPU each is the whole.
+    On a CPU a block stays in cache between operations; on a GPU a block is the whole tensor.
 
     >>> [(len(a), len(b)) for a, b in cache_blocks(torch.zeros(70_000), torch.zeros(70_000))]
     [(65536, 65536), (4464, 4464)]
@@ -194,7 +194,7 @@ def cache_blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which to add: float32 for 16-bit types, else the type itself.
+    """Return the dtype of sums: float32 for 16-bit types, otherwise the type itself.
 
     >>> accumulation_dtype(torch.bfloat16), accumulation_dtype(torch.float64)
     (torch.float32, torch.float64)
@@ -203,14 +203,14 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dense(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy of ``tensor``: the same without gaps."""
+    """Return the strides of a copy of ``tensor``, which has no gaps."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def runs_within(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
-    """Consecutive runs of items, each of at most ``capacity`` bytes (or one larger item).
+    """Divide items into consecutive runs of at most ``capacity`` bytes (or one larger item).
 
-    The first run is capped at ``first`` bytes, so that a message leaves early in backward.
+    The first run is limited to ``first`` bytes, so that a message is sent early in backward.
 
     >>> runs_within([1, 1, 3, 2, 2, 9], capacity=4, first=2)
     [range(0, 2), range(2, 3), range(3, 5), range(5, 6)]
@@ -226,10 +226,10 @@ def runs_within(sizes: Sequence[int], capacity: int, first: int) -> list[range]:
 
 
 def balance(sizes: Sequence[int], parts: int) -> list[int]:
-    """Which of ``parts`` holds each item, so that all hold about the same size.
+    """Assign each item to one of ``parts``, so that their sizes are about equal.
 
-    The largest first, each to the part that holds least: the fullest holds at most 4/3 of what the
-    best arrangement would give it. Source: Graham 1969, "Bounds on Multiprocessing Timing
+    Largest first, each to the smallest part: the largest part is at most 4/3 of that in the best
+    assignment. Source: Graham 1969, "Bounds on Multiprocessing Timing
     Anomalies".
 
     >>> balance([1, 6, 2, 3, 2], parts=2)

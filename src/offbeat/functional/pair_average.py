@@ -1,13 +1,13 @@
 r"""Averaging of pairs through snapshots (Lian et al. 2018, Algorithm 1).
 
-With z a participant's parameters and δ what exchanges have brought since they were last added, two
-partners swap snapshots x of z + δ, and each adds half the difference:
+Let z be a participant's parameters and δ the sum of changes by exchanges that are not yet added to
+z. Two partners exchange snapshots x of z + δ, and each adds half of the difference:
 
 .. math:: \delta_i \leftarrow \delta_i + (x_j - x_i)/2, \quad
     \delta_j \leftarrow \delta_j + (x_i - x_j)/2
 
-The two changes cancel bit for bit, whatever happened to z on the way. All tensors are flat; δ is
-float32 or wider.
+The two changes cancel bit for bit, however z changes meanwhile. All tensors are flat; δ is float32
+or wider.
 """
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from offbeat.functional.packing import cache_blocks
 
 
 def take_snapshot(z: Tensor, delta: Tensor, out: Tensor) -> None:
-    r"""Take a snapshot, rounded once: :math:`x = z + \delta`.
+    r"""Write a snapshot, rounded once, to ``out``: :math:`x = z + \delta`.
 
     One pass: reads z and δ, writes ``out``.
 
@@ -46,9 +46,9 @@ def add_half_difference(delta: Tensor, mine: Tensor, theirs: Tensor) -> None:
 
 
 def apply_delta(z: Tensor, delta: Tensor) -> None:
-    r"""Add what exchanges brought: :math:`z \leftarrow z + \delta`, in place.
+    r"""Add the changes of exchanges to the parameters: :math:`z \leftarrow z + \delta`, in place.
 
-    What rounding takes away from z stays in δ, so that 16-bit parameters lose nothing. One pass:
+    The rounding error of z stays in δ, so that 16-bit parameters lose nothing. One pass:
     reads and writes both.
 
     >>> import torch

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from offbeat.functional.packing import accumulation_dtype, cache_blocks
 
-Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, what is sent
+Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, message
 
 
 def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
-    r"""The numerator x of stepped parameters: :math:`x = z + (w - 1)\,a`; z itself if w is 1.
+    r"""Return the numerator of stepped parameters: :math:`x = z + (w - 1)\,a`, or z if w is 1.
 
     >>> numerator(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), weight=0.5)
     tensor([0., 1.])
@@ -32,13 +32,13 @@ def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
 
 
 def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
-    r"""Fill the messages of one exchange, and leave in ``anchor`` what stays.
+    r"""Fill the messages of one exchange, and leave the rest of the numerator in ``anchor``.
 
     .. math:: m_j = \mathrm{cast}(p_{ji}\,x_i), \quad a \leftarrow x_i - \sum_j m_j
 
-    ``messages`` holds a share p, the number of its receivers, and the message to fill. What stays
-    is x less what was *sent*: the error of a cast to 16 bits stays with the sender, and no mass is
-    lost. Without an anchor nothing is written but messages, and :func:`add_messages` subtracts them.
+    ``messages`` lists (share p, number of receivers, message (d,) to fill). The rest is x minus
+    the messages as sent: the error of a cast to 16 bits stays with the sender, and no mass is
+    lost. Without an anchor only messages are written, and :func:`add_messages` subtracts them.
     One pass: reads z and a, writes a and the messages (Algorithm 1, line 4).
 
     >>> z, message = torch.tensor([3.0]), torch.empty(1)
@@ -64,13 +64,14 @@ def add_messages(
     sent: Messages,
     arrived: Sequence[Tensor],
 ) -> None:
-    r"""Add what arrived to what stayed, and turn the sum into the model, in place.
+    r"""Add received messages to the rest of the numerator, and de-bias the sum, in place.
 
     .. math:: z_i = a = (x_i - \sum_j m_j + \sum_j m_{ij}) / w_i
 
-    ``weight`` is the new one; ``anchor`` holds what :func:`fill_messages` left there. Without an
-    anchor the weight is one, and what was ``sent`` is subtracted from z here. One pass: reads a
-    (or z and what was sent) and the messages, writes z and a (Algorithm 1, lines 5 to 7).
+    ``weight`` is the new weight; ``anchor`` (d,) holds what :func:`fill_messages` left there.
+    Without an anchor the weight is one, and the messages ``sent`` are subtracted from z here. One
+    pass: reads a (or z and the sent messages) and the received ones, writes z and a (Algorithm 1,
+    lines 5 to 7).
 
     >>> z = torch.tensor([3.0])
     >>> add_messages(z, None, 1.0, [(0.5, 1, torch.tensor([1.5]))], [torch.tensor([4.5])])
@@ -99,10 +100,10 @@ def fill_and_add(
     messages: Messages,
     arrived: Sequence[Tensor],
 ) -> None:
-    """:func:`fill_messages` at weight ``before`` and at once :func:`add_messages` at ``after``.
+    """Do :func:`fill_messages` at weight ``before``, then :func:`add_messages` at ``after``.
 
-    For messages that were there before the next ones leave. The result is that of the two, bit
-    for bit: what comes when must not change a run.
+    For messages that arrived before the next ones are sent. The result equals that of the two
+    calls bit for bit: the time of arrival must not change a run.
 
     >>> z, anchor, message = torch.tensor([3.0]), torch.tensor([2.0]), torch.empty(1)
     >>> fill_and_add(z, anchor, 0.5, 0.25, [(0.25, 2, message)], [torch.tensor([2.0])])
@@ -126,7 +127,7 @@ def debias(z: Tensor, anchor: Tensor, weight: float) -> None:
 
 
 def _settle(x: Tensor, weight: float, z: Tensor, anchor: Tensor) -> None:
-    """Put x/w into the model and, as rounded there, into the anchor."""
+    """Write x/w to the model and, rounded to its dtype, to the anchor."""
     torch.mul(x, 1.0 / weight, out=anchor)
     z.copy_(anchor)
     if z.dtype != anchor.dtype:
@@ -134,7 +135,7 @@ def _settle(x: Tensor, weight: float, z: Tensor, anchor: Tensor) -> None:
 
 
 def sum_messages(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum of messages in ``dtype``, in the order given.
+    """Return the sum of messages in ``dtype``, added in the order given.
 
     >>> sum_messages([torch.ones(1).bfloat16(), torch.ones(1)], torch.float32)
     tensor([2.])

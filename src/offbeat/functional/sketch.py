@@ -1,4 +1,4 @@
-"""A short linear summary of a long vector, from which distances can be read."""
+"""A short linear sketch of a long vector, from which distances can be estimated."""
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def sketch(x: Tensor, seed: int) -> Tensor:
 
 
 def distances_to_mean(sketches: Tensor) -> tuple[float, float]:
-    """Mean and maximum L2 distance of the rows of ``sketches`` to their average.
+    """Return the mean and maximum L2 distance of the rows of ``sketches`` (n, m) to their mean.
 
     >>> distances_to_mean(torch.tensor([[0.0, 3.0], [0.0, 1.0]]))
     (1.0, 1.0)

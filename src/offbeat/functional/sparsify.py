@@ -1,4 +1,4 @@
-"""Which entries of a layer are worth sending, and what stays behind for later."""
+"""Top-k sparsification of gradients with error feedback (Shi et al. 2020)."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ STRIDE = 101  # one entry in 101 is sampled; a prime, so that rows of a matrix d
 
 
 def count_kept(numel: int, density: float) -> int:
-    r"""How many entries of a layer are sent: :math:`k = \max(1, \lfloor \rho d \rfloor)`.
+    r"""Return how many entries of a layer are sent: :math:`k = \max(1, \lfloor \rho d \rfloor)`.
 
     >>> count_kept(2500, 0.001), count_kept(10, 0.001), count_kept(0, 0.5)
     (2, 1, 0)
@@ -19,15 +19,15 @@ def count_kept(numel: int, density: float) -> int:
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
-    r"""Indices (int64, unordered) of the ``k`` largest magnitudes of a flat ``x``, exactly.
+    r"""Return the indices (k,) of the ``k`` largest magnitudes of a flat ``x``, exactly.
 
     .. math:: TopK(x, k)_i = x_i \; \mathrm{if} \; |x_i| \geq thr, \; \mathrm{else} \; 0
 
     with thr the k-th largest :math:`|x|` (eq. 4 of Shi et al. 2020; exactly k of tied entries).
-    NaN counts as largest and infinity comes next, so that what is selected is finite only if all
-    of ``x`` is. The k blocks with the largest maxima hold k of the k largest entries: ``x`` itself
-    is read twice (largest, smallest of each block of 32) and written never. Extra memory:
-    d/16 + 32 k entries. Needs no random numbers and does not wait for a GPU.
+    Indices are int64 and unordered. NaN counts as largest, followed by infinity, so that the
+    selected values are finite only if all of ``x`` is. The k largest entries lie in the k blocks
+    of 32 with the largest maxima: ``x`` is read twice (maximum, minimum of each block) and never
+    written. Extra memory: d/16 + 32 k entries. Deterministic, and does not synchronize with a GPU.
 
     >>> top_k(torch.tensor([1.0, -3.0, 0.0, 2.0]), 2).sort().values
     tensor([1, 3])
@@ -40,13 +40,12 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 
 def sampled_top_k(x: Tensor, k: int) -> Tensor:
-    """:func:`top_k` by double sampling: the same entries, sooner, on a CPU.
+    """Return the result of :func:`top_k` by double sampling, which is faster on a CPU.
 
-    The threshold comes from every 101st entry, set a little low; only blocks that reach it are
-    looked at, and the exact top-k is taken among the entries above it. Where it left too few, or
-    so many that it saved nothing, :func:`top_k` does it. The sample decides about time, never
-    about the result (but for ties). On a GPU the counting would wait for the device: there
-    :func:`top_k` is used at once.
+    A threshold is estimated from every 101st entry, slightly low; the exact top-k is taken among
+    the entries above it, in the blocks that reach it. If these are too few, or too many to save
+    time, :func:`top_k` is used. The sample affects the time, never the result (except in ties).
+    On a GPU counting would synchronize with the device: there :func:`top_k` is used at once.
 
     Source: Lin et al. 2018, "Deep Gradient Compression", section 3; Shi et al. 2020, section 5.
 
@@ -71,11 +70,11 @@ def sampled_top_k(x: Tensor, k: int) -> Tensor:
 
 
 def extract(acc: Tensor, indices: Tensor) -> Tensor:
-    r"""Remove the chosen entries from ``acc`` and return them: what is left is the residual.
+    r"""Remove the entries at ``indices`` from ``acc`` and return them; the residual remains.
 
     .. math:: \epsilon_{t} = acc_t - TopK(acc_t, k), \quad acc_t = \epsilon_{t-1} + \alpha G_t
 
-    Element by element the two add up to what was there (Algorithm 1, lines 7 and 8).
+    ``acc`` (d,) is changed in place. Result and residual add up to it (Algorithm 1, lines 7, 8).
 
     >>> acc = torch.tensor([1.0, -3.0, 2.0])
     >>> extract(acc, torch.tensor([1])), acc
@@ -87,15 +86,16 @@ def extract(acc: Tensor, indices: Tensor) -> Tensor:
 
 
 def delta(total: Tensor, left: Tensor, k: int) -> float:
-    r"""How much worse than a random choice of k the ranks' own choices were; at most 1 if not.
+    r"""Return the error of the ranks' own top-k relative to that of a random choice of k.
 
     .. math::
         \delta = \frac{\|\sum_p x_p - \sum_p TopK(x_p, k)\|^2}
                       {E \|\sum_p x_p - RandK(\sum_p x_p, k)\|^2}
                = \frac{\|left\|^2}{(1 - k/d)\, \|total\|^2}
 
-    ``total`` is the sum of the ranks' vectors and ``left`` that of their residuals. At most 1 is
-    the paper's assumption 1, no identity: x = (10, 1) and (-10, 1) with k = 1 give 2 (eq. 20).
+    ``total`` (d,) is the sum of the ranks' vectors and ``left`` (d,) that of their residuals. A
+    value of at most 1 is the paper's assumption 1 and no identity: x = (10, 1) and (-10, 1) with
+    k = 1 give 2 (eq. 20).
 
     >>> delta(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0]), k=1)
     2.0
@@ -106,7 +106,7 @@ def delta(total: Tensor, left: Tensor, k: int) -> float:
 
 
 def _block_maxima(x: Tensor) -> Tensor:
-    """The largest magnitude of every whole block; NaN where a block has one."""
+    """Return the largest magnitude of every whole block; NaN for a block that contains NaN."""
     rows = x[: x.numel() // BLOCK * BLOCK].view(-1, BLOCK)
     # Two reading passes: abs() would write one as large as x, and torch's fused ones (aminmax,
     # the infinity norm) are not vectorized for short rows, 20 and 50 ms against 4 for 10 M.
@@ -114,14 +114,14 @@ def _block_maxima(x: Tensor) -> Tensor:
 
 
 def _candidates(x: Tensor, blocks: Tensor) -> Tensor:
-    """Magnitudes of the chosen blocks' entries, and of those behind the last whole block."""
+    """Return magnitudes of the entries of these blocks, and of those after the last whole block."""
     whole = x.numel() // BLOCK * BLOCK
     rows = x[:whole].view(-1, BLOCK).index_select(0, blocks)
     return torch.cat((rows.view(-1), x[whole:])).abs_()
 
 
 def _place(x: Tensor, blocks: Tensor, chosen: Tensor) -> Tensor:
-    """Where in ``x`` the chosen candidates are."""
+    """Return the indices in ``x`` of the chosen candidates."""
     taken = blocks.numel() * BLOCK
     whole = x.numel() // BLOCK * BLOCK
     first = torch.cat((blocks * BLOCK, blocks.new_tensor([whole])))
@@ -130,7 +130,7 @@ def _place(x: Tensor, blocks: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _sampled_threshold(x: Tensor, k: int) -> Tensor:
-    """A magnitude that a little more than k entries reach, so says a sample."""
+    """Estimate from a sample a magnitude that slightly more than k entries reach."""
     sample = x[::STRIDE].abs()
     expected = k * sample.numel() / x.numel()
     # Three standard deviations of the count above it, and three entries where it is small.

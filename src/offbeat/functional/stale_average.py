@@ -1,7 +1,7 @@
-r"""Averages with parameters that are some steps old, and averages by 16-bit differences.
+r"""Averages with stale parameters, and averages from 16-bit differences.
 
-DASO's two exchanges between nodes (Coquelin et al. 2021, section 3). All tensors are flat; what
-is added up is float32 or wider.
+DASO's two exchanges between nodes (Coquelin et al. 2021, section 3). All tensors are flat; sums
+are float32 or wider.
 """
 
 from torch import Tensor
@@ -10,13 +10,13 @@ from offbeat.functional.packing import cache_blocks
 
 
 def merge_stale_sum(total: Tensor, x: Tensor, wait: int, size: int) -> None:
-    r"""Average a sum of ``size`` models with the model that trained on for W = ``wait`` steps.
+    r"""Merge a sum of ``size`` models with a model that is W = ``wait`` steps ahead, in place.
 
     .. math:: x \leftarrow \frac{2W x + \sum_{i=1}^{P} x_i}{2W + P}
         = x + \frac{\sum_{i=1}^{P} x_i - P x}{2W + P}
 
-    ``total`` holds the sum and then the result. The second form rounds little where models are
-    near, and leaves equal ones as they are wherever P x is exact, as for P = 2 and 4. One pass:
+    ``total`` holds the sum and then the result. The second form has small rounding errors for
+    similar models, and keeps equal ones where P x is exact, as for P = 2 and 4. One pass:
     reads both, writes ``total`` (eq. 1, where W is written S).
 
     >>> import torch
@@ -29,12 +29,12 @@ def merge_stale_sum(total: Tensor, x: Tensor, wait: int, size: int) -> None:
 
 
 def cast_difference(x: Tensor, reference: Tensor, error: Tensor, message: Tensor) -> None:
-    r"""Fill a 16-bit message with a model's difference to a reference that all share.
+    r"""Fill a 16-bit message with the difference of a model to a shared reference.
 
     .. math:: m = \mathrm{cast}(x - r + e), \quad e \leftarrow x - r + e - m
 
-    e is what earlier casts took, so that nothing is lost for good. A cast of x itself would round
-    away every update that is smaller than the spacing of 16-bit numbers around x. One pass: reads
+    e is the error of earlier casts, which is carried. A cast of x itself would lose every update
+    that is smaller than the spacing of 16-bit numbers around x. One pass: reads
     x, r and e, writes e and m.
 
     >>> import torch

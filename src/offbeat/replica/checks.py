@@ -1,4 +1,4 @@
-"""What must hold before a model becomes a replica, and as long as it is one."""
+"""Checks of a model before it becomes a replica, and of changes to it afterwards."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ Traits = dict[str, tuple[int, bool, torch.dtype, torch.device]]
 
 
 def model_fault(model: nn.Module) -> str | None:
-    """What makes this rank's model impossible to replicate, or None."""
+    """Return why this rank's model cannot be replicated, or None."""
     parameters = dict(model.named_parameters())
     if isinstance(model, DistributedDataParallel):
         return "the model is wrapped in DistributedDataParallel; pass the bare model (model.module)"
@@ -48,7 +48,7 @@ def model_fault(model: nn.Module) -> str | None:
 
 
 def _is_sharded(parameter: nn.Parameter) -> bool:
-    # Who has a DTensor has imported its module; for all others that is a second of waiting.
+    # A model with a DTensor has imported its module; importing it here takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(parameter, module.DTensor)
 
@@ -64,7 +64,7 @@ def _sparse_embedding(model: nn.Module) -> str | None:
 
 
 def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerprint:
-    """Everything that must be equal on all ranks, as plain values."""
+    """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
     for name, p in model.named_parameters():
         kind = "trainable" if p.requires_grad else "frozen"
@@ -76,12 +76,12 @@ def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerpri
 
 
 def require_same_model(mine: Fingerprint, group: Group | None) -> None:
-    """Raise the same ValueError on all ranks if one of them differs from the first."""
+    """Raise the same ValueError on all ranks if any of them differs from the first."""
     if group is None:
         return
-    everyone = [json.loads(said) for said in gather_bytes(json.dumps(mine).encode(), group)]
-    for rank, said in zip(group.ranks, everyone, strict=True):
-        difference = _difference(everyone[0], said)
+    everyone = [json.loads(other) for other in gather_bytes(json.dumps(mine).encode(), group)]
+    for rank, other in zip(group.ranks, everyone, strict=True):
+        difference = _difference(everyone[0], other)
         if difference is not None:
             raise ValueError(
                 f"ranks {group.ranks[0]} and {rank} differ: {difference}; build the same model "
@@ -108,14 +108,14 @@ def _difference(first: Fingerprint, other: Fingerprint) -> str | None:
 
 
 def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if the ranks of a node are to share the layers and cannot."""
+    """Raise ValueError if the ranks of a node are to share the layers but cannot."""
     if algorithm.gradients is None or not algorithm.gradients.partition:
         return
     counts = [len(node) for node in nodes]
     if len(set(counts)) > 1:
         raise ValueError(
             f"partition=True on nodes of {', '.join(map(str, counts))} ranks: a layer has one "
-            "owner on every node, which meets the others; start equally many ranks on each, or "
+            "owner on every node, and owners exchange; start equally many ranks on each, or "
             "leave partition at False"
         )
     trainable = sum(p.requires_grad for p in model.parameters())
@@ -127,18 +127,21 @@ def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Seque
 
 
 def traits(model: nn.Module) -> Traits:
-    """Of each parameter who it is, whether it is trained, its dtype and its device."""
+    """Return the identity, requires_grad, dtype and device of each parameter."""
     return {n: (id(p), p.requires_grad, p.dtype, p.device) for n, p in model.named_parameters()}
 
 
 def changed(before: Traits, now: Traits) -> list[str]:
-    """The names of parameters that were replaced, added, removed, frozen, cast or moved."""
+    """Return the names of parameters that were replaced, added, removed, frozen, cast or moved."""
     names = {**before, **now}
     return [name for name in names if before.get(name) != now.get(name)]
 
 
 def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
-    """What has changed since the attach and must not, if anything has."""
+    """Return an error that names changes since the attach, if there are any.
+
+    Hooks, messages and views depend on the parameters being the same.
+    """
     names = changed(before, traits(model))
     if not names:
         return None

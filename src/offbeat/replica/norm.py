@@ -1,4 +1,4 @@
-"""The norm of gradients of which each rank of a node holds a share."""
+"""The norm of gradients that the ranks of a node hold in shares."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from offbeat.comm.group import Group, message_device
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:
-    r"""The norm of all gradients together; with a group, of those of all its members.
+    r"""Return the norm of all gradients; with a group, of those of all its members.
 
     .. math:: |g|_p = (\sum_r |g_r|_p^p)^{1/p}
 

@@ -27,16 +27,16 @@ def replicate(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Replica:
-    """Attach ``model`` to its copies on all other ranks, in place: nothing is wrapped.
+    """Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
-    Checks that all ranks hold the same model (names, shapes, dtypes, what is frozen) and the
-    same algorithm, and copies rank 0's parameters and buffers to everyone. All ranks must call.
+    Checks that all ranks hold the same model (names, shapes, dtypes, frozen parameters) and the
+    same algorithm, and copies the parameters and buffers of rank 0 to all ranks. All ranks call.
 
     Args:
         model: any module with trainable, dense parameters on one device.
         algorithm: what :func:`offbeat.sgp` and the other recipes return.
-        mesh: who sits on which node, as a DeviceMesh with the axes ``("node", "local")`` or a
-            :class:`offbeat.World`; without one the ranks tell each other.
+        mesh: which rank sits on which node, as a DeviceMesh with the axes ``("node", "local")``
+            or an :class:`offbeat.World`; without one the nodes are discovered from host names.
         optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
         scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
 
@@ -70,7 +70,7 @@ def replicate(
 
 
 def world_of(mesh: DeviceMesh | World | None) -> World:
-    """Which rank sits where: as given, or as the ranks tell each other."""
+    """Return which rank sits on which node: as given, or discovered."""
     if mesh is None:
         return World.discover()
     if isinstance(mesh, World):
@@ -83,7 +83,7 @@ def world_of(mesh: DeviceMesh | World | None) -> World:
 
 
 def copy_from_first(model: nn.Module, group: Group | None) -> None:
-    """Copy all parameters and buffers of the group's first rank to the others."""
+    """Copy all parameters and buffers of the first rank of the group to the others."""
     if group is None:
         return
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]

@@ -133,7 +133,7 @@ class Gram(Reduction):
             self._participants.wait(back.start())
 
     def _swap(self, hop: int, runs: Sequence[Piece]) -> Round:
-        """Send runs of the share of the participant ``hop`` places ahead, receive from the one behind."""
+        """Send runs of the share of the rank ``hop`` places ahead, receive from the one behind."""
         to, source = self._neighbours(hop)
         sends = [(to, self._layout.placed(run, to).of(self._messages)) for run in runs]
         rows = [self._operands.rows[run.section][source, run.start : run.stop] for run in runs]

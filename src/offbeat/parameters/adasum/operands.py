@@ -82,7 +82,7 @@ class Operands:
         return Statistics(energy, orthogonality)
 
     def bounds(self) -> Tensor:
-        """Return an upper bound of combined values, in units of the largest sent value; (layers,)."""
+        """Return bounds (layers,) of combined values, in units of the largest sent value."""
         return (self._weights.abs() / self._scales).sum(1)
 
     def redo(self, outs: Sequence[Tensor]) -> set[int]:

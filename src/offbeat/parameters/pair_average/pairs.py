@@ -45,7 +45,7 @@ class PairExchanger:
 
     @classmethod
     def of(cls, published: Sequence[Tensor], group: Group) -> "PairExchanger":
-        """Allocate for the flat tensors ``published``; each rank draws partners from its own seed."""
+        """Allocate for flat tensors ``published``; each rank draws partners with its own seed."""
         outgoing = [torch.zeros_like(part) for part in published]
         delta = [torch.zeros_like(part, dtype=accumulation_dtype(part.dtype)) for part in published]
         incoming = [torch.zeros_like(part) for part in published]

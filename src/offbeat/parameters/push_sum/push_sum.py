@@ -205,7 +205,7 @@ class PushSum(ParameterExchange[PushSumState]):
         return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
 
     def save(self, state: PushSumState) -> Saved:
-        """Return the weight and the mass in flight; between steps the anchor equals the parameters."""
+        """Return the weight and the mass in flight; the anchor equals the parameters."""
         saved: Saved = {"weight": state.weight}
         if self.overlap:
             flat = state.layout.empty("cpu", state.site.chunks)
