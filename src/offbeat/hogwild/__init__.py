@@ -1,4 +1,4 @@
-"""Workers on one machine that share memory and exchange nothing: asynchronous Adam.
+"""Asynchronous Adam (Renda): workers on one machine that update shared memory without locks.
 
 :class:`AsyncAdam` is a torch optimizer, :func:`launch` starts processes that share it, and
 :class:`AsyncAdamClassifier` is logistic regression on sparse matrices, in threads.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The classifier, once it is asked for: no worker need wait for scikit-learn's import."""
+    """Import the classifier on first use: workers do not wait for the import of scikit-learn."""
     if name != "AsyncAdamClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Adam for workers that share memory: a torch optimizer, dense and sparse."""
+"""Adam for workers that share memory: a torch optimizer for dense and sparse gradients."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from offbeat.functional import adam_step_size
 from offbeat.hogwild import worker
 from offbeat.hogwild.target import Target
 
-LINE = 8  # int64 in a cache line: no two workers count on one line
+LINE = 8  # int64 in a cache line: the counters of two workers never share one
 Moments = Literal["shared", "private"]
 
 
@@ -37,15 +37,15 @@ class AsyncAdam(Optimizer):
     coordinates only, so that sparse stays sparse. ``t`` is counted for each parameter, by each
     worker: steps in which it had a gradient.
 
-    Everything is allocated here, in shared memory, before any worker starts: build it in the
-    parent and hand it to :func:`launch`. Parameters are moved to shared memory in place. Dense
-    gradients, and sparse ones of embeddings, duplicates included. A gradient that is infinite or
-    NaN anywhere skips the whole step, which ``skipped`` counts. CPU only; float32 and float64 run
-    in compiled kernels, other dtypes in plain torch.
+    All state is allocated by the constructor, in shared memory, before any worker starts: build
+    the optimizer in the parent process and pass it to :func:`launch`. Parameters are moved to
+    shared memory in place. Gradients are dense, or sparse as those of embeddings, with duplicates.
+    A gradient with an infinite or NaN element skips the whole step; ``skipped`` counts these. CPU
+    only; float32 and float64 run in compiled kernels, other dtypes in torch.
 
     Extra memory: two models ("shared") or 2 T ("private"), and 64 bytes per worker and parameter.
-    One read of the gradient to check it, one pass over what it touches to apply it. No bytes are
-    sent. What is racy is described in ``docs/hogwild.md``.
+    One read of the gradient to check it, one pass over the touched coordinates to apply it. No
+    bytes are sent. ``docs/hogwild.md`` describes the data races.
 
     Args:
         params: parameters or groups of them, as for every torch optimizer.
@@ -94,7 +94,7 @@ class AsyncAdam(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Share the group's parameters and allocate their state; in the parent only."""
+        """Move the group's parameters to shared memory and allocate their state; parent only."""
         if worker.number() is not None:
             raise ValueError(
                 f"worker {worker.number()} builds or extends an AsyncAdam whose state the others "
@@ -110,19 +110,19 @@ class AsyncAdam(Optimizer):
 
     @property
     def steps(self) -> int:
-        """Steps of all workers together, skipped ones not counted."""
+        """The number of steps of all workers, without skipped ones."""
         return int(self._counts[:, 0].sum())
 
     @property
     def skipped(self) -> int:
-        """Steps of all workers that were skipped because a gradient was not finite."""
+        """The number of steps of all workers that were skipped for a non-finite gradient."""
         return int(self._counts[:, 1].sum())
 
     def as_worker(self, number: int) -> "AsyncAdam":
-        """This optimizer as worker ``number`` uses it: settings of its own, state shared.
+        """Return this optimizer as worker ``number``: settings of its own, shared state.
 
-        For workers that take turns in one process; :func:`launch` does without. Gradients stay
-        with the parameters, so such workers cannot run at once.
+        For workers that alternate in one process; not needed with :func:`launch`. Gradients
+        belong to the parameters, so such workers cannot run at the same time.
         """
         if not 0 <= number < self.workers:
             raise ValueError(f"worker {number} of {self.workers}; numbers start at 0")
@@ -134,7 +134,7 @@ class AsyncAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply ``.grad`` of all parameters, or none of them if one is not finite."""
+        """Apply the gradients of all parameters, or none if one of them is not finite."""
         number = self._number()
         loss = None
         if closure is not None:
@@ -155,7 +155,7 @@ class AsyncAdam(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy a saved state into the shared one; workers see it at once."""
+        """Copy a saved state into the shared one, where all workers see it."""
         own = dict(self.state)
         saved = state_dict["state"]
         for index, state in enumerate(own.values()):
@@ -182,7 +182,7 @@ class AsyncAdam(Optimizer):
         self._enter(None)
 
     def _enter(self, number: int | None) -> None:
-        """What belongs to this process alone."""
+        """Initialize what belongs to this process alone."""
         self._own_number, self._process = number, os.getpid()
         self._random = random.Random(number)
         self._targets: dict[Tensor, Target] = {}
@@ -220,9 +220,9 @@ class AsyncAdam(Optimizer):
         return seat
 
     def _target(self, parameter: Tensor, number: int) -> Target:
-        """Where this worker's updates of a parameter go; refused if nobody else sees it there."""
+        """Return the memory of a parameter that this worker updates, if it is still shared."""
         target = self._targets.get(parameter)
-        # To look at the address is enough, and quicker: a target keeps its memory from being freed.
+        # Comparing the address is sufficient and faster: a target keeps its memory alive.
         stayed = target.pointer == parameter.data_ptr() if target else parameter.is_shared()
         if not stayed:
             raise ValueError(
@@ -250,7 +250,7 @@ class AsyncAdam(Optimizer):
         )
 
     def _tick(self, target: Target) -> int:
-        """The time t of this update: own steps, spread over all workers' where m is shared."""
+        """Return the time t of this update: own steps, spread over those of all workers if shared."""
         before = int(target.counts[0])
         target.counts[0] = before + 1
         if self.moments == "private":

@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised or died; names it and, where there is one, shows its traceback."""
+    """A worker raised or died; the message names it, with its traceback if there is one."""
 
 
 def launch(
@@ -32,29 +32,29 @@ def launch(
     progress: bool = True,
     meanwhile: Callable[[], object] | None = None,
 ) -> list[Any]:
-    """Run ``fn(worker, *args)`` in ``workers`` processes that share ``args``; their results.
+    """Run ``fn(worker, *args)`` in ``workers`` processes that share ``args``; return the results.
 
     Processes are spawned, each with one thread for matrix products. Modules in ``args`` must be
-    in shared memory and optimizers be :class:`AsyncAdam`, so that what one worker writes is what
-    the others read. Results come back by worker number, pickled.
+    in shared memory and optimizers be :class:`AsyncAdam`, so that all workers update the same
+    memory. Results are returned by worker number, pickled.
 
-    When a worker raises or dies, the others are ended; on Ctrl-C all are. Nobody is left behind,
-    whatever ends the parent. A worker that was killed loses at most the update it was in, since
-    all state is shared: with ``replacements`` > 0 so many dead workers are replaced by a process
-    that calls ``fn`` anew with the same number (what raised is never replaced).
+    If a worker raises or dies, the others are terminated; on Ctrl-C all are, and also when the
+    parent process ends for any reason. A killed worker loses at most the update in progress, since
+    all state is shared: with ``replacements`` > 0 up to that many dead workers are replaced by a
+    process that calls ``fn`` with the same number. A worker that raised is not replaced.
 
     Args:
         fn: a function at the top level of a module, which workers can import.
-        workers: how many processes.
-        args: passed on after the worker's number.
-        replacements: how many dead workers to replace in all.
+        workers: the number of processes.
+        args: arguments of ``fn`` after the worker's number.
+        replacements: the number of dead workers to replace in total.
         progress: on a terminal, show steps, steps per second and the loss last given to
             :func:`report_loss` for every worker.
-        meanwhile: called in the parent about every 0.1 s while workers run. What it raises ends
-            them too.
+        meanwhile: called in the parent about every 0.1 s while workers run. If it raises, the
+            workers are terminated.
 
     Raises:
-        ValueError: if arguments are not shared or cannot be handed over.
+        ValueError: if arguments are not shared or cannot be pickled.
         WorkerFailed: with the number and traceback of each worker that failed.
 
     Source: Niu et al. 2011, Hogwild!, section 2, with processes for threads.
@@ -76,7 +76,7 @@ def launch(
 
 
 class _Crew:
-    """The running workers, what they returned, and how many may still be replaced."""
+    """The running workers, their results, and the number of replacements left."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], workers: int, replacements: int
@@ -93,7 +93,7 @@ class _Crew:
             raise
 
     def look(self, seconds: float) -> None:
-        """Wait for news at most so long; take results, replace the dead, raise failures."""
+        """Wait up to ``seconds`` for results; replace dead workers, raise failures."""
         channels = [channel for _, channel in self.running.values()]
         ready = connection.wait(channels, seconds)
         failures = []
@@ -107,7 +107,7 @@ class _Crew:
             raise WorkerFailed("\n".join(failures))
 
     def end(self) -> None:
-        """End whoever still runs."""
+        """Terminate all running workers."""
         for process, _ in self.running.values():
             process.terminate()
         deadline = time.monotonic() + 3.0
@@ -141,7 +141,7 @@ class _Crew:
     def _receive(
         self, number: int, process: BaseProcess, channel: connection.Connection
     ) -> str | None:
-        """Take a worker's result, or say how it failed; a dead one may be replaced."""
+        """Store a worker's result, or return how it failed; a dead worker may be replaced."""
         try:
             returned, value = pickle.loads(channel.recv_bytes())
         except EOFError:
@@ -167,7 +167,7 @@ def _death(exitcode: int | None) -> str:
 
 
 def _check_shared(args: Sequence[Any]) -> None:
-    """Refuse what would silently become a copy of each worker's own."""
+    """Raise ValueError for arguments that each worker would silently copy."""
     for place, value in enumerate(args):
         if isinstance(value, Optimizer) and not isinstance(value, AsyncAdam):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Lock-free inside a node, an exchange between nodes."""
+"""Lock-free updates inside a node, and an exchange between nodes."""
 
 import torch
 from torch import Tensor, nn
@@ -10,27 +10,26 @@ from offbeat.replica.replicate import replicate
 
 
 class NodeReplica:
-    r"""One process a node that exchanges, while the node's workers go on updating.
+    r"""Exchanges the shared model between nodes while the workers of each node update it.
 
     .. math::
         s \leftarrow \theta, \quad s' = \mathrm{exchange}(s), \quad
         \theta \leftarrow \theta + (s' - s)
 
-    theta is the model in shared memory, s a copy of it, with which an ordinary
-    :class:`offbeat.Replica` does the algorithm's exchange. The difference that the exchange made
-    is added in place: what workers did to theta in the meantime stays. Push-sum's numerator is
-    :math:`w\,a + (s - a)` with the anchor a, which is s' of the exchange before: all that the
-    workers have added since.
+    theta is the model in shared memory and s a copy of it, on which an ordinary
+    :class:`offbeat.Replica` carries out the algorithm's exchange. The change by the exchange is
+    added to theta in place, so that updates made by workers meanwhile are kept. The numerator of
+    push-sum is :math:`w\,a + (s - a)` with the anchor a, which is s' of the last exchange.
 
     All nodes call :meth:`step` equally often, say at every so many steps of the shared
     optimizer. Moments and buffers are not exchanged. Only algorithms with an empty gradients
     slot; nodes are the ranks of the process group. Bytes: the algorithm's, per call. Extra
     memory: two models, and the algorithm's. Passes over memory: four, and the algorithm's.
 
-    Racy, and allowed: the copy is not one moment's, since workers write while it is made; and an
-    addition may overwrite a worker's update of the same coordinate, or the other way round, as
-    two workers' updates may. A lost difference is not lost mass for good: the next exchange
-    starts from what is in memory then.
+    Data races are accepted: workers write while the copy is made, so it is not of one moment; and
+    an addition may overwrite a worker's update of the same coordinate or be overwritten by it, as
+    with the updates of two workers. The next exchange starts from the contents of the memory, so
+    that a lost change does not accumulate.
 
     Args:
         model: the module that the workers update, in shared memory.
@@ -87,13 +86,13 @@ class NodeReplica:
             shared.copy_(own)
 
     def step(self) -> None:
-        """Exchange, if the algorithm says so; all nodes call, workers may run."""
+        """Exchange if it is due; all nodes call, while workers may run."""
         self._read()
         self.replica.step()
         self._add()
 
     def finish(self) -> None:
-        """Average all nodes; call it when no worker runs, and all nodes are then equal."""
+        """Set all nodes to their average; call it on all nodes while no worker runs."""
         self._read()
         self.replica.finish()
         for shared, own in self._pairs:

@@ -12,14 +12,14 @@ from offbeat.kernels import lock_free_adam
 
 @final
 class Target:
-    """theta, m and v of a parameter, with views of the same memory that numpy and kernels use.
+    """theta, m and v of a parameter, and views of the same memory for numpy and kernels.
 
-    The views are made once in a process, since making one costs more than updating a small
-    tensor. Other dtypes and layouts than contiguous float32 and float64 go through torch.
+    The views are created once in a process, since creating one takes longer than updating a small
+    tensor. Dtypes and layouts other than contiguous float32 and float64 are updated by torch.
     """
 
     def __init__(self, theta: Tensor, m: Tensor, v: Tensor, counts: Tensor) -> None:
-        """Look at the memory; no copy. ``counts[0]``: updates that this worker began."""
+        """Create views of the memory. ``counts[0]`` is the number of updates of this worker."""
         self.counts: NDArray[np.int64] = counts.numpy()
         self.pointer = theta.data_ptr()
         self._tensors = (theta, m, v)
@@ -28,7 +28,7 @@ class Target:
         self._width = theta.shape[1:].numel()  # of a row
 
     def is_finite(self, gradient: Tensor) -> bool:
-        """Whether no element is infinite or NaN. One read of the gradient."""
+        """Return whether all elements are finite. One read of the gradient."""
         values = gradient._values() if gradient.is_sparse else gradient
         if self._compiled:
             return bool(lock_free_adam.is_finite(_flat(values)))

@@ -1,4 +1,4 @@
-"""Inside a worker: who it is, how far it is, and how it ends."""
+"""Inside a worker process: its number, its progress, and its end."""
 
 import os
 import pickle
@@ -17,21 +17,21 @@ STEPS, LOSS = 0, 1  # columns of the board
 
 
 class _Seat:
-    """This process's place: set once, when a worker starts."""
+    """The number and the board of this process, set once when a worker starts."""
 
     number: int | None = None
     board: Any = None  # a numpy view, since writing through a tensor takes microseconds
 
 
 def new_board(workers: int) -> Tensor:
-    """Steps and last loss of every worker, in shared memory: one cache line each."""
+    """Allocate steps and last loss of every worker in shared memory, one cache line each."""
     board = torch.zeros(workers, 8, dtype=torch.float64)
     board[:, LOSS] = torch.nan
     return board.share_memory_()  # type: ignore[no-any-return]
 
 
 def number() -> int | None:
-    """This worker's number, or None outside :func:`offbeat.hogwild.launch`."""
+    """Return this worker's number, or None outside of :func:`offbeat.hogwild.launch`."""
     return _Seat.number
 
 
@@ -58,7 +58,7 @@ def main(
     args: tuple[Any, ...],
 ) -> None:
     """Run ``fn(number, *args)`` and send (True, result) or (False, traceback) to the parent."""
-    # Ctrl-C reaches every process of the terminal; the parent alone decides and ends the others.
+    # Ctrl-C reaches every process of the terminal; the parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(1)  # the workers are the parallelism
@@ -73,7 +73,7 @@ def main(
 
 
 def _follow_parent() -> None:
-    """A worker whose parent was killed would train on forever, unseen."""
+    """Exit with the parent: otherwise a worker whose parent was killed would run for ever."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""The memory of asynchronous logistic regression, and the threads that work on it."""
+"""The memory of asynchronous logistic regression, and the threads that update it."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
