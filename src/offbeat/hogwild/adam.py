@@ -250,7 +250,7 @@ class AsyncAdam(Optimizer):
         )
 
     def _tick(self, target: Target) -> int:
-        """Return the time t of this update: own steps, spread over those of all workers if shared."""
+        """Return the time t of this update: own steps, spread over all workers if shared."""
         before = int(target.counts[0])
         target.counts[0] = before + 1
         if self.moments == "private":
