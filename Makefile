@@ -42,10 +42,12 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-# Threads first, three at a time; then what starts processes and measures times, in turn.
+# First what runs in threads, then what starts processes (file by file, so that what a module's tests
+# share is set up once), three at a time; last, one by one, what measures times.
 test: lint types  ## lint, types, tests and doctests
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes"
-	$(BIN)/python -m pytest --durations=10 -m processes
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes and not quiet"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet"
+	$(BIN)/python -m pytest --durations=10 -m quiet tests
 
 lint: setup  ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -7,6 +7,9 @@ import pytest
 
 from offbeat.replica.replica import Replica
 
+# Imported by the server of forked processes only; not searched for doctests.
+collect_ignore = ["preloaded.py"]
+
 
 @pytest.fixture(autouse=True)
 def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -100,6 +100,7 @@ print(time.monotonic() - start)
 
 # An ordinary script, as for torchrun.
 PLAIN_DDP = """
+import time
 import torch
 import torch.distributed as dist
 
@@ -113,6 +114,9 @@ for _ in range(3):
     optimizer.zero_grad()
 print("parameters", [round(p.sum().item(), 5) for p in model.parameters()])
 dist.destroy_process_group()
+# A thread of torch (2.13) may still let go of a Python object, and aborts the process if the
+# interpreter is at its end by then.
+time.sleep(0.3)
 """
 
 # Rank 0 is killed in the middle: the others must still find the store, and in it who is lost.

@@ -21,6 +21,7 @@ import offbeat
 from offbeat.cli import app
 from offbeat.testing import simulate
 from problems import START, Quadratic, flat, gradient, loss
+from ranks import torchrun, torchrun_forked
 from test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parent.parent
@@ -201,26 +202,11 @@ def test_the_miniature_method_follows_its_reference(size: int) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
-def torchrun(path: Path) -> str:
-    """What a script prints, run by two workers in its own folder."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node=2", path.name],
-        cwd=path.parent,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.processes
 def test_the_readme_example_learns(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(script("README.md", "train.py"))
-    losses = [float(number) for number in re.findall(r"loss ([\d.]+)", torchrun(path))]
+    losses = [float(number) for number in re.findall(r"loss ([\d.]+)", torchrun(2, path))]
     assert len(losses) == 3
     assert losses[-1] < 0.01  # the loss of the untrained model is about 0.1
     assert (tmp_path / "model.pt").exists()
@@ -231,11 +217,11 @@ def test_the_readme_example_learns(tmp_path: Path) -> None:
 def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) -> None:
     path = tmp_path / "resume.py"
     path.write_text(script("docs/saving.md", "resume.py"))
-    torchrun(path)
+    torchrun_forked(2, path, logs=tmp_path / "logs")
     kept = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
     assert kept == [f"step{step:06d}-rank{rank}.pt" for step in (250, 300) for rank in (0, 1)]
     (tmp_path / "checkpoints" / "step000300-rank1.pt").unlink()  # as if it had died while saving
-    assert "250 steps were done before" in torchrun(path)
+    assert "250 steps were done before" in torchrun(2, path)
 
 
 DCP = """
@@ -277,4 +263,4 @@ def test_the_functions_for_distributed_checkpoint_go_on_bit_for_bit(tmp_path: Pa
     setup, _ = script("docs/saving.md", "resume.py").split("\nparts =")
     functions = next(b for b in blocks(ROOT / "docs" / "saving.md", "python") if "dcp.save" in b)
     path.write_text(setup + "\n" + functions + DCP)
-    torchrun(path)
+    torchrun_forked(2, path, logs=tmp_path / "logs")

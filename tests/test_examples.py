@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import run
+
+from ranks import torchrun_forked
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -28,12 +29,9 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> object:
         ("skipgram.py", "--steps 40 --exchange-every 10 --words 20000 --workers 2"),
     ],
 )
-def test_an_example_trains_with_two_workers(
-    script: str, options: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # What the command torchrun calls; started as a command it would import torch once more.
-    run.main(["--standalone", "--nproc-per-node=2", str(EXAMPLES / script), *options.split()])
-    assert "held-out" in capfd.readouterr().out
+def test_an_example_trains_with_two_workers(script: str, options: str, tmp_path: Path) -> None:
+    output = torchrun_forked(2, EXAMPLES / script, *options.split(), logs=tmp_path)
+    assert "held-out" in output
 
 
 def test_generated_digits_are_the_same_every_time_and_differ_by_label(digits: object) -> None:

@@ -21,8 +21,8 @@ from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.parameters import Average
 from offbeat.testing import ThreadWorld
+from ranks import Spawned
 from reference.participants import Nodes
-from test_processes import Spawned
 
 UNEQUAL: Nodes = ((0, 1, 2), (3,), (4, 5))
 SCATTERED: Nodes = ((4, 0, 2), (1, 5), (3, 6, 7))  # ranks as some launcher dealt them

@@ -142,6 +142,7 @@ def test_ranks_are_told_their_place_on_unequal_nodes(monkeypatch: pytest.MonkeyP
     assert {line[5] for line in said[1]} == {"3"}
 
 
+@pytest.mark.quiet
 def test_the_rate_is_real_between_nodes_both_ways_and_not_inside_one() -> None:
     size = 2_500_000
     phases = [([2], 0, size), ([0], 2, size), ([2, 3], 0, size), *[([1], 0, size)] * 5]
@@ -171,6 +172,7 @@ def test_nodes_meet_congestion_as_linux_does_whatever_the_machine_is_tuned_to() 
     assert [lines.of(rank) for rank in range(2)] == [["cubic"], ["cubic"]]
 
 
+@pytest.mark.quiet
 def test_check_finds_the_line_rate_and_no_limit_inside_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_link_that_was_cut_is_up_again_in_the_next_run() -> None:
         assert lab.run(shell(f"until {ask}; do sleep 0.1; done")) == 0
 
 
+@pytest.mark.quiet
 def test_a_straggler_computes_a_fraction_of_the_time() -> None:
     lines = Lines()
     with Lab(2) as lab:

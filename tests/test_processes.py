@@ -1,26 +1,22 @@
 """Real processes over real sockets: what threads cannot show."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD
 
 import offbeat
 from problems import Quadratic, loss
+from ranks import Spawned, torchrun, torchrun_forked
 
 pytestmark = pytest.mark.processes
 
@@ -64,16 +60,12 @@ dist.destroy_process_group()
 def test_a_script_trains_under_torchrun(workers: int, text: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, f"--nproc-per-node={workers}", str(script), text],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    # The smallest world by the command itself, the others by its code.
+    if workers == 2:
+        output = torchrun(workers, script, text)
+    else:
+        output = torchrun_forked(workers, script, text, logs=tmp_path / "logs")
+    result = json.loads(output.strip().splitlines()[-1])
     assert result["step"] == 40
     assert result["distance"] == {"mean": 0.0, "max": 0.0}
     assert result["total"]["bytes_sent"] > 0
@@ -84,56 +76,7 @@ def test_a_script_that_never_detaches_ends(tmp_path: Path) -> None:
     """The thread of ad_psgd waits for messages when the interpreter goes down."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.split("replica.finish()")[0] + "dist.barrier()\n")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node=3", str(script), "ad_psgd"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-class Spawned:
-    """A plain spawner: torchrun would end the survivors of a killed worker itself."""
-
-    def __init__(self, work: Any, size: int, *args: object) -> None:
-        """Start ``work(rank, results, *args)`` in ``size`` processes around one store."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        spawn = multiprocessing.get_context("spawn")
-        self.results = spawn.Queue()
-        self.processes = [
-            spawn.Process(target=_main, args=(work, rank, size, port, self.results, *args))
-            for rank in range(size)
-        ]
-        for process in self.processes:
-            process.start()
-
-    def join(self, timeout: float) -> list[Any]:
-        """What the ranks that came back said; the others are killed."""
-        deadline = time.monotonic() + timeout
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
-        for process in self.processes:
-            process.kill()
-        assert not late, f"ranks {late} did not end within {timeout} s"
-        said = []
-        while not self.results.empty():
-            said.append(self.results.get(timeout=5))
-        return said
-
-
-def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: object) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    work(rank, results, *args)
-    dist.destroy_process_group()
+    torchrun(3, script, "ad_psgd")
 
 
 def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int) -> None:
