@@ -1,7 +1,16 @@
 """Data-parallel training for PyTorch that does not wait for the slowest wire.
 
-Start with :func:`replicate` and a recipe: :func:`ddp`, :func:`adasum`, :func:`daso`,
-:func:`local_sgd` or :func:`sgp`.
+Five published methods and their baselines, in one call: :func:`replicate` connects a model with its
+copies on other ranks, and a recipe says what they exchange and when.
+
+- Adasum: :func:`adasum`, adaptive summation of updates.
+- Stochastic Gradient Push and Overlap SGP: :func:`sgp`, push-sum gossip of models.
+- DASO: :func:`daso`, hierarchical and asynchronous averages between nodes.
+- LAGS-SGD: :func:`lags`, layer-wise adaptive top-k gradients, overlapped with backward.
+- Asynchronous Adam: :mod:`offbeat.hogwild`, lock-free updates of shared memory.
+
+Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :func:`ad_psgd`,
+:func:`torch_ddp` and :func:`alone`.
 """
 
 from offbeat.comm.heartbeat import PeerLost
