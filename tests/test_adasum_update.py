@@ -1,6 +1,7 @@
 """Adasum of updates over the wire: every algorithm, layout and width; NaNs; what is saved."""
 
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -367,15 +368,15 @@ def test_bytes_are_those_of_an_all_reduce() -> None:
     ("options", "message"),
     [
         ({"every": 0}, "every=0, expected a whole number"),
-        ({"wire": "fp8"}, "wire='fp8', expected one of None, 'bf16', 'fp16'"),
-        ({"method": "ring"}, "method='ring', expected one of 'auto', 'gather', 'gram', 'rvhdd'"),
-        ({"nonfinite": "ignore"}, "nonfinite='ignore', expected one of 'raise', 'skip'"),
+        ({"wire": "fp8"}, "wire='fp8', expected None (full precision), 'bf16' or 'fp16'"),
+        ({"method": "ring"}, "method='ring', expected 'auto', 'gather', 'gram' or 'rvhdd'"),
+        ({"nonfinite": "ignore"}, "nonfinite='ignore', expected 'raise' or 'skip'"),
         ({"method": "rvhdd", "wire": "bf16"}, "round at every level; use method='gram'"),
     ],
     ids=str,
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         offbeat.adasum(**options)
 
 

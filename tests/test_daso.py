@@ -223,7 +223,7 @@ def test_sums_travel_on_while_a_plateau_halves_b_and_w() -> None:
         model = Quadratic()
         replica = offbeat.replicate(
             model,
-            offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle)),
+            offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle=cycle)),
             mesh=world,
         )
         optimizer, seen = sgd(model.parameters()), [flat(snapshot(model))]
@@ -254,7 +254,9 @@ def test_sums_travel_on_while_a_plateau_halves_b_and_w() -> None:
 
 
 def test_ranks_by_themselves_may_be_participants_too() -> None:
-    algorithm = offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2, wait=2), over="world"))
+    algorithm = offbeat.Algorithm(
+        parameters=StaleAverage(cycle=Cycle(every=2, wait=2), over="world")
+    )
     runs = simulate(algorithm, Quadratic, loss, steps=12, size=3, optimizer=sgd)
     ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
     lone = ((0,), (1,), (2,))
@@ -421,8 +423,16 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 @pytest.mark.parametrize("stop", [3, 4, 6, 7])
 def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
     """Also in a replica that has a sum of its own in flight, which is forgotten."""
-    cycle = Cycle(4, 3, 40, 2, 34, patience=0, report_every=2)  # 2 warm-up, 4 cycling
-    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle))
+    cycle = Cycle(
+        every=4,
+        wait=3,
+        total_steps=40,
+        warmup_steps=2,
+        cooldown_steps=34,
+        patience=0,
+        report_every=2,
+    )  # 2 warm-up, 4 cycling
+    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle=cycle))
 
     def go_on(model: nn.Module, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
@@ -628,7 +638,7 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
     def worker(world: World) -> tuple[torch.Tensor, float]:
         model = Huge()
         replica = offbeat.replicate(
-            model, offbeat.Algorithm(parameters=StaleAverage(Cycle(every=2))), mesh=world
+            model, offbeat.Algorithm(parameters=StaleAverage(cycle=Cycle(every=2))), mesh=world
         )
         with torch.no_grad():
             model.small += 4.0 * world.node
@@ -650,13 +660,16 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"every": 0}, "every=0, expected a whole number, 1 or more"),
+        ({"every": 0}, "every=0, expected a whole number of steps, 1 or more"),
         ({"every": 2.0}, "every=2.0, expected a whole number"),
         ({"every": 4, "wait": 5}, "wait=5 with every=4: .*; use wait <= every"),
-        ({"wait": 0}, "wait=0, expected a whole number, 1 or more"),
-        ({"wait": -1}, "wait=-1, expected a whole number, 1 or more"),
-        ({"warmup_steps": -1}, "warmup_steps=-1, expected a whole number, 0 or more"),
-        ({"total_steps": 0}, "total_steps=0, expected a whole number, 1 or more"),
+        ({"wait": 0}, "wait=0, expected None or a whole number of steps, 1 or more"),
+        ({"wait": -1}, "wait=-1, expected None or a whole number of steps, 1 or more"),
+        (
+            {"warmup_steps": -1},
+            "warmup_steps=-1, expected None or a whole number of steps, 0 or more",
+        ),
+        ({"total_steps": 0}, "total_steps=0, expected None or a whole number of steps, 1 or more"),
         ({"cooldown_steps": 5}, "cooldown_steps=5 without total_steps"),
         (
             {"total_steps": 10, "warmup_steps": 6, "cooldown_steps": 5},
@@ -664,10 +677,10 @@ def test_a_parameter_of_more_than_ten_million_elements() -> None:
         ),
         ({"total_steps": 10, "warmup_steps": 11}, "warmup_steps=11 and .* more than"),
         ({"total_steps": 10, "cooldown_steps": 11}, "cooldown_steps=11 are more than"),
-        ({"patience": -1}, "patience=-1, expected a whole number, 0 or more"),
-        ({"threshold": 1.0}, "threshold=1.0, expected a share"),
-        ({"threshold": "1e-4"}, "threshold='1e-4', expected a share"),
-        ({"report_every": 0}, "report_every=0, expected a whole number, 1 or more"),
+        ({"patience": -1}, "patience=-1, expected a whole number of windows, 0 or more"),
+        ({"threshold": 1.0}, "threshold=1.0, expected a number in"),
+        ({"threshold": "1e-4"}, "threshold='1e-4', expected a number in"),
+        ({"report_every": 0}, "report_every=0, expected a whole number of steps, 1 or more"),
         ({"wire": "fp16"}, "wire='fp16', expected None"),
     ],
     ids=str,

@@ -28,7 +28,7 @@ PARAMETERS = (
     Average(every=3, over="node"),
     AdasumUpdate(every=2, over="node"),
     PushSum(overlap=1, over="node"),
-    StaleAverage(Cycle(every=3, wait=2, warmup_steps=2)),
+    StaleAverage(cycle=Cycle(every=3, wait=2, warmup_steps=2)),
     PairAverage(over="node"),  # the last: the clock decides who meets whom
 )
 PAIRS = [offbeat.Algorithm(sparse, between) for between in PARAMETERS]
@@ -108,7 +108,7 @@ def test_sparse_gradients_inside_and_stale_sums_between_follow_the_reference() -
         residual[:] = acc - sent  # alone in its node, a rank exchanges nothing and keeps nothing
         return np.stack([sent[list(node)].mean(axis=0) for node in NODES])
 
-    pair = offbeat.Algorithm(sparse, StaleAverage(Cycle(every=3, wait=2)))
+    pair = offbeat.Algorithm(sparse, StaleAverage(cycle=Cycle(every=3, wait=2)))
     runs = simulate(pair, Quadratic, loss, steps=20, nodes=NODES, optimizer=lambda p: SGD(p, lr=LR))
     ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
     theirs = daso(START, gradient, nodes=NODES, steps=20, lr=LR, every=3, wait=2, inside=sparsified)

@@ -83,7 +83,7 @@ def algorithm(topology: Topology, nodes: Nodes | None = None) -> offbeat.Algorit
     """Push-sum between ranks or, where there are nodes, between them."""
     if nodes is None:
         return offbeat.sgp(topology)
-    return offbeat.Algorithm(Mean(over="local"), PushSum(topology, over="node"))
+    return offbeat.Algorithm(Mean(over="local"), PushSum(topology=topology, over="node"))
 
 
 def sgd(parameters: Any) -> SGD:
@@ -833,7 +833,7 @@ def test_a_channels_last_model_and_one_with_gaps_follow_the_same_path() -> None:
         ({"wire": "fp8"}, "wire='fp8'"),
         ({"biased": 1}, "biased=1"),
         ({"peers": 0}, "peers=0"),
-        ({"topology": "ring", "peers": 2}, "peers=2 goes with"),
+        ({"topology": "ring", "peers": 2}, "peers=2 with topology='ring'"),
         ({"topology": "star"}, "expected one of 'exponential'"),
         ({"topology": [(3, "complete")]}, "the last with None"),
     ],

@@ -212,7 +212,7 @@ def test_raise_is_the_default_everywhere() -> None:
     ("text", "said"),
     [
         ("sgp(on_failure='stop')", "on_failure='stop', expected 'raise' or 'continue'"),
-        ("sgp(on_failure='continue', within='local')", "a loss may surface inside backward"),
+        ("sgp(on_failure='continue', within='local')", "a rank may be lost inside backward"),
     ],
 )
 def test_settings_that_mean_nothing(text: str, said: str) -> None:

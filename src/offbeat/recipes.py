@@ -1,14 +1,15 @@
-"""Methods by name: constructors only, each line says what fills which slot."""
+"""Recipes: functions that build the :class:`~offbeat.Algorithm` of each method by name."""
 
 import ast
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
+from offbeat.settings import check_values
 from offbeat.topology.digraph import Digraph
 from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
 from offbeat.topology.graph import Topology
@@ -17,12 +18,12 @@ from offbeat.topology.phases import Phases, Symmetric
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
 _parser = threading.Lock()
 
-Within = Literal["local"] | None
+Within = Annotated[Literal["local"], "the ranks of a node"] | None
 Graph = Topology | str | Sequence[tuple[int | None, Any]] | Any  # the last: of networkx
 
 
-def ddp(wire: Literal["bf16"] | None = None, bucket_mb: float = 25.0) -> Algorithm:
-    """Mean gradients of all ranks in every backward: the baseline.
+def ddp(wire: Literal["bf16"] | None = None, *, bucket_mb: float = 25.0) -> Algorithm:
+    """Average the gradients of all ranks in every backward (the baseline).
 
     See :class:`offbeat.gradients.Mean`.
 
@@ -34,6 +35,7 @@ def ddp(wire: Literal["bf16"] | None = None, bucket_mb: float = 25.0) -> Algorit
 
 def lags(
     density: float | Literal["adaptive"] = 0.001,
+    *,
     max_ratio: float = 1000.0,
     selection: Literal["sampled", "exact"] = "sampled",
     momentum: float = 0.0,
@@ -42,57 +44,68 @@ def lags(
     units: Literal["lr", "gradient"] | None = None,
     retune: int = 1000,
 ) -> Algorithm:
-    """LAGS-SGD: the largest gradients of each layer in every backward, the others later.
+    """Exchange the largest gradients of each layer in every backward, the others later (LAGS-SGD).
 
-    Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` the learning rate
-    counts when a gradient arises, as in the paper. ``density="adaptive"`` sends as much of each
-    layer as backward hides, and at least 1/``max_ratio``. See :class:`offbeat.gradients.TopK`.
+    Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` a gradient is scaled by
+    the learning rate of the step in which it was computed, as in the paper.
+    ``density="adaptive"`` sends of each layer what backward can hide, and at least
+    1/``max_ratio``. See :class:`offbeat.gradients.TopK`.
 
     >>> lags(density=0.01).gradients.density
     0.01
     """
     top_k = TopK(
-        density, selection, momentum, warmup, message_mb, "layer", units, max_ratio, retune
+        density=density,
+        selection=selection,
+        momentum=momentum,
+        warmup=warmup,
+        message_mb=message_mb,
+        units=units,
+        max_ratio=max_ratio,
+        retune=retune,
     )
     return Algorithm(gradients=top_k)
 
 
 def slgs(density: float = 0.001) -> Algorithm:
-    """Sparsification without layers: the largest gradients of the whole model, after backward.
+    """Exchange the largest gradients of the whole model after backward (SLGS-SGD).
 
-    The baseline of :func:`lags`: the same top-k and memory, nothing overlapped.
+    The baseline of :func:`lags`: the same selection and residuals, without overlap. See
+    :class:`offbeat.gradients.TopK`.
 
     >>> slgs().gradients.scope
     'model'
     """
-    return Algorithm(TopK(density, scope="model"))
+    return Algorithm(gradients=TopK(density=density, scope="model"))
 
 
-def local_sgd(every: int = 8, within: Within = None) -> Algorithm:
-    """Train apart, average the parameters every ``every`` steps.
+def local_sgd(every: int = 8, *, within: Within = None) -> Algorithm:
+    """Train independently and average the parameters every ``every`` steps (Local SGD).
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    nodes are what is averaged. See :class:`offbeat.parameters.Average`.
+    parameters between nodes. See :class:`offbeat.parameters.Average`.
 
     >>> local_sgd(every=4).parameters.every
     4
     """
-    return Algorithm(_inside(within), Average(every=every, over=_between(within)))
+    average = Average(every=every, over=_between(within))
+    return Algorithm(gradients=_inside(within), parameters=average)
 
 
 def adasum(
     every: int = 1,
+    *,
     wire: Literal["bf16", "fp16"] | None = None,
     method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
     within: Within = None,
     nonfinite: Literal["raise", "skip"] = "raise",
     partition: bool = False,
 ) -> Algorithm:
-    """Adasum of the optimizers' updates: their sum where orthogonal, their mean where parallel.
+    """Combine the optimizers' updates with Adasum: the sum if orthogonal, the mean if parallel.
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    nodes' updates are combined. With ``partition=True`` besides, each rank of a node steps its own
-    share of the layers: give the optimizer ``replica.owned_parameters()``. See
+    nodes' updates are combined. ``partition=True`` implies that, and each rank of a node steps
+    only its own share of the layers: build the optimizer with ``replica.owned_parameters()``. See
     :class:`offbeat.parameters.AdasumUpdate`.
 
     >>> adasum(wire="bf16").parameters.wire
@@ -101,13 +114,21 @@ def adasum(
     'node'
     """
     within = "local" if partition else within
+    update = AdasumUpdate(
+        every=every,
+        wire=wire,
+        method=method,
+        over=_between(within),
+        nonfinite=nonfinite,
+        partition=partition,
+    )
     inside = Mean(over="local", partition=True) if partition else _inside(within)
-    update = AdasumUpdate(every, wire, method, _between(within), nonfinite, partition)
-    return Algorithm(inside, update)
+    return Algorithm(gradients=inside, parameters=update)
 
 
 def sgp(
     topology: Graph = "exponential",
+    *,
     peers: int = 1,
     overlap: int = 0,
     wire: Literal["bf16"] | None = None,
@@ -115,14 +136,15 @@ def sgp(
     biased: bool = False,
     on_failure: Literal["raise", "continue"] = "raise",
 ) -> Algorithm:
-    """Stochastic Gradient Push: after every step send a share of oneself to a few peers.
+    """Send a share of the model to a few peers after every step (SGP and Overlap SGP).
 
-    ``topology`` is "exponential" (to ``peers`` others, which change), "ring", "bipartite",
-    "complete", a :class:`offbeat.Topology`, a networkx graph or a function that makes one of the
-    number of participants, or phases of these: ``[(300, "complete"), (None, "exponential")]``.
-    ``overlap`` is for how many steps a message may travel while training goes on. With
-    ``within="local"`` gradients are averaged inside each node and the nodes gossip. With
-    ``on_failure="continue"`` the survivors of a lost rank train on, where the launcher lets them. See
+    ``topology`` is "exponential" (``peers`` receivers, which change from step to step), "ring",
+    "bipartite", "complete", a :class:`offbeat.Topology`, a networkx graph, a function that makes
+    one from the number of participants, or phases of these:
+    ``[(300, "complete"), (None, "exponential")]``. ``overlap`` is the number of steps that a
+    message may be in flight while training continues. With ``within="local"`` gradients are
+    averaged inside each node, and the gossip runs between nodes. With ``on_failure="continue"``
+    the surviving ranks train on after a rank is lost, if the launcher keeps them running. See
     :class:`offbeat.parameters.PushSum`.
 
     >>> sgp("ring").parameters.topology
@@ -130,41 +152,50 @@ def sgp(
     >>> sgp(overlap=1, wire="bf16").parameters.overlap
     1
     """
-    graph = _graph(topology, peers)
-    gossip = PushSum(graph, _between(within), overlap, wire, biased, on_failure)
-    return Algorithm(_inside(within), gossip)
+    gossip = PushSum(
+        topology=_graph(topology, peers),
+        over=_between(within),
+        overlap=overlap,
+        wire=wire,
+        biased=biased,
+        on_failure=on_failure,
+    )
+    return Algorithm(gradients=_inside(within), parameters=gossip)
 
 
 def d_psgd(
-    topology: Graph = "ring", wire: Literal["bf16"] | None = None, within: Within = None
+    topology: Graph = "ring", *, wire: Literal["bf16"] | None = None, within: Within = None
 ) -> Algorithm:
-    """Decentralized parallel SGD: after every step average with the neighbours.
+    """Average the parameters with all neighbours after every step (D-PSGD).
 
-    On symmetric graphs, where every weight stays 1: "ring", "bipartite", "complete" or your own.
-    Lian et al. 2017, Algorithm 1; neighbours are averaged after the step instead of before it.
-    See :class:`offbeat.parameters.PushSum`.
+    Takes symmetric graphs only, on which every push-sum weight stays 1: "ring", "bipartite",
+    "complete" or a symmetric graph of your own. Source: Lian et al. 2017, Algorithm 1; there
+    neighbours are averaged before the step. See :class:`offbeat.parameters.PushSum`.
 
     >>> d_psgd("bipartite").parameters.topology
     Symmetric(graph=BipartiteExponential())
     """
-    graph = Symmetric(_graph(topology, 1))
-    return Algorithm(_inside(within), PushSum(graph, _between(within), wire=wire))
+    graph = Symmetric(_graph(topology, peers=1))
+    gossip = PushSum(topology=graph, over=_between(within), wire=wire)
+    return Algorithm(gradients=_inside(within), parameters=gossip)
 
 
-def ad_psgd(within: Within = None) -> Algorithm:
-    """Asynchronous decentralized SGD: average with one random partner at a time, never wait.
+def ad_psgd(*, within: Within = None) -> Algorithm:
+    """Average the parameters with one random partner at a time, without waiting (AD-PSGD).
 
-    With ``within="local"`` gradients are averaged inside each node and the nodes meet. See
-    :class:`offbeat.parameters.PairAverage`.
+    With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
+    nodes. See :class:`offbeat.parameters.PairAverage`.
 
     >>> ad_psgd().parameters
     PairAverage(over='world')
     """
-    return Algorithm(_inside(within), PairAverage(_between(within)))
+    average = PairAverage(over=_between(within))
+    return Algorithm(gradients=_inside(within), parameters=average)
 
 
 def daso(
     every: int = 4,
+    *,
     total_steps: int | None = None,
     warmup_steps: int | None = None,
     cooldown_steps: int | None = None,
@@ -174,22 +205,32 @@ def daso(
     threshold: float = 1e-4,
     report_every: int = 50,
 ) -> Algorithm:
-    """DASO: mean gradients inside each node, and between nodes sums of models that travel on.
+    """Average gradients inside each node, and parameters between nodes with a delay (DASO).
 
-    Tell it the length of the run in optimizer steps, and the losses with ``replica.report_loss``.
-    See :class:`offbeat.parameters.StaleAverage`, and :class:`offbeat.parameters.Cycle` for when
-    nodes exchange.
+    Give the length of the run in optimizer steps (``total_steps``), and report the losses with
+    ``replica.report_loss``. See :class:`offbeat.parameters.StaleAverage` for the exchange and
+    :class:`offbeat.parameters.Cycle` for its schedule.
 
     >>> daso(every=8, total_steps=1000).parameters.cycle.start.wait
     2
     """
-    phases = total_steps, warmup_steps, cooldown_steps
-    cycle = Cycle(every, wait, *phases, patience, threshold, report_every)
-    return Algorithm(Mean(over="local"), StaleAverage(cycle, wire))
+    cycle = Cycle(
+        every=every,
+        wait=wait,
+        total_steps=total_steps,
+        warmup_steps=warmup_steps,
+        cooldown_steps=cooldown_steps,
+        patience=patience,
+        threshold=threshold,
+        report_every=report_every,
+    )
+    return Algorithm(gradients=Mean(over="local"), parameters=StaleAverage(cycle=cycle, wire=wire))
 
 
 def alone() -> Algorithm:
-    """No exchange at all: every rank trains by itself. The floor of time, not a method.
+    """Exchange nothing: every rank trains by itself (a lower bound on the time per step).
+
+    For comparison only: the models of the ranks drift apart.
 
     >>> alone().gradients is None
     True
@@ -197,15 +238,15 @@ def alone() -> Algorithm:
     return Algorithm()
 
 
-def torch_ddp(bucket_mb: float = 25.0) -> Algorithm:
-    """Torch's own DistributedDataParallel, to compare with.
+def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
+    """Average gradients with torch's own DistributedDataParallel, for comparison.
 
     See :class:`offbeat.gradients.TorchDDP`.
 
     >>> torch_ddp().gradients
     TorchDDP(bucket_mb=25.0, over='world')
     """
-    return Algorithm(gradients=TorchDDP(bucket_mb))
+    return Algorithm(gradients=TorchDDP(bucket_mb=bucket_mb))
 
 
 RECIPES: tuple[Callable[..., Algorithm], ...] = (
@@ -224,11 +265,15 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
 
 
 def algorithm(text: str) -> Algorithm:
-    """The algorithm that a command line names: a recipe with literal arguments.
+    """Parse the text of a command line, a recipe with literal arguments, into an algorithm.
 
-    Raises ``ValueError`` with the valid names for an unknown recipe or argument.
+    Arguments are those of the recipe, and so is the one that may be positional. In the name
+    hyphens may stand for underscores.
 
-    >>> algorithm("local_sgd(every=4)") == local_sgd(every=4)
+    Raises ``ValueError`` with the valid names for an unknown recipe or argument, and with the
+    number expected for too many positional arguments.
+
+    >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)") == local_sgd(every=4)
     True
     >>> algorithm("ddp") == ddp()
     True
@@ -246,9 +291,19 @@ def algorithm(text: str) -> Algorithm:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(
-            f"{text!r}: {error}; the arguments of {name} are {', '.join(signature.parameters)}"
+            f"{text!r}: {_misfit(signature, args) or error}; the arguments of {name} are "
+            f"{', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
+
+
+def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:
+    """Describe what is wrong with the number of positional arguments, if it is that."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(args) <= most:
+        return None
+    return f"{len(args)} positional arguments, expected at most {most}; pass the others by name"
 
 
 def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -270,8 +325,7 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _inside(within: Within) -> Mean | None:
-    if within not in (None, "local"):
-        raise ValueError(f"within={within!r}, expected None or 'local' (the ranks of a node)")
+    check_values(_inside, {"within": within})
     return Mean(over="local") if within == "local" else None
 
 
@@ -287,13 +341,16 @@ def _graph(topology: Graph, peers: int) -> Topology:
         "complete": Complete(),
     }
     if peers != 1 and topology != "exponential":
-        raise ValueError(f"peers={peers} goes with topology='exponential', got {topology!r}")
+        raise ValueError(
+            f"peers={peers} with topology={topology!r}: only topology='exponential' takes a "
+            "number of peers; leave peers=1"
+        )
     if isinstance(topology, Topology):
         return topology
     if isinstance(topology, str) and topology in named:
         return named[topology]
     if isinstance(topology, list | tuple) and all(isinstance(p, list | tuple) for p in topology):
-        return Phases(tuple((count, _graph(graph, 1)) for count, graph in topology))
+        return Phases(tuple((count, _graph(graph, peers=1)) for count, graph in topology))
     makes_graphs = callable(topology) and not isinstance(topology, type)
     if makes_graphs or hasattr(topology, "is_directed"):
         return Digraph(topology)

@@ -1,12 +1,14 @@
-"""When to exchange: every few steps, or in DASO's cycle; the same answer on every rank."""
+"""When to exchange: every few steps, or in DASO's phases; the same answer on every rank."""
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import final
+from typing import Annotated, final
+
+from offbeat.settings import at_least, between, check_settings
 
 
 def due(step: int, every: int) -> bool:
-    r"""Whether an exchange that acts every ``every`` steps acts after ``step`` earlier ones.
+    r"""Return whether an exchange every ``every`` steps acts now; k is the number of earlier steps.
 
     .. math:: (k + 1) \bmod every = 0
 
@@ -19,9 +21,10 @@ def due(step: int, every: int) -> bool:
 @final
 @dataclass(frozen=True)
 class Cadence:
-    """B (``every``) and W (``wait``) of the moment, and what is known of the loss.
+    """Current values of B (``every``) and W (``wait``), and the record of the loss.
 
-    ``best`` is the lowest loss so far, ``bad`` how many windows in a row were no better.
+    ``best`` is the lowest mean loss of a window so far, and ``bad`` the number of windows in a row
+    that did not improve on it.
     """
 
     every: int
@@ -31,29 +34,29 @@ class Cadence:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cycle:
-    r"""The phases of a run, in steps: warm-up, cycling, cool-down.
+    r"""The schedule of DASO in three phases: warm-up, cycling, cool-down. All lengths are in steps.
 
-    Warm-up and cool-down are blocking: an exchange after every step. In cycling a sum starts
-    after every B = ``every``-th step, and is merged W = ``wait`` steps later (B/4 unless given,
-    and at least 1). Where the loss is on a plateau both are halved; at 1 they return to these
-    values:
+    Warm-up and cool-down are blocking: the nodes average after every step and wait for the result.
+    In cycling a sum starts after every B-th step (B = ``every``), and is merged W = ``wait`` steps
+    later (B/4 unless given, and at least 1). On a plateau of the loss both are halved; when B is
+    already 1 both return to their initial values:
 
     .. math:: B \leftarrow \max(1, \lfloor B/2 \rfloor), \quad
         W \leftarrow \max(1, \lfloor W/2 \rfloor)
 
-    A plateau is one as of :class:`torch.optim.lr_scheduler.ReduceLROnPlateau`, with its relative
+    A plateau is defined as in :class:`torch.optim.lr_scheduler.ReduceLROnPlateau` with a relative
     ``threshold``: more than ``patience`` windows of ``report_every`` steps in a row whose mean
-    loss is not below (1 - ``threshold``) times the lowest. What was lowest is forgotten when B
-    and W return to their start. Windows count from the first step of cycling; one without a
-    reported loss does not count.
+    loss is not below (1 - ``threshold``) times the lowest. The lowest loss is reset when B and W
+    return to their initial values. Windows are counted from the first step of cycling; a window
+    without a reported loss is ignored.
 
-    Warm-up and cool-down are a twentieth of ``total_steps`` each unless given, and without
-    ``total_steps`` cycling has no end. Steps beyond ``total_steps`` are as those of the cool-down.
+    Warm-up and cool-down take a twentieth of ``total_steps`` each unless given. Without
+    ``total_steps`` there is no cool-down. Steps beyond ``total_steps`` are blocking.
 
-    Raises ``ValueError`` for counts that mean nothing: a wait longer than B, phases longer than
-    the run, a cool-down of a run without an end.
+    Raises ``ValueError`` for settings out of range, a ``wait`` longer than ``every``, phases
+    longer than the run, and a cool-down without ``total_steps``.
 
     Source: Coquelin et al. 2021, section 3.
 
@@ -62,119 +65,97 @@ class Cycle:
     (Cadence(every=8, wait=2, best=inf, bad=0), [True, False, False, True])
     """
 
-    every: int = 4
-    wait: int | None = None
-    total_steps: int | None = None
-    warmup_steps: int | None = None
-    cooldown_steps: int | None = None
-    patience: int = 10
-    threshold: float = 1e-4
-    report_every: int = 50
+    every: Annotated[int, at_least(1, "steps")] = 4
+    wait: Annotated[int, at_least(1, "steps")] | None = None
+    total_steps: Annotated[int, at_least(1, "steps")] | None = None
+    warmup_steps: Annotated[int, at_least(0, "steps")] | None = None
+    cooldown_steps: Annotated[int, at_least(0, "steps")] | None = None
+    patience: Annotated[int, at_least(0, "windows")] = 10
+    threshold: Annotated[float, between(0, 1, closed="left")] = 1e-4
+    report_every: Annotated[int, at_least(1, "steps")] = 50
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name}={value!r}, expected a whole number, {least} or more")
+        """Check the settings, and that the phases fit into the run."""
+        check_settings(self)
         if self.wait is not None and self.wait > self.every:
             raise ValueError(
-                f"wait={self.wait} with every={self.every}: a sum would still travel when the "
-                "next is due; use wait <= every"
-            )
-        if not isinstance(self.threshold, int | float) or not 0 <= self.threshold < 1:
-            raise ValueError(
-                f"threshold={self.threshold!r}, expected a share of the loss, from 0 to below 1"
+                f"wait={self.wait} with every={self.every}: a sum would still be in flight when "
+                "the next is due; use wait <= every"
             )
         if self.total_steps is None and self.cooldown_steps:
             raise ValueError(
-                f"cooldown_steps={self.cooldown_steps} without total_steps: nobody knows when it "
-                "begins; give total_steps, the number of optimizer steps of the whole run"
+                f"cooldown_steps={self.cooldown_steps} without total_steps: the start of the "
+                "cool-down is unknown; give total_steps, the number of optimizer steps of the run"
             )
         if self.total_steps is not None and self._ends < self._begins:
             raise ValueError(
                 f"warmup_steps={self._begins} and cooldown_steps={self.total_steps - self._ends} "
-                f"are more than total_steps={self.total_steps}; make them fit"
+                f"are more than total_steps={self.total_steps}; shorten them or lengthen the run"
             )
 
     @property
     def start(self) -> Cadence:
-        """B and W as they are given."""
-        return Cadence(self.every, max(1, self.every // 4) if self.wait is None else self.wait)
+        """The initial B and W."""
+        wait = max(1, self.every // 4) if self.wait is None else self.wait
+        return Cadence(every=self.every, wait=wait)
 
     @property
     def blocks_ever(self) -> bool:
-        """Whether any step can be a blocking one."""
+        """Whether any step can be blocking: only then are 16-bit messages allocated."""
         return self._begins > 0 or self.total_steps is not None
 
     def is_blocking(self, step: int) -> bool:
-        """Whether the step after ``step`` earlier ones averages and waits for it."""
+        """Return whether the nodes average and wait after ``step`` earlier steps."""
         return step < self._begins or step >= self._ends
 
     def opens(self, step: int) -> bool:
-        """Whether a blocking phase begins with this step."""
+        """Return whether this step is the first of a blocking phase."""
         return self.is_blocking(step) and (step == 0 or not self.is_blocking(step - 1))
 
-    def sends(self, step: int, pace: Cadence) -> bool:
-        """Whether a sum is to start after this step: none that would end after the run."""
-        ends = min(step + pace.wait, self._ends)
-        in_time = self.total_steps is None or ends < self.total_steps
-        return not self.is_blocking(step) and (step + 1) % pace.every == 0 and in_time
+    def sends(self, step: int, cadence: Cadence) -> bool:
+        """Return whether a sum starts after this step; no sum may be due after ``total_steps``."""
+        due_at = min(step + cadence.wait, self._ends)
+        in_time = self.total_steps is None or due_at < self.total_steps
+        return not self.is_blocking(step) and due(step, cadence.every) and in_time
 
-    def listens(self, step: int) -> bool:
-        """Whether a window of losses ends with this step."""
-        if self.is_blocking(step):
-            return False
-        return (step - self._begins + 1) % self.report_every == 0
+    def ends_window(self, step: int) -> bool:
+        """Return whether this step is the last of a window of losses."""
+        return not self.is_blocking(step) and due(step - self._begins, self.report_every)
 
-    def after(self, loss: float, pace: Cadence) -> Cadence:
-        """The pace after a window with this mean ``loss``.
+    def after(self, loss: float, cadence: Cadence) -> Cadence:
+        """Return the cadence after a window whose mean loss is ``loss``.
 
         >>> cycle = Cycle(every=4, wait=1, patience=0)
-        >>> pace = cycle.after(1.0, cycle.start)
+        >>> cadence = cycle.after(1.0, cycle.start)
         >>> for _ in range(3):
-        ...     pace = cycle.after(1.0, pace)
-        ...     print(pace.every, pace.wait)
+        ...     cadence = cycle.after(1.0, cadence)
+        ...     print(cadence.every, cadence.wait)
         2 1
         1 1
         4 1
         """
-        if loss < pace.best * (1 - self.threshold):
-            return replace(pace, best=loss, bad=0)
-        if pace.bad < self.patience:
-            return replace(pace, bad=pace.bad + 1)
-        if pace.every == 1:
+        if loss < cadence.best * (1 - self.threshold):
+            return replace(cadence, best=loss, bad=0)
+        if cadence.bad < self.patience:
+            return replace(cadence, bad=cadence.bad + 1)
+        if cadence.every == 1:
             return self.start
-        return Cadence(max(1, pace.every // 2), max(1, pace.wait // 2), pace.best)
+        every, wait = max(1, cadence.every // 2), max(1, cadence.wait // 2)
+        return Cadence(every=every, wait=wait, best=cadence.best)
 
     @property
     def _begins(self) -> int:
         """The first step of cycling."""
-        return self._part if self.warmup_steps is None else self.warmup_steps
+        return self._twentieth if self.warmup_steps is None else self.warmup_steps
 
     @property
     def _ends(self) -> float:
-        """The first step of the cool-down."""
+        """The first step of the cool-down; infinite without ``total_steps``."""
         if self.total_steps is None:
             return inf
-        return self.total_steps - (
-            self._part if self.cooldown_steps is None else self.cooldown_steps
-        )
+        cooldown = self._twentieth if self.cooldown_steps is None else self.cooldown_steps
+        return self.total_steps - cooldown
 
     @property
-    def _part(self) -> int:
+    def _twentieth(self) -> int:
         return (self.total_steps or 0) // 20
-
-
-_LEAST = {
-    "every": 1,
-    "wait": 1,
-    "total_steps": 1,
-    "warmup_steps": 0,
-    "cooldown_steps": 0,
-    "patience": 0,
-    "report_every": 1,
-}
-_OPTIONAL = ("wait", "total_steps", "warmup_steps", "cooldown_steps")

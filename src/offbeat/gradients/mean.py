@@ -1,8 +1,7 @@
 """The mean gradient, exchanged in buckets while backward goes on."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 
@@ -11,6 +10,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import runs_within
 from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, capacity, require_first
+from offbeat.settings import above, check_settings
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class MeanState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mean(GradientExchange[MeanState]):
     r"""Average the gradients of all ranks, overlapped with backward.
 
@@ -52,25 +52,18 @@ class Mean(GradientExchange[MeanState]):
     """
 
     over: Literal["world", "local"] = "world"
-    wire: Literal["bf16"] | None = None
-    bucket_mb: float = 25.0
+    wire: Literal["bf16"] | Annotated[None, "full precision"] = None
+    bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     partition: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if self.over not in ("world", "local"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'local'")
-        if self.wire not in (None, "bf16"):
-            raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
+        """Check the settings, and that a partition stays inside a node."""
+        check_settings(self)
         if self.partition and (self.over != "local" or self.wire is not None):
             raise ValueError(
                 f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients meet "
                 "inside a node, in full precision; use over='local' and wire=None"
             )
-        if isinstance(self.bucket_mb, bool) or not isinstance(self.bucket_mb, int | float):
-            raise ValueError(f"bucket_mb={self.bucket_mb!r}, expected a number of MiB")
-        if not 0 < self.bucket_mb < math.inf:
-            raise ValueError(f"bucket_mb={self.bucket_mb!r}, expected a positive number of MiB")
 
     def init(self, site: Site) -> MeanState:
         """Buckets in reverse order of registration, until backward shows the real order."""

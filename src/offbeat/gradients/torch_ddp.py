@@ -1,12 +1,13 @@
 """Torch's own DistributedDataParallel in the gradients slot, to compare with."""
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch.distributed as dist
 from torch.distributed._composable.replicate import replicate
 
 from offbeat.exchange import GradientExchange, Saved, Site
+from offbeat.settings import above, check_settings
 
 
 @dataclass(eq=False)
@@ -17,7 +18,7 @@ class TorchDDPState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TorchDDP(GradientExchange[TorchDDPState]):
     """DistributedDataParallel, attached in place by torch's composable ``replicate``.
 
@@ -28,8 +29,12 @@ class TorchDDP(GradientExchange[TorchDDPState]):
     Source: Li et al. 2020, "PyTorch Distributed".
     """
 
-    bucket_mb: float = 25.0
+    bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     over: Literal["world"] = "world"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_settings(self)
 
     def init(self, site: Site) -> TorchDDPState:
         """Hand the model over to torch."""

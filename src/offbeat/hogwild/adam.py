@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from offbeat.functional import adam_step_size
 from offbeat.hogwild import worker
 from offbeat.hogwild.target import Target
+from offbeat.settings import at_least, check_values
 
 LINE = 8  # int64 in a cache line: the counters of two workers never share one
 Moments = Literal["shared", "private"]
@@ -75,18 +76,15 @@ class AsyncAdam(Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-3,
+        lr: Annotated[float, at_least(0)] = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        eps: Annotated[float, at_least(0)] = 1e-8,
+        weight_decay: Annotated[float, at_least(0)] = 0.0,
         *,
         moments: Moments = "shared",
-        workers: int = 1,
+        workers: Annotated[int, at_least(1)] = 1,
     ) -> None:
-        if moments not in ("shared", "private"):
-            raise ValueError(f"moments={moments!r}, expected 'shared' or 'private'")
-        if type(workers) is not int or workers < 1:
-            raise ValueError(f"workers={workers!r}, expected how many will step, 1 or more")
+        check_values(AsyncAdam.__init__, {"moments": moments, "workers": workers})
         self.moments, self.workers = moments, workers
         self._counters = torch.zeros(workers, LINE, dtype=torch.int64).share_memory_()
         self._enter(None)
@@ -259,16 +257,11 @@ class AsyncAdam(Optimizer):
 
 
 def _check_settings(group: dict[str, Any]) -> None:
+    names = ("lr", "eps", "weight_decay")
+    check_values(AsyncAdam.__init__, {name: float(group[name]) for name in names})
     b1, b2 = group["betas"]
-    ranges = {
-        "lr": (float(group["lr"]) >= 0.0, "0 or more"),
-        "betas": (0.0 <= b1 < 1.0 and 0.0 <= b2 < 1.0, "two numbers in [0, 1)"),
-        "eps": (group["eps"] >= 0.0, "0 or more"),
-        "weight_decay": (group["weight_decay"] >= 0.0, "0 or more"),
-    }
-    for name, (holds, expected) in ranges.items():
-        if not holds:
-            raise ValueError(f"{name}={group[name]!r}, expected {expected}")
+    if not (0.0 <= b1 < 1.0 and 0.0 <= b2 < 1.0):
+        raise ValueError(f"betas={group['betas']!r}, expected two numbers in [0, 1)")
 
 
 def _check_parameter(parameter: Tensor) -> None:

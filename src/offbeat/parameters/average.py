@@ -1,7 +1,7 @@
-"""The mean of all parameters, every few steps."""
+"""Local SGD: the mean of all parameters every few steps."""
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from torch import Tensor
 
@@ -9,11 +9,12 @@ from offbeat.comm.collectives import mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
 from offbeat.schedule import due
+from offbeat.settings import at_least, check_settings
 
 
 @dataclass(eq=False)
 class AverageState:
-    """What :class:`Average` knows of one replica: scratch memory alone."""
+    """The state of one replica: a flat copy of the model and its views by parameter name."""
 
     site: Site
     flat: list[Tensor]
@@ -21,37 +22,37 @@ class AverageState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Average(ParameterExchange[AverageState]):
     r"""Average the parameters of all participants every ``every`` steps.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j \quad \text{if } (k+1) \bmod every = 0
 
-    ``over="node"``: nodes are the participants, each local rank exchanges its slice. Bytes sent
-    per exchange: 2 (n-1)/n of the model's (of its slice, plus a gather inside the node), nothing
-    in between. Extra memory: one model. Passes over memory: three, every ``every`` steps.
+    for n participants after k earlier steps. They are the ranks, or with ``over="node"`` the
+    nodes: then each local rank exchanges its own slice of the model, and the node gathers all
+    slices.
+
+    Bytes sent per exchange: 2 (n-1)/n of the model's (of its slice, plus the gather inside the
+    node). Extra memory: one model. Passes over memory: three per exchange.
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Algorithm 1.
     """
 
-    every: int = 1
+    every: Annotated[int, at_least(1, "steps")] = 1
     over: Literal["world", "node"] = "world"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every={self.every!r}, expected a whole number of steps, 1 or more")
-        if self.over not in ("world", "node"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
+        """Check the settings."""
+        check_settings(self)
 
     def init(self, site: Site) -> AverageState:
-        """Allocate the flat copy."""
+        """Allocate the flat copy of the model."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.empty(site.device, site.chunks)
         return AverageState(site, flat, layout.views(flat))
 
     def step(self, state: AverageState, step: int) -> None:
-        """Average if it is time."""
+        """Average if (k+1) mod ``every`` is 0, where k is ``step``."""
         if not due(step, self.every):
             return
         site = state.site
@@ -63,20 +64,20 @@ class Average(ParameterExchange[AverageState]):
         pack(site.parameters.values(), state.views.values())
 
     def mass(self, state: AverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """The parameters as they are, with weight one."""
+        """Return the parameters with weight 1."""
         pack(state.views.values(), state.site.parameters.values())
         return state.flat, state.views, 1.0
 
     def settle(self, state: AverageState) -> None:
-        """Nothing to forget."""
+        """Do nothing: no state depends on earlier steps."""
 
     def staleness(self, state: AverageState, step: int) -> int:
-        """Steps since the last average."""
+        """Return the number of steps since the last average."""
         return step % self.every
 
     def save(self, state: AverageState) -> Saved:
-        """Nothing: the schedule follows from the number of steps."""
+        """Return nothing: the schedule follows from the number of steps."""
         return {}
 
     def load(self, state: AverageState, saved: Saved) -> None:
-        """Nothing to take over."""
+        """Do nothing: nothing was saved."""

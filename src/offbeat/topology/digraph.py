@@ -1,4 +1,4 @@
-"""Graphs of networkx as topologies."""
+"""networkx graphs as topologies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,14 @@ from offbeat.topology.graph import Peers, Topology
 @final
 @dataclass(frozen=True, repr=False)
 class Digraph(Topology):
-    """Graphs of networkx: one, several that take turns, or what makes them for a world's size.
+    """A topology from networkx: a graph, a list of graphs, or a function that returns either.
 
-    Nodes are the participants 0 to n-1; an undirected edge works both ways. Each splits its mass
-    equally between itself and those its edges lead to. A function is called with the size, as
-    networkx's own generators are.
+    The nodes of a graph are the participants 0 to n-1. An undirected edge counts in both
+    directions. A participant splits its mass equally between itself and its successors. Exchange
+    number i uses graph i modulo the length of the list. A function is called with n, as networkx's
+    own generators are.
+
+    Raises ``ValueError`` in :meth:`peers` if ``source`` is no graph, or its nodes are not 0 to n-1.
 
     >>> import networkx
     >>> Digraph(networkx.star_graph).peers(0, 4, index=0).send  # star_graph(n) has n + 1 nodes
@@ -33,7 +36,7 @@ class Digraph(Topology):
         return f"Digraph({', '.join(sizes)})"
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Equal shares along the edges that lead away."""
+        """Return equal shares for the successors of ``rank`` and itself."""
         graphs = self._graphs(size)
         graph = graphs[index % len(graphs)]
         if set(graph.nodes) != set(range(size)):
@@ -47,7 +50,7 @@ class Digraph(Topology):
         return Peers(tuple((to, share) for to in out), into, share)
 
     def period(self, size: int) -> int:
-        """The number of graphs."""
+        """Return the number of graphs."""
         return len(self._graphs(size))
 
     def _graphs(self, size: int) -> Sequence[Any]:

@@ -1,20 +1,26 @@
-"""The graph families of the papers."""
+"""Graph families from the papers: exponential, bipartite, ring, complete."""
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
+from offbeat.settings import at_least, check_values
 from offbeat.topology.graph import Peers, Topology
 
 
 @final
 @dataclass(frozen=True)
 class Exponential(Topology):
-    """To ``peers`` participants that are powers of two ahead, other ones in every exchange.
+    """The directed exponential graph: ``peers`` receivers at distances that are powers of two.
 
-    The hops are ``2^((index * peers + j) mod ceil(log2 n))`` for j < ``peers``, shares are equal.
-    One peer averages exactly within one period when the size is a power of two (Assran et al.
-    2019, section 3 and appendix A). Sends ``peers`` models per participant and exchange.
+    In exchange number i participant r sends equal shares to the participants r + h (mod n) with
+    ``h = 2^((i * peers + j) mod ceil(log2 n))`` for j = 0, ..., ``peers`` - 1. With one peer and n
+    a power of two the replicas agree exactly after each period of exchanges without training.
+    Sends ``peers`` models per participant and exchange.
+
+    Raises ``ValueError`` for ``peers`` below 1, and in :meth:`peers` for more than ceil(log2 n).
+
+    Source: Assran et al. 2019, section 3 and appendix A.
 
     >>> [Exponential().peers(0, 8, index).send for index in range(3)]
     [((1, 0.5),), ((2, 0.5),), ((4, 0.5),)]
@@ -24,17 +30,16 @@ class Exponential(Topology):
 
     number: int = 1
 
-    def __init__(self, peers: int = 1) -> None:
-        """Check the number of peers; how many there can be depends on the world."""
-        if type(peers) is not int or peers < 1:
-            raise ValueError(f"peers={peers!r}, expected a whole number, 1 or more")
+    def __init__(self, peers: Annotated[int, at_least(1)] = 1) -> None:
+        """Check the number of peers; the upper bound depends on the world."""
+        check_values(Exponential.__init__, {"peers": peers})
         object.__setattr__(self, "number", peers)
 
     def __repr__(self) -> str:
         return f"Exponential(peers={self.number})"
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Equal shares for the peers and oneself."""
+        """Return equal shares for the receivers and the participant itself."""
         powers = max(1, (size - 1).bit_length())
         if self.number > powers:
             raise ValueError(
@@ -47,7 +52,7 @@ class Exponential(Topology):
         return Peers(send, tuple((rank - hop) % size for hop in hops), share)
 
     def period(self, size: int) -> int:
-        """After which the first peer is the first again."""
+        """Return the number of exchanges after which the distances repeat."""
         powers = max(1, (size - 1).bit_length())
         return powers // math.gcd(powers, self.number)
 
@@ -55,17 +60,22 @@ class Exponential(Topology):
 @final
 @dataclass(frozen=True)
 class BipartiteExponential(Topology):
-    """Even and odd participants in pairs, at distances 1, 3, 5, 9, 17, ...: undirected.
+    """The undirected bipartite exponential graph: pairs of an even and an odd participant.
 
-    Every pair averages; all weights stay 1. For an even number of participants. Sends one model
-    per participant and exchange.
+    The distance of a pair is 1, 3, 5, 9, 17, ... in successive exchanges. Both sides of a pair
+    get its average, and every push-sum weight stays 1. Sends one model per participant and
+    exchange.
+
+    Raises ``ValueError`` in :meth:`peers` for an odd number of participants.
+
+    Source: Assran et al. 2019, appendix A.
 
     >>> [BipartiteExponential().peers(0, 8, index).receive for index in range(3)]
     [(1,), (3,), (5,)]
     """
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Half to the partner, half stays."""
+        """Return a share of one half for the partner."""
         if size % 2:
             raise ValueError(
                 f"{self} at size {size}: pairs need an even number of participants; use Ring()"
@@ -76,54 +86,54 @@ class BipartiteExponential(Topology):
         return Peers(((partner, 0.5),), (partner,), 0.5)
 
     def period(self, size: int) -> int:
-        """The number of distances below the size."""
+        """Return the number of distances below ``size``."""
         return max(1, (size - 2).bit_length())
 
 
 @final
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Both neighbours on a ring, equal shares; with two participants, each other.
+    """The undirected ring: equal shares for both neighbours and the participant itself.
 
-    Sends two models per participant and exchange. Mixes slowly in large worlds: the error
-    shrinks by about ``1 - 13 / n^2`` per exchange.
+    Sends two models per participant and exchange (one between two participants). Mixes slowly in
+    large worlds: one exchange multiplies the consensus error by about ``1 - 13 / n^2``.
 
     >>> Ring().peers(0, 4, index=0)
     Peers(send=((3, 0.333...), (1, 0.333...)), receive=(3, 1), keep=0.333...)
     """
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Equal shares for the neighbours and oneself."""
+        """Return equal shares for the neighbours and the participant itself."""
         near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
         share = 1 / (len(near) + 1)
         return Peers(tuple((peer, share) for peer in near), near, share)
 
     def period(self, size: int) -> int:
-        """One: the ring does not change."""
+        """Return 1: the ring does not change."""
         return 1
 
 
 @final
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everyone to everyone, equal shares: the mean of all in every exchange.
+    """The complete graph: every exchange is the mean over all participants.
 
-    Goes the way of an all-reduce: 2 (n-1)/n of the model's bytes per participant and exchange;
-    (n-1) models with a 16-bit wire.
+    Implemented as an all-reduce, which sends 2 (n-1)/n of the model's bytes per participant and
+    exchange; with 16-bit messages n-1 models.
 
     >>> Complete().peers(1, 3, index=0)
     Peers(send=((0, 0.333...), (2, 0.333...)), receive=(0, 2), keep=0.333...)
     """
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """An equal share for everyone."""
+        """Return a share of 1/n for every participant."""
         others = tuple(other for other in range(size) if other != rank)
         return Peers(tuple((other, 1 / size) for other in others), others, 1 / size)
 
     def period(self, size: int) -> int:
-        """One: the graph does not change."""
+        """Return 1: the graph does not change."""
         return 1
 
     def is_mean(self, size: int, index: int) -> bool:
-        """Always."""
+        """Return True: an exchange averages all participants exactly."""
         return True

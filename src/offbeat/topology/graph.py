@@ -1,4 +1,4 @@
-"""With whom to gossip: directed graphs that may change from one exchange to the next."""
+"""Communication graphs of gossip, which may change from one exchange to the next."""
 
 from abc import ABC, abstractmethod
 from math import isclose
@@ -8,10 +8,11 @@ import numpy as np
 
 
 class Peers(NamedTuple):
-    """One participant's part in one exchange.
+    """The edges of one participant in one exchange.
 
-    ``send`` pairs a receiver with the share of the mass it gets, ``receive`` lists the senders,
-    ``keep`` is the share that stays; the shares sum to one (column-stochastic).
+    ``send`` holds pairs (receiver, share of the mass that it gets), ``receive`` the senders, and
+    ``keep`` the share that the participant keeps. ``keep`` and the shares sent sum to 1, so that
+    the mixing matrix is column-stochastic.
     """
 
     send: tuple[tuple[int, float], ...]
@@ -20,11 +21,11 @@ class Peers(NamedTuple):
 
 
 class Topology(ABC):
-    """A graph for every exchange, known to all participants without talking.
+    """A sequence of directed graphs, which every participant computes without communication.
 
-    Write your own by answering two questions; :func:`validate` tells what is wrong with it.
+    Subclasses define :meth:`peers` and :meth:`period`; :func:`validate` checks the result.
 
-    >>> class Star(Topology):  # everyone talks to participant 0 and back: irregular
+    >>> class Star(Topology):  # all exchange with participant 0: irregular, weights vary
     ...     def peers(self, rank, size, index):
     ...         others = tuple(range(1, size))
     ...         if rank == 0:
@@ -39,29 +40,31 @@ class Topology(ABC):
     """
 
     def __repr__(self) -> str:
-        # Without an address: ranks compare what they run by how it reads.
+        # Without an address: ranks compare the repr of their algorithms.
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
 
     @abstractmethod
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Whom ``rank`` of ``size`` meets in the exchange with number ``index``."""
+        """Return the edges of ``rank`` among ``size`` participants in exchange number ``index``."""
 
     @abstractmethod
     def period(self, size: int) -> int:
-        """After how many exchanges the graphs repeat."""
+        """Return the number of exchanges after which the graphs repeat."""
 
     def parts(self) -> tuple["Topology", ...]:
-        """The topologies this one is made of, each of which must hold on its own."""
+        """Return the topologies that this one consists of; each is validated by itself."""
         return (self,)
 
     def is_mean(self, size: int, index: int) -> bool:
-        """Whether an exchange is the mean of all: then it goes the way of an all-reduce."""
+        """Return whether exchange ``index`` averages all participants: then it is an all-reduce."""
         return False
 
 
 def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
-    """The column-stochastic matrix P of one exchange: ``P[i, j]`` of j's mass goes to i.
+    """Return the mixing matrix P of one exchange, of shape (size, size) and column-stochastic.
+
+    ``P[i, j]`` is the share of participant j's mass that goes to i.
 
     >>> from offbeat import Ring
     >>> mixing_matrix(Ring(), 2, 0)
@@ -78,13 +81,18 @@ def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
 
 
 def keeps_weights(topology: Topology, size: int) -> bool:
-    """Whether every push-sum weight stays 1, because rows sum to one in every exchange."""
+    """Return whether every push-sum weight stays 1: the rows of all mixing matrices sum to 1.
+
+    >>> from offbeat import Ring
+    >>> keeps_weights(Ring(), 4)
+    True
+    """
     rows = [matrix.sum(axis=1) for matrix in mixing_matrices(topology, size)]
     return bool(np.allclose(rows, 1.0, rtol=0, atol=1e-12))
 
 
 def mixing_matrices(topology: Topology, size: int) -> list[np.ndarray]:
-    """Those of one period; of each part in turn, where there are several."""
+    """Return the mixing matrices of one period of each part, in order."""
     return [
         mixing_matrix(part, size, index)
         for part in topology.parts()
@@ -93,11 +101,11 @@ def mixing_matrices(topology: Topology, size: int) -> list[np.ndarray]:
 
 
 def validate(topology: Topology, size: int) -> None:
-    """Check that push-sum on these graphs moves all mass and reaches everyone.
+    """Check that push-sum on these graphs conserves mass and converges to the mean.
 
-    Raises ``ValueError`` for a self-edge, a peer outside the world or named twice, shares that
-    do not sum to one, a send without its receive, or a union of graphs in which some
-    participant never hears of another.
+    Raises ``ValueError`` for a self-edge, a peer outside the world or listed twice, shares that
+    are not positive or do not sum to 1, a send without its receive, and a period whose union of
+    graphs is not strongly connected.
     """
     for part in topology.parts():
         _validate_part(part, size)

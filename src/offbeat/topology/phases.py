@@ -1,18 +1,24 @@
-"""Topologies made of others: one after another in time, or checked for symmetry."""
+"""Topologies composed of others: several in sequence, or one that must be symmetric."""
 
 from dataclasses import dataclass
 from typing import final
 
+from offbeat.settings import check_settings
 from offbeat.topology.graph import Peers, Topology
 
 
 @final
 @dataclass(frozen=True)
 class Phases(Topology):
-    """One graph for some exchanges, then another: ``((300, Complete()), (None, Exponential()))``.
+    """A sequence of topologies: ``((300, Complete()), (None, Exponential()))``.
 
-    The last one stays, and has no number. Numbers count exchanges, which are steps, unless every
-    second step or fewer sends (``overlap`` of 2 and more). The paper's AR/1P and 2P/1P (Table 3).
+    Each pair is a number of exchanges and the topology that they use; the last topology has no
+    end, and None for its number. One exchange is one step, unless ``overlap`` is 2 or more: then
+    it is ``overlap`` steps.
+
+    Raises ``ValueError`` for anything else.
+
+    Source: Assran et al. 2019, Table 3 (AR/1P-SGP and 2P/1P-SGP).
 
     >>> from offbeat import Complete, Exponential
     >>> early = Phases(((2, Complete()), (None, Exponential())))
@@ -23,7 +29,7 @@ class Phases(Topology):
     phases: tuple[tuple[int | None, Topology], ...]
 
     def __post_init__(self) -> None:
-        """Refuse a schedule with gaps."""
+        """Check the pairs, and keep lists of them as tuples."""
         object.__setattr__(self, "phases", tuple(tuple(phase) for phase in self.phases))
         *early, (last, _) = self.phases or ((0, None),)
         counts = [count for count, _ in early]
@@ -36,20 +42,20 @@ class Phases(Topology):
             )
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Those of the phase that is on, whose own count of exchanges starts at 0."""
+        """Return the edges in the current phase, whose exchanges are counted from 0."""
         graph, index = self._now(index)
         return graph.peers(rank, size, index)
 
     def period(self, size: int) -> int:
-        """That of the last graph."""
+        """Return the period of the last topology."""
         return self.phases[-1][1].period(size)
 
     def parts(self) -> tuple[Topology, ...]:
-        """The graphs of all phases."""
+        """Return the topologies of all phases."""
         return tuple(graph for _, graph in self.phases)
 
     def is_mean(self, size: int, index: int) -> bool:
-        """As the phase that is on says."""
+        """Return whether the current phase averages all participants in this exchange."""
         graph, index = self._now(index)
         return graph.is_mean(size, index)
 
@@ -64,7 +70,9 @@ class Phases(Topology):
 @final
 @dataclass(frozen=True)
 class Symmetric(Topology):
-    """``graph``, refused unless every share is returned: what D-PSGD needs.
+    """A topology that must be symmetric, as D-PSGD requires: ``P[i, j] == P[j, i]``.
+
+    Raises ``ValueError`` in :meth:`peers` for an edge without an equal edge back.
 
     >>> from offbeat import Exponential
     >>> Symmetric(Exponential()).peers(0, 8, index=0)
@@ -74,8 +82,12 @@ class Symmetric(Topology):
 
     graph: Topology
 
+    def __post_init__(self) -> None:
+        """Check that ``graph`` is a topology."""
+        check_settings(self)
+
     def peers(self, rank: int, size: int, index: int) -> Peers:
-        """Those of the graph, after a look at what the peers return."""
+        """Return the edges of ``graph``, after a check that every share is returned."""
         peers = self.graph.peers(rank, size, index)
         for to, share in peers.send:
             back = dict(self.graph.peers(to, size, index).send).get(rank, 0)
@@ -88,15 +100,15 @@ class Symmetric(Topology):
         return peers
 
     def period(self, size: int) -> int:
-        """That of the graph."""
+        """Return the period of ``graph``."""
         return self.graph.period(size)
 
     def parts(self) -> tuple[Topology, ...]:
-        """Its parts, each of which must be symmetric."""
+        """Return the parts of ``graph``, each of which must be symmetric."""
         return tuple(
             Symmetric(part) if part is not self.graph else self for part in self.graph.parts()
         )
 
     def is_mean(self, size: int, index: int) -> bool:
-        """As the graph says."""
+        """Return whether ``graph`` averages all participants in this exchange."""
         return self.graph.is_mean(size, index)

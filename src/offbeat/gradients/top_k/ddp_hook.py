@@ -43,7 +43,7 @@ class LagsState:
         scaler: torch.amp.GradScaler | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.exchange = TopK(density, selection, units=units)
+        self.exchange = TopK(density=density, selection=selection, units=units)
         if isinstance(density, str):
             raise ValueError("density='adaptive' needs offbeat.replicate(); pass a number here")
         module = model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,10 +1,9 @@
 """The largest entries of each layer, exchanged while backward goes on, and a memory of the rest."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
 from offbeat.gradients.top_k.units import Scale, Units, optimizer_fault
+from offbeat.settings import above, at_least, between, check_settings
 
 WATCHED = 5  # backwards whose times decide about ratios
 
@@ -47,7 +47,7 @@ class TopKState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TopK(GradientExchange[TopKState]):
     r"""Send the k largest entries of every layer, keep the others for later (LAGS-SGD).
 
@@ -75,45 +75,25 @@ class TopK(GradientExchange[TopKState]):
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
 
-    density: float | Literal["adaptive"] = 0.001
+    density: Annotated[float, between(0, 1, closed="right")] | Literal["adaptive"] = 0.001
     selection: Literal["sampled", "exact"] = "sampled"
-    momentum: float = 0.0
-    warmup: int | None = None
-    message_mb: float = 1 / 16
+    momentum: Annotated[float, between(0, 1, closed="left")] = 0.0
+    warmup: Annotated[int, at_least(1, "steps")] | None = None
+    message_mb: Annotated[float, above(0, "MiB")] = 1 / 16
     scope: Literal["layer", "model"] = "layer"
     units: Literal["lr", "gradient"] | None = None
-    max_ratio: float = 1000.0
-    retune: int = 1000
+    max_ratio: Annotated[float, at_least(1)] = 1000.0
+    retune: Annotated[int, at_least(WATCHED + 1, "steps")] = 1000
     over: Literal["world", "local"] = "world"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        _require("density", self.density,
-                 self.density == "adaptive"
-                 or (_is_number(self.density) and 0 < float(self.density) <= 1),
-                 "a share of the entries, above 0 and up to 1, or 'adaptive'")  # fmt: skip
-        _require("max_ratio", self.max_ratio,
-                 _is_number(self.max_ratio) and 1 <= self.max_ratio < math.inf,
-                 "a number of 1 or more")  # fmt: skip
-        _require("retune", self.retune, type(self.retune) is int and self.retune > WATCHED,
-                 f"a number of steps above {WATCHED}")  # fmt: skip
+        """Check the settings, and that adaptive densities have layers to choose for."""
+        check_settings(self)
         if self.density == "adaptive" and (self.scope == "model" or self.warmup is not None):
             raise ValueError(
                 "density='adaptive' chooses by layer and from the first steps on; leave "
                 "scope='layer' and warmup=None, or give a number"
             )
-        _require_one_of("selection", self.selection, ("sampled", "exact"))
-        _require("momentum", self.momentum, _is_number(self.momentum) and 0 <= self.momentum < 1,
-                 "a number from 0 to below 1")  # fmt: skip
-        _require("warmup", self.warmup,
-                 self.warmup is None or (type(self.warmup) is int and self.warmup > 0),
-                 "a number of steps, or None")  # fmt: skip
-        _require("message_mb", self.message_mb,
-                 _is_number(self.message_mb) and 0 < self.message_mb < math.inf,
-                 "a positive number of MiB")  # fmt: skip
-        _require_one_of("scope", self.scope, ("layer", "model"))
-        _require_one_of("units", self.units, (None, "lr", "gradient"))
-        _require_one_of("over", self.over, ("world", "local"))
 
     def init(self, site: Site) -> TopKState:
         """Messages in reverse order of registration, until backward shows the real order."""
@@ -301,16 +281,3 @@ def _heirs(before: int, rank: int, size: int) -> list[int]:
         share = before // size
         return list(range(rank * share, (rank + 1) * share))
     return [rank % before] if size % before == 0 else list(range(before))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{name}={value!r}, expected {expected}")
-
-
-def _require_one_of(name: str, value: object, choices: tuple[str | None, ...]) -> None:
-    _require(name, value, value in choices, " or ".join(map(repr, choices)))

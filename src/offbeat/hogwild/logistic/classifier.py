@@ -1,6 +1,6 @@
 """Logistic regression by asynchronous Adam, as a scikit-learn estimator."""
 
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,8 +13,20 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from offbeat.hogwild.logistic.descent import ROUND_ROWS, Descent
 from offbeat.kernels.logistic import Data, Settings
+from offbeat.settings import above, at_least, between, check_values
 
 Array = NDArray[Any]
+_CHECKED = (
+    "moments",
+    "batch_size",
+    "l2",
+    "learning_rate",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "max_iter",
+    "n_iter_no_change",
+)
 
 
 @final
@@ -82,15 +94,15 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         moments: Literal["shared", "private"] = "shared",
         *,
         n_jobs: int | None = None,
-        batch_size: int = 16,
-        l2: float = 1e-4,
-        learning_rate: float = 0.01,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        max_iter: int = 200,
+        batch_size: Annotated[int, at_least(1, "rows")] = 16,
+        l2: Annotated[float, at_least(0)] = 1e-4,
+        learning_rate: Annotated[float, above(0)] = 0.01,
+        beta_1: Annotated[float, between(0, 1, closed="left")] = 0.9,
+        beta_2: Annotated[float, between(0, 1, closed="left")] = 0.999,
+        epsilon: Annotated[float, at_least(0)] = 1e-8,
+        max_iter: Annotated[int, at_least(1, "passes")] = 200,
         tol: float | None = 1e-4,
-        n_iter_no_change: int = 5,
+        n_iter_no_change: Annotated[int, at_least(1, "passes")] = 5,
         fit_intercept: bool = True,
         random_state: Any = None,
         verbose: bool = False,
@@ -182,20 +194,10 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return sp.csr_array(X), y
 
     def _check_settings(self) -> None:
-        ranges = {
-            "moments": (self.moments in ("shared", "private"), "'shared' or 'private'"),
-            "batch_size": (self.batch_size >= 1, "1 or more"),
-            "l2": (self.l2 >= 0, "0 or more"),
-            "learning_rate": (self.learning_rate > 0, "more than 0"),
-            "beta_1": (0 <= self.beta_1 < 1, "a number in [0, 1)"),
-            "beta_2": (0 <= self.beta_2 < 1, "a number in [0, 1)"),
-            "epsilon": (self.epsilon >= 0, "0 or more"),
-            "max_iter": (self.max_iter >= 1, "1 or more"),
-            "n_iter_no_change": (self.n_iter_no_change >= 1, "1 or more"),
-        }
-        for name, (holds, expected) in ranges.items():
-            if not holds:
-                raise ValueError(f"{name}={getattr(self, name)!r}, expected {expected}")
+        # In fit, not in the constructor: scikit-learn's clone and set_params assign unchecked.
+        values = {name: getattr(self, name) for name in _CHECKED}
+        plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
+        check_values(AsyncAdamClassifier.__init__, plain)
 
     def _begin(self, X: Any, classes: Array) -> None:
         if len(classes) < 2:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -11,11 +11,12 @@ from offbeat.comm.agreement import gather_numbers
 from offbeat.comm.collectives import broadcast
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
-from offbeat.parameters.adasum.method import METHODS, Method, build_reduction
+from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
 from offbeat.parameters.adasum.slice_layout import SliceLayout
 from offbeat.schedule import due
+from offbeat.settings import at_least, check_settings
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class AdasumState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdasumUpdate(ParameterExchange[AdasumState]):
     r"""Add updates where they are orthogonal, average them where they are parallel.
 
@@ -75,21 +76,16 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     participants.
     """
 
-    every: int = 1
-    wire: Literal["bf16", "fp16"] | None = None
+    every: Annotated[int, at_least(1, "steps")] = 1
+    wire: Literal["bf16", "fp16"] | Annotated[None, "full precision"] = None
     method: Method = "auto"
     over: Literal["world", "node"] = "world"
     nonfinite: Literal["raise", "skip"] = "raise"
     partition: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every={self.every!r}, expected a whole number of steps, 1 or more")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                expected = ", ".join(map(repr, known))
-                raise ValueError(f"{name}={getattr(self, name)!r}, expected one of {expected}")
+        """Check the settings, and the combinations that no exchange supports."""
+        check_settings(self)
         if self.partition and self.over != "node":
             raise ValueError(
                 "partition=True with over='world': the ranks of a node share the layers; use "
@@ -213,12 +209,6 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
                 error.copy_(piece.of(_slices(state.site, full)))
 
 
-_CHOICES = {
-    "wire": (None, "bf16", "fp16"),
-    "method": METHODS,
-    "over": ("world", "node"),
-    "nonfinite": ("raise", "skip"),
-}
 _ROUNDINGS = ("error_of_update", "error_of_combination")
 
 

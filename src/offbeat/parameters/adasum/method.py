@@ -13,7 +13,6 @@ from offbeat.parameters.adasum.rvhdd import Rvhdd
 from offbeat.parameters.adasum.slice_layout import SliceLayout
 
 Method = Literal["auto", "gather", "gram", "rvhdd"]
-METHODS: tuple[Method, ...] = ("auto", "gather", "gram", "rvhdd")
 
 
 def is_small(sent: int, size: int) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, accumulation_dtype, pack
 from offbeat.parameters.pair_average.pairs import PairExchanger
+from offbeat.settings import check_settings
 
 
 @dataclass(eq=False)
@@ -27,7 +28,7 @@ class PairAverageState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairAverage(ParameterExchange[PairAverageState]):
     r"""Average snapshots with a random partner in a thread; no step waits for another rank.
 
@@ -70,9 +71,8 @@ class PairAverage(ParameterExchange[PairAverageState]):
     over: Literal["world", "node"] = "world"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if self.over not in ("world", "node"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
+        """Check the settings."""
+        check_settings(self)
 
     def init(self, site: Site) -> PairAverageState:
         """Allocate the snapshots; exchanges start after the first step."""

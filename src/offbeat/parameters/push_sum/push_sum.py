@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, debias, flat_view, numerator, pack
 from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
 from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
+from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, validate
 
@@ -43,7 +44,7 @@ class PushSumState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PushSum(ParameterExchange[PushSumState]):
     r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that is sent too.
 
@@ -83,34 +84,21 @@ class PushSum(ParameterExchange[PushSumState]):
     not at most tau, so that runs can be repeated bit for bit.
     """
 
-    topology: Topology = field(default_factory=Exponential)
+    topology: Annotated[Topology, "such as Ring()"] = field(default_factory=Exponential)
     over: Literal["world", "node"] = "world"
-    overlap: int = 0
-    wire: Literal["bf16"] | None = None
+    overlap: Annotated[int, at_least(0, "steps")] = 0
+    wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     biased: bool = False
     on_failure: Literal["raise", "continue"] = "raise"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if not isinstance(self.topology, Topology):
-            raise ValueError(
-                f"topology={self.topology!r}, expected an offbeat.Topology such as Ring()"
-            )
-        if self.over not in ("world", "node"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
-        if type(self.overlap) is not int or self.overlap < 0:
-            raise ValueError(f"overlap={self.overlap!r}, expected a whole number of steps, or 0")
-        if self.wire not in (None, "bf16"):
-            raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
-        if type(self.biased) is not bool:
-            raise ValueError(f"biased={self.biased!r}, expected True or False")
-        if self.on_failure not in ("raise", "continue"):
-            raise ValueError(f"on_failure={self.on_failure!r}, expected 'raise' or 'continue'")
+        """Check the settings, and that no backward waits for a rank that may be lost."""
+        check_settings(self)
         if self.on_failure == "continue" and self.over == "node":
             raise ValueError(
-                "on_failure='continue' with over='node' (within='local'): a loss may surface inside "
-                "backward, and what that leaves in .grad is no gradient; use on_failure='raise', or "
-                "let ranks gossip (within=None)"
+                "on_failure='continue' with over='node' (within='local'): a rank may be lost inside "
+                "backward, which leaves incomplete values in .grad; use on_failure='raise', or let "
+                "ranks gossip (within=None)"
             )
 
     def init(self, site: Site) -> PushSumState:

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import asdict, dataclass, field
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import pack
 from offbeat.parameters.stale_average.rotation import PendingSum, Rotation
 from offbeat.schedule import Cadence, Cycle
+from offbeat.settings import check_settings
 
 
 @dataclass(eq=False)
@@ -32,7 +33,7 @@ class StaleAverageState:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StaleAverage(ParameterExchange[StaleAverageState]):
     r"""Sum the models of all nodes while training continues, and merge the sum W steps later.
 
@@ -65,22 +66,17 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     Source: Coquelin et al. 2021, section 3 and eq. 1. There blocking averages cast parameters
     themselves to 16 bits, which rounds small updates away.
 
-    >>> StaleAverage(Cycle(every=8), wire=None).cycle.start.wait
+    >>> StaleAverage(cycle=Cycle(every=8), wire=None).cycle.start.wait
     2
     """
 
     cycle: Cycle = field(default_factory=Cycle)
-    wire: Literal["bf16"] | None = "bf16"
+    wire: Literal["bf16"] | Annotated[None, "full precision"] = "bf16"
     over: Literal["world", "node"] = "node"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        if not isinstance(self.cycle, Cycle):
-            raise ValueError(f"cycle={self.cycle!r}, expected an offbeat.parameters.Cycle")
-        if self.wire not in (None, "bf16"):
-            raise ValueError(f"wire={self.wire!r}, expected None (full precision) or 'bf16'")
-        if self.over not in ("world", "node"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'node'")
+        """Check the settings."""
+        check_settings(self)
 
     def init(self, site: Site) -> StaleAverageState:
         """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
@@ -109,7 +105,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
 
     def _update_cadence(self, state: StaleAverageState, step: int) -> None:
         """Average the losses of all ranks at the end of a window; the cadence follows from it."""
-        if self.cycle.listens(step):
+        if self.cycle.ends_window(step):
             assert state.site.control is not None, "a slot in use has a control group"
             reports = gather_numbers([float(state.loss), state.losses], state.site.control)
             count = sum(count for _, count in reports)

@@ -1,0 +1,192 @@
+"""Validation of settings against the annotations of the class or function that declares them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from math import inf
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers that a setting may take, and their unit; in ``Annotated[int | float, ...]``.
+
+    ``closed`` says which end belongs to the interval. Made by :func:`at_least`, :func:`above` and
+    :func:`between`.
+    """
+
+    low: float
+    high: float
+    closed: Literal["both", "left", "right"]
+    unit: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        above = self.low < value if self.closed == "right" else self.low <= value
+        return above and (value < self.high if self.closed == "left" else value <= self.high)
+
+    def describe(self, number: str) -> str:
+        """Return the text of an error message for ``number``, "a number" or "a whole number".
+
+        >>> at_least(1, "steps").describe("a whole number")
+        'a whole number of steps, 1 or more'
+        >>> between(0, 1, closed="left").describe("a number")
+        'a number in [0, 1)'
+        """
+        subject = f"{number} of {self.unit}" if self.unit else number
+        if self.high == inf:
+            low = f"{self.low} or more" if self.closed == "left" else f"more than {self.low}"
+            return f"{subject}, {low}"
+        opening = "(" if self.closed == "right" else "["
+        closing = ")" if self.closed == "left" else "]"
+        return f"{subject} in {opening}{self.low}, {self.high}{closing}"
+
+
+def at_least(low: float, unit: str = "") -> Interval:
+    """Return the interval [low, infinity).
+
+    >>> 1 in at_least(1)
+    True
+    """
+    return Interval(low, inf, "left", unit)
+
+
+def above(low: float, unit: str = "") -> Interval:
+    """Return the interval (low, infinity).
+
+    >>> 0 in above(0, "MiB")
+    False
+    """
+    return Interval(low, inf, "right", unit)
+
+
+def between(
+    low: float, high: float, unit: str = "", *, closed: Literal["both", "left", "right"] = "both"
+) -> Interval:
+    """Return the interval from ``low`` to ``high``, without the end that is not ``closed``.
+
+    >>> [value in between(0, 1, closed="right") for value in (0, 0.5, 1)]
+    [False, True, True]
+    """
+    return Interval(low, high, closed, unit)
+
+
+def check_settings(settings: Any) -> None:
+    """Check every field of a dataclass against its annotation; call it in ``__post_init__``.
+
+    Understood are ``bool``, ``int`` (not bool), ``float`` (int or float, finite, not bool), None,
+    ``Literal``, classes (by ``isinstance``), ``Any``, and unions of these. ``Annotated`` adds an
+    interval to a number, or a remark (a string) to the text of the error. Rules that involve
+    several settings are the dataclass's own: check them after this call.
+
+    Raises ``ValueError`` for the first field that does not fit, with name, value and what was
+    expected.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Average:
+    ...     every: Annotated[int, at_least(1, "steps")] = 1
+    ...     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
+    ...
+    ...     def __post_init__(self) -> None:
+    ...         check_settings(self)
+    >>> Average(every=0)
+    Traceback (most recent call last):
+    ValueError: every=0, expected a whole number of steps, 1 or more
+    >>> Average(wire="int8")
+    Traceback (most recent call last):
+    ValueError: wire='int8', expected None (full precision) or 'bf16'
+    """
+    names = [field.name for field in fields(settings)]
+    check_values(type(settings), {name: getattr(settings, name) for name in names})
+
+
+def check_values(annotated: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Check values by name against the annotations of a class or function.
+
+    For settings that are no dataclass: arguments of a constructor, entries of a param group.
+
+    Raises ``ValueError`` as :func:`check_settings` does.
+
+    >>> def train(lr: Annotated[float, above(0)], passes: int | None = None): ...
+    >>> check_values(train, {"lr": 0.1})
+    >>> check_values(train, {"passes": 2.5})
+    Traceback (most recent call last):
+    ValueError: passes=2.5, expected None or a whole number
+    """
+    hints = _hints(annotated)
+    for name, value in values.items():
+        choices = _choices(hints[name])
+        if not any(choice.accepts(value) for choice in choices):
+            *others, last = (choice.expected for choice in choices)
+            expected = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(f"{name}={value!r}, expected {expected}")
+
+
+class _Choice(NamedTuple):
+    """One alternative of an annotation: its text in an error, and the test of a value."""
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+
+@cache  # get_type_hints takes tens of microseconds, and the hints of a class do not change
+def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(annotated, include_extras=True)
+
+
+@cache
+def _choices(hint: Any) -> list[_Choice]:
+    """Split an annotation into its alternatives, None first."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        members = sorted(arguments, key=lambda member: NoneType not in (member, *get_args(member)))
+        return [choice for member in members for choice in _choices(member)]
+    if origin is Literal:
+        return [_literal(value) for value in arguments]
+    if origin is Annotated:
+        inner, *metadata = arguments
+        return _refine(inner, metadata)
+    return [_plain(hint)]
+
+
+def _refine(hint: Any, metadata: list[Any]) -> list[_Choice]:
+    """Add the intervals and remarks of an ``Annotated`` to the one alternative inside it."""
+    (choice,) = _choices(hint)
+    for extra in metadata:
+        expected, accepts = choice
+        if isinstance(extra, Interval):
+            choice = _Choice(extra.describe(expected), _inside(extra, accepts))
+        elif isinstance(extra, str):
+            choice = _Choice(f"{expected} ({extra})", accepts)
+    return [choice]
+
+
+def _inside(interval: Interval, accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: accepts(value) and value in interval
+
+
+def _literal(allowed: Any) -> _Choice:
+    # By type too: 1 == True, and comparing an array or a tensor with a string gives no bool.
+    return _Choice(repr(allowed), lambda value: type(value) is type(allowed) and value == allowed)
+
+
+def _plain(hint: Any) -> _Choice:
+    """Return the test for an annotation without parts; ``hint`` must be a class, None or Any."""
+    if hint in _BUILT_IN:
+        return _BUILT_IN[hint]
+    if not isinstance(hint, type):
+        raise TypeError(f"cannot check values against the annotation {hint!r}")
+    article = "an" if hint.__name__[0] in "AEIOU" else "a"
+    return _Choice(f"{article} {hint.__name__}", lambda value: isinstance(value, hint))
+
+
+_BUILT_IN = {
+    Any: _Choice("anything", lambda value: True),
+    NoneType: _Choice("None", lambda value: value is None),
+    bool: _Choice("True or False", lambda value: isinstance(value, bool)),
+    int: _Choice("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    float: _Choice(
+        "a number",
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and -inf < v < inf,
+    ),
+}
