@@ -235,7 +235,7 @@ def test_all_state_is_shared_before_the_first_step() -> None:
 
 
 BAD = [
-    ({"lr": -1.0}, "lr=-1.0, expected 0 or more"),
+    ({"lr": -1.0}, "lr=-1.0, expected a number, 0 or more"),
     ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\), expected two numbers in"),
     ({"eps": -1.0}, "eps=-1.0"),
     ({"weight_decay": -1.0}, "weight_decay=-1.0"),

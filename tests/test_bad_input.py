@@ -321,7 +321,8 @@ def test_not_a_model() -> None:
 TEXTS = {
     "adam": "ddp, local_sgd, sgp",
     "ddp(bucket=3)": "wire, bucket_mb",
-    "ddp(None, 25, 1)": "wire, bucket_mb",
+    "ddp(None, 25, 1)": "positional arguments: got 3, expected at most 1.*wire, bucket_mb",
+    "ad_psgd('local')": "positional arguments: got 1, expected at most 0.*within",
     "sgp(overlaps=1)": "topology",
     "local_sgd(every=H)": "literal",
     "ddp(bucket_mb=float('inf'))": "literal",

@@ -303,7 +303,9 @@ def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:
     most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if len(args) <= most:
         return None
-    return f"{len(args)} positional arguments, expected at most {most}; pass the others by name"
+    return (
+        f"positional arguments: got {len(args)}, expected at most {most}; pass the others by name"
+    )
 
 
 def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
