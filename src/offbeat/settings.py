@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 @dataclass(frozen=True)
 class Interval:
-    """The numbers that a setting may take, and their unit; in ``Annotated[int | float, ...]``.
+    """An interval of numbers and their unit, as metadata of ``Annotated[int, ...]`` or ``float``.
 
-    ``closed`` says which end belongs to the interval. Made by :func:`at_least`, :func:`above` and
-    :func:`between`.
+    ``closed`` names the ends that belong to the interval. Built by :func:`at_least`,
+    :func:`above` and :func:`between`.
     """
 
     low: float
@@ -22,11 +22,14 @@ class Interval:
     unit: str = ""
 
     def __contains__(self, value: float) -> bool:
-        above = self.low < value if self.closed == "right" else self.low <= value
-        return above and (value < self.high if self.closed == "left" else value <= self.high)
+        if self.closed == "both":
+            return self.low <= value <= self.high
+        if self.closed == "left":
+            return self.low <= value < self.high
+        return self.low < value <= self.high
 
     def describe(self, number: str) -> str:
-        """Return the text of an error message for ``number``, "a number" or "a whole number".
+        """Return the words for the interval in an error; ``number`` is the words for its type.
 
         >>> at_least(1, "steps").describe("a whole number")
         'a whole number of steps, 1 or more'
@@ -74,12 +77,12 @@ def between(
 def check_settings(settings: Any) -> None:
     """Check every field of a dataclass against its annotation; call it in ``__post_init__``.
 
-    Understood are ``bool``, ``int`` (not bool), ``float`` (int or float, finite, not bool), None,
-    ``Literal``, classes (by ``isinstance``), ``Any``, and unions of these. ``Annotated`` adds an
-    interval to a number, or a remark (a string) to the text of the error. Rules that involve
-    several settings are the dataclass's own: check them after this call.
+    Supported annotations are ``bool``, ``int`` (not bool), ``float`` (int or float, finite, not
+    bool), None, ``Literal``, classes (by ``isinstance``), ``Any``, and unions of these.
+    ``Annotated`` adds an interval to a number, or a string that the error shows in parentheses.
+    Constraints between several settings remain code in ``__post_init__``, after this call.
 
-    Raises ``ValueError`` for the first field that does not fit, with name, value and what was
+    Raises ``ValueError`` for the first invalid field, with its name, its value, and the values
     expected.
 
     >>> @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ def check_settings(settings: Any) -> None:
 def check_values(annotated: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Check values by name against the annotations of a class or function.
 
-    For settings that are no dataclass: arguments of a constructor, entries of a param group.
+    For settings outside dataclasses: constructor arguments, entries of a parameter group.
 
     Raises ``ValueError`` as :func:`check_settings` does.
 

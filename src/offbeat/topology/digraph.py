@@ -58,7 +58,7 @@ class Digraph(Topology):
         graphs = list(made) if isinstance(made, list | tuple) else [made]
         if not graphs or not all(hasattr(graph, "is_directed") for graph in graphs):
             raise ValueError(
-                f"a graph is {made!r}, expected a networkx graph, a list of them, or a function "
-                "of the number of participants that makes one"
+                f"source={made!r}, expected a networkx graph, a list of them, or a function of the "
+                "number of participants that returns one"
             )
         return graphs

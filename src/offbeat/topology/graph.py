@@ -124,10 +124,11 @@ def _validate_part(topology: Topology, size: int) -> None:
     for _ in range(size.bit_length()):  # paths of 1, 2, 4, ... edges
         reach = reach.astype(float) @ reach > 0
     if not reach.all():
-        deaf, silent = np.argwhere(~reach)[0]
+        target, source = np.argwhere(~reach)[0]
         raise ValueError(
-            f"{topology} at size {size}: participant {deaf} never hears of participant {silent}, "
-            "so they cannot agree; add edges until the union over one period is strongly connected"
+            f"{topology} at size {size}: participant {target} is not reachable from participant "
+            f"{source}, so the replicas cannot agree; add edges until the union over one period is "
+            "strongly connected"
         )
 
 
@@ -136,7 +137,7 @@ def _check_shares(rank: int, peers: Peers, size: int, where: str) -> None:
     for peer in (*receivers, *peers.receive):
         if peer == rank:
             raise ValueError(
-                f"{where}: participant {rank} lists itself as a peer; what stays is `keep`"
+                f"{where}: participant {rank} lists itself as a peer; use `keep` for its own share"
             )
         if not 0 <= peer < size:
             raise ValueError(
