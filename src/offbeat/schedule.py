@@ -8,9 +8,11 @@ from offbeat.settings import at_least, between, check_settings
 
 
 def due(step: int, every: int) -> bool:
-    r"""Return whether an exchange every ``every`` steps acts now; k is the number of earlier steps.
+    r"""Return whether an exchange that acts every ``every`` steps acts in this one.
 
     .. math:: (k + 1) \bmod every = 0
+
+    where k = ``step`` is the number of earlier steps.
 
     >>> [step for step in range(8) if due(step, every=4)]
     [3, 7]
