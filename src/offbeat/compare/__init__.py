@@ -15,15 +15,15 @@ from offbeat.compare.table import table
 
 __all__ = [
     "Comparison",
-    "Method",
     "Experiment",
+    "Method",
     "Result",
     "Run",
     "Session",
     "Spread",
     "carry_out",
-    "parse_methods",
     "open_runner",
+    "parse_methods",
     "summarize",
     "table",
     "write_report",
