@@ -18,7 +18,7 @@ from offbeat.cli import app
 from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
 from offbeat.compare.command import _interruptible
 from offbeat.compare.experiment import split_algorithms
-from offbeat.compare.measure import Curve, measure
+from offbeat.compare.measure import LossCurve, measure_run
 from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import open_runner
 from offbeat.compare.timeline import representative
@@ -149,11 +149,11 @@ def test_baseline_and_floor_join_once() -> None:
 
 def test_methods_take_turns(script: Path) -> None:
     methods, baseline = parse_methods("ddp,sgp")
-    plan = Experiment(script, methods, baseline, ("--lr", "1"), steps=7, rounds=2)
-    turns = [(turn.round, turn.method.text) for turn in plan.turns()]
-    assert turns == [(1, "ddp"), (1, "sgp"), (2, "ddp"), (2, "sgp")]
+    experiment = Experiment(script, methods, baseline, ("--lr", "1"), steps=7, rounds=2)
+    order = [(number, method.text) for number, method in experiment.run_order()]
+    assert order == [(1, "ddp"), (1, "sgp"), (2, "ddp"), (2, "sgp")]
     chosen = ["--algorithm", "sgp", "--steps", "7", "--lr", "1"]
-    assert plan.command(methods[1]) == [sys.executable, str(script), *chosen]
+    assert experiment.command(methods[1]) == [sys.executable, str(script), *chosen]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_methods_take_turns(script: Path) -> None:
         (["--algorithms", "ddp,sgpp"], "expected one of ddp, local_sgd, sgp"),
         (["--algorithms", "ddp,"], "cannot read the algorithm ''"),
         (["--algorithms", "ddp,local_sgd(evry=8)"], "the arguments of local_sgd are every"),
-        (["--algorithms", "ddp,ddp()"], "are the same; name each once"),
+        (["--algorithms", "ddp,ddp()"], "are the same algorithm; list each algorithm once"),
         (["--algorithms", "ddp", "--baseline", "nothing"], "unknown algorithm 'nothing'"),
         (["--algorithms", "ddp", "--rate", "fast"], "for example 250mbit"),
         (["--algorithms", "ddp", "--nodes", "0"], "nodes: got 0"),
@@ -184,7 +184,7 @@ def test_wrong_options_are_refused_before_anything_starts(
 def test_a_missing_script_is_refused() -> None:
     done = compare("nowhere.py", "--algorithms", "ddp")
     assert done.exit_code == 2
-    assert "no file" in done.output
+    assert "is not a file" in done.output
 
 
 # Reading and measuring.
@@ -224,7 +224,7 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
         return [*warm_up, *counted, finish(0.75), heldout(3.0 + rank)]
 
     ranks = [lines(0), lines(1)]
-    found = measure(read_run(write_run(tmp_path, ranks)))
+    found = measure_run(read_run(write_run(tmp_path, ranks)))
     assert found.steps == 10
     assert found.seconds == 2.0  # of the slowest rank
     assert found.bytes_sent == found.bytes_on_link == 41  # of the busiest node
@@ -239,27 +239,30 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
 def test_bytes_are_summed_over_a_node_and_told_apart_by_axis(tmp_path: Path) -> None:
     axes = {"world": 60, "node": 10, "local": 1000}
     ranks = [[step(sent=1070, bytes_by_axis=axes)] * 5 for _ in range(3)]
-    found = measure(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]])))
+    found = measure_run(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]])))
     assert found.bytes_sent == 2 * (60 + 10)
     assert found.bytes_on_link == 60 + 2 * 10  # of a ring one hop in two stays inside the node
     # Recordings that do not tell axes apart count as "world".
     ranks = [[step(sent=1070)] * 5 for _ in range(3)]
-    assert measure(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]]))).bytes_sent == 2 * 1070
+    assert (
+        measure_run(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]]))).bytes_sent
+        == 2 * 1070
+    )
 
 
 def test_a_rank_that_is_ahead_is_cut_to_the_others_steps(tmp_path: Path) -> None:
-    found = measure(read_run(write_run(tmp_path, [[step()] * 7, [step()] * 5])))
+    found = measure_run(read_run(write_run(tmp_path, [[step()] * 7, [step()] * 5])))
     assert found.steps == len(found.curve.seconds) == 5
     assert (found.final_loss, found.heldout_loss, found.distance) == (None, None, None)
 
 
 def test_smooth_loss_and_the_time_to_reach_a_target() -> None:
-    curve = Curve(tuple(map(float, range(1, 21))), (*map(float, range(20, 1, -1)), None))
+    curve = LossCurve(tuple(map(float, range(1, 21))), (*map(float, range(20, 1, -1)), None))
     assert curve.smooth[:3] == [20.0, 19.5, 18.5]  # two steps are a tenth of the run
     assert curve.smooth[-2:] == [2.5, 2.0]
-    rare = Curve((1.0,) * 20, (4.0, *[None] * 9, 2.0, *[None] * 9))
+    rare = LossCurve((1.0,) * 20, (4.0, *[None] * 9, 2.0, *[None] * 9))
     assert rare.smooth == [4.0] * 10 + [2.0] * 10
-    assert Curve((1.0, 2.0), (None, 3.0)).smooth == [None, 3.0]
+    assert LossCurve((1.0, 2.0), (None, 3.0)).smooth == [None, 3.0]
     assert curve.seconds_to(18.5) == 3.0
     assert curve.seconds_to(0.5) is None
 
@@ -287,8 +290,8 @@ def comparison(
                 for k in range(10)
             ]
             runs.append(Run(method, number, write_run(home, [lines, lines]), code=0))
-    plan = Experiment(path, methods, baseline, target_loss=target)
-    return summarize(plan, setup(rate), runs)
+    experiment = Experiment(path, methods, baseline, target_loss=target)
+    return summarize(experiment, setup(rate), runs)
 
 
 def test_medians_and_the_factor_within_rounds(tmp_path: Path) -> None:
@@ -328,18 +331,18 @@ def test_a_target_that_was_not_reached_and_stalls_that_torch_hides(tmp_path: Pat
 def test_the_floor_does_not_set_the_target(tmp_path: Path) -> None:
     methods, baseline = parse_methods("sgp,alone")
     (tmp_path / "train.py").touch()
-    plan = Experiment(tmp_path / "train.py", methods, baseline)
+    experiment = Experiment(tmp_path / "train.py", methods, baseline)
     runs = [
         Run(method, 1, write_run(tmp_path / method.slug, [[step(loss=loss)] * 2]), code=0)
         for method, loss in zip(methods, (1.0, 9.0), strict=True)
     ]
-    assert summarize(plan, setup(), runs).target_loss == 1.0
+    assert summarize(experiment, setup(), runs).target_loss == 1.0
 
 
 def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
     methods, baseline = parse_methods("ddp,sgp,local_sgd")
     (tmp_path / "train.py").touch()
-    plan = Experiment(tmp_path / "train.py", methods, baseline)
+    experiment = Experiment(tmp_path / "train.py", methods, baseline)
     lines = [step(2.0, loss=float("nan"))] * 5
     homes = [write_run(tmp_path / method.slug, [lines, lines]) for method in methods]
     runs = [
@@ -347,7 +350,7 @@ def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
         Run(methods[1], 1, homes[1], code=3, failed_rank=1, last_lines=["boom"]),
         Run(methods[2], 1, homes[2]),
     ]
-    found = summarize(plan, setup(), runs)
+    found = summarize(experiment, setup(), runs)
     ddp, sgp, local = found.results
     assert [result.state for result in found.results] == ["done", "failed", "interrupted"]
     assert ddp.note == "the loss is not finite"
@@ -359,7 +362,7 @@ def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
     assert parsed["results"][0]["course"]["train"][0]["loss"] is None
     # An interrupted run does not count beside a complete one.
     runs.append(Run(methods[0], 2, write_run(tmp_path / "again", [[step(9.0)]] * 2)))
-    again = summarize(plan, setup(), runs).results[0]
+    again = summarize(experiment, setup(), runs).results[0]
     assert (again.state, again.seconds_per_step) == ("interrupted", Spread(2.0, 2.0, 2.0))
     assert again.note == "interrupted in round 2; the loss is not finite"
 
@@ -389,13 +392,11 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
     assert silent.title == "without exchange, 12 of 16 steps"
     assert sending.title == "with exchange, 4 of 16 steps"
     # Steps 7, 11, 15 and 19 send; of four the third is the median.
-    assert [lane.seconds for lane in sending.lanes] == [1.0 + 15 / 16, 2.0 + 15 / 16]
-    bars = [(bar.kind, bar.start, bar.end) for bar in sending.lanes[0].bars]
-    assert bars == [
-        ("forward", 0.0, 0.25),
-        ("exchange", 0.0, 1.9375),
-    ]  # joined, and cut to the step
-    assert silent.lanes[0].bars == ()
+    assert [track.seconds for track in sending.tracks] == [1.0 + 15 / 16, 2.0 + 15 / 16]
+    shown = [(part.kind, part.start, part.end) for part in sending.tracks[0].intervals]
+    # Joined, and cut to the step.
+    assert shown == [("forward", 0.0, 0.25), ("exchange", 0.0, 1.9375)]
+    assert silent.tracks[0].intervals == ()
 
 
 def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: Path) -> None:
@@ -413,11 +414,11 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
     found = representative("m", recordings)
     assert [timeline.title for timeline in found] == [
         "without exchange, 8 of 16 steps",
-        "while a message travels, 4 of 16 steps",
+        "message in flight, 4 of 16 steps",
         "with exchange, 4 of 16 steps",
     ]
     steps = recordings[0].steps
-    assert [list(steps[k].between("exchange")) for k in (7, 8, 9)] == [
+    assert [list(steps[k].intervals("exchange")) for k in (7, 8, 9)] == [
         [(0.25, 1.5)],
         [(-0.75, 0.5)],
         [(-1.75, -0.5), (0.0, 0.5)],
@@ -429,16 +430,16 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
 
 def test_without_root_ranks_run_on_loopback_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with open_runner(2, 1, "100mbit") as (place, unshaped):
-        assert isinstance(place, Loopback)
-        assert place.rate is None
+    with open_runner(2, 1, "100mbit") as (runner, unshaped):
+        assert isinstance(runner, Loopback)
+        assert runner.rate is None
         assert unshaped is not None
-        assert unshaped.startswith("the network is not shaped")
+        assert unshaped.startswith("the network has no rate limit")
 
 
 def test_without_a_rate_nothing_is_shaped() -> None:
-    with open_runner(2, [2, 1], None) as (place, unshaped):
-        assert place.world.per_node == (2, 1)
+    with open_runner(2, [2, 1], None) as (runner, unshaped):
+        assert runner.cluster.per_node == (2, 1)
         assert "no --rate" in str(unshaped)
 
 
@@ -453,7 +454,7 @@ def test_two_methods_on_two_workers_in_two_rounds(script: Path, tmp_path: Path) 
         *("--steps", 5, "--out", out, "--json"),
     )
     assert done.exit_code == 0, done.output
-    assert "the network is not shaped" in done.stderr
+    assert "the network has no rate limit" in done.stderr
     found = json.loads(done.stdout)
     assert found == json.loads((out / "compare.json").read_text())
     ddp, local = found["results"]

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import lab_scripts
 from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Straggler, Unavailable
-from offbeat.lab.check import measure
-from offbeat.lab.fault import Reach
+from offbeat.lab.check import measure_links
+from offbeat.lab.fault import RunControl
 
 NETWORKS = Path("/run/netns")
 RATE, RATE_TEXT = 100e6, "100mbit"
@@ -148,7 +148,7 @@ def test_the_rate_is_real_between_nodes_both_ways_and_not_inside_one() -> None:
     phases = [([2], 0, size), ([0], 2, size), ([2, 3], 0, size), *[([1], 0, size)] * 5]
     lines = Lines()
     with Lab(3, [2, 1, 1], rate=RATE_TEXT) as lab:
-        nodes = [lab.world.node_of(rank) for rank in range(4)]
+        nodes = [lab.cluster.node_of(rank) for rank in range(4)]
         command = python(lab_scripts.TRANSFER, json.dumps(phases), json.dumps(nodes))
         assert lab.run(command, on_line=lines.add) == 0
     seconds = {int(line.split()[0]): float(line.split()[1]) for _, line in lines}
@@ -178,7 +178,7 @@ def test_check_finds_the_line_rate_and_no_limit_inside_a_node(
 ) -> None:
     monkeypatch.setattr("offbeat.lab.check._SECONDS", 0.2)
     with Lab(2, [2, 1], rate="200mbit") as lab:
-        figures = measure(lab)
+        figures = measure_links(lab)
     # At most 96 % of the line carry content (1448 of 1514 bytes in a packet); the buckets' burst
     # of 128 KiB adds up to 5 % to these 5 MiB. Half is what a loaded machine may lose.
     assert 0.5 < figures.all_reduce_mbit / 200 < 1.05
@@ -196,7 +196,7 @@ def test_the_first_failure_is_the_exit_code_and_ends_the_others() -> None:
         code = lab.run(shell("test $RANK = 1 && exit 3; exec sleep 600"), on_line=lines.add)
         assert code == 3
         assert not processes(os.getpid())
-        assert "rank 1 failed: exit code 3; ending the others" in lines.of(None)[0]
+        assert "rank 1 failed: exit code 3; terminating the other ranks" in lines.of(None)[0]
         assert lab.run(shell("test $RANK = 2 && kill -9 $$; exec sleep 600")) == 128 + 9
     assert time.monotonic() - begin < 60
 
@@ -285,15 +285,15 @@ def test_a_straggler_computes_a_fraction_of_the_time() -> None:
 def test_a_straggler_is_halted_with_its_node_alone_and_never_left_halted() -> None:
     sent: list[tuple[int, int, float]] = []
     stop = threading.Event()
-    reach = Reach(
+    control = RunControl(
         set_link=lambda node, up: None,
         signal_node=lambda node, number: sent.append((node, number, time.monotonic())),
         kill=lambda rank: None,
-        tell=lambda line: None,
+        log=lambda line: None,
     )
     timer = threading.Timer(0.5, stop.set)
     timer.start()
-    Straggler(3, 0.4).play(reach, stop)
+    Straggler(3, 0.4).inject(control, stop)
     timer.join()
     assert {node for node, _, _ in sent} == {3}
     assert [number for _, number, _ in sent[:2]] == [signal.SIGSTOP, signal.SIGCONT]
@@ -383,4 +383,4 @@ def test_other_users_are_told_to_be_root() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "needs root, and this is user 65534; start it as root" in done.stderr
+    assert "needs root, and this is user 65534; run it as root" in done.stderr

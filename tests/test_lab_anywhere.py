@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, iproute
-from offbeat.lab.check import Figures, measure
+from offbeat.lab.check import LinkMeasurements, measure_links
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.command import printer
+from offbeat.lab.command import line_printer
 from offbeat.lab.network import Network, parse_rate
 
 Lines = list[tuple[int | None, str]]
@@ -28,13 +28,13 @@ Lines = list[tuple[int | None, str]]
         ("--nodes 0 -- true", "nodes: got 0, expected 1 to 200"),
         ("--nodes 2 --procs-per-node 1,2,3 -- true", "got 3 numbers, 1,2,3, for 2 nodes"),
         ("--procs-per-node 2,x -- true", "got '2,x', expected a number"),
-        ("--procs-per-node 2,0 -- true", "got 2,0; every node runs at least 1"),
+        ("--procs-per-node 2,0 -- true", "got 2,0, expected at least 1 on every node"),
         ("--rate 250 -- true", "rate: got '250', expected a number with kbit, mbit or gbit"),
         ("--straggler x -- true", "straggler: got 'x', expected NODE:FRACTION"),
-        ("--straggler 4:0.5 -- true", "got node 4, but there are 4, numbered from 0"),
+        ("--straggler 4:0.5 -- true", "got node 4, expected 0 to 3, since the lab has 4"),
         ("--straggler 1:0 -- true", "got the fraction 0, expected one above 0 and at most 1"),
         ("--straggler 1:1.01 -- true", "got the fraction 1.01"),
-        ("--cut 1@5s-3s -- true", "cut: got 5-3, which ends before it starts"),
+        ("--cut 1@5s-3s -- true", "cut: got 5-3, expected an end after the start"),
         ("--cut 1@5s -- true", "cut: got '1@5s', expected NODE@START-END"),
         ("--cut 4@1-2 -- true", "got node 4"),
         ("--kill 3@1m -- true", "kill: got '3@1m', expected RANK@TIME"),
@@ -42,7 +42,7 @@ Lines = list[tuple[int | None, str]]
         ("-- no-such-program", "'no-such-program' was not found"),
         ("--check -- true", "--check runs its own measurement"),
         ("--check --kill 1@1", "--check runs its own measurement"),
-        ("--check --nodes 1", "check: got 1 node, expected 2 at least"),
+        ("--check --nodes 1", "check: got 1 node, expected at least 2"),
         ("--json -- true", "add --check"),
     ],
 )
@@ -81,10 +81,12 @@ def test_what_is_no_rate(text: str) -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_ranks_are_numbered_node_by_node(per_node: list[int]) -> None:
-    world = Cluster.of(len(per_node), per_node)
-    places = [(world.node_of(rank), world.local_rank(rank)) for rank in range(world.size)]
+    cluster = Cluster.of(len(per_node), per_node)
+    places = [(cluster.node_of(rank), cluster.local_rank(rank)) for rank in range(cluster.size)]
     assert places == [(node, i) for node, count in enumerate(per_node) for i in range(count)]
-    assert [places[rank] for rank in world.leaders] == [(node, 0) for node in range(world.nodes)]
+    assert [places[rank] for rank in cluster.leaders] == [
+        (node, 0) for node in range(cluster.nodes)
+    ]
 
 
 def test_without_iproute2_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +119,9 @@ def test_what_iproute2_says_becomes_a_fix(
 @pytest.mark.processes
 def test_loopback_runs_the_same_ranks() -> None:
     lines: Lines = []
-    with Loopback(2, [2, 1]) as place:
+    with Loopback(2, [2, 1]) as runner:
         command = ["sh", "-c", "echo $RANK $GROUP_RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME; exit 3"]
-        assert place.run(command, keep_going=True, on_line=lambda *line: lines.append(line)) == 3
+        assert runner.run(command, keep_going=True, on_line=lambda *line: lines.append(line)) == 3
     assert sorted(line for rank, line in lines if rank is not None) == [
         "0 0 127.0.0.1 lo",
         "1 0 127.0.0.1 lo",
@@ -129,31 +131,35 @@ def test_loopback_runs_the_same_ranks() -> None:
 
 @pytest.mark.processes
 def test_loopback_kills_and_halts_but_cuts_nothing() -> None:
-    with Loopback(2) as place:
+    with Loopback(2) as runner:
         script = ["sh", "-c", "test $RANK = 0 && exec sleep 600; exit 0"]
-        assert place.run(script, faults=[Kill(0, 0.1), Straggler(1, 0.5)]) == 0
-        with pytest.raises(ValueError, match="on loopback nodes have no links"):
-            place.run(script, faults=[Cut(0, 1, 2)])
+        assert runner.run(script, faults=[Kill(0, 0.1), Straggler(1, 0.5)]) == 0
+        with pytest.raises(ValueError, match="nodes on loopback have no links"):
+            runner.run(script, faults=[Cut(0, 1, 2)])
 
 
 @pytest.mark.processes
 def test_arguments_of_a_run_are_checked(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with Loopback(1) as place:
-        with pytest.raises(ValueError, match=r"log directory: got '.*file', which cannot be made"):
-            place.run(["true"], log_dir=tmp_path / "file")
+    with Loopback(1) as runner:
+        with pytest.raises(
+            ValueError, match=r"log directory: got '.*file', which cannot be created"
+        ):
+            runner.run(["true"], log_dir=tmp_path / "file")
         with pytest.raises(ValueError, match="'true' was not found on PATH"):
-            place.run(["true"], env={"PATH": str(tmp_path)})
-    with pytest.raises(ValueError, match="this lab has no network: use it as in: with Lab"):
+            runner.run(["true"], env={"PATH": str(tmp_path)})
+    with pytest.raises(
+        ValueError, match="this lab has no network; enter its context first: with Lab"
+    ):
         Lab(1).run(["true"])
 
 
 @pytest.mark.processes
 def test_output_may_be_anything() -> None:
     lines: Lines = []
-    with Loopback(1) as place:
+    with Loopback(1) as runner:
         script = r"printf 'a\rb\r\n\n\377\303\251 end'; exec sleep 0"
-        assert place.run(["sh", "-c", script], on_line=lambda *line: lines.append(line)) == 0
+        assert runner.run(["sh", "-c", script], on_line=lambda *line: lines.append(line)) == 0
     assert lines == [(0, "a"), (0, "b"), (0, ""), (0, "\N{REPLACEMENT CHARACTER}é end")]
 
 
@@ -162,14 +168,14 @@ def test_an_error_in_the_callback_comes_out_even_for_the_last_line() -> None:
     def broken(rank: int | None, line: str) -> None:
         raise KeyError(line)
 
-    with Loopback(1) as place, pytest.raises(KeyError, match="last"):
-        place.run(["echo", "last"], on_line=broken)
+    with Loopback(1) as runner, pytest.raises(KeyError, match="last"):
+        runner.run(["echo", "last"], on_line=broken)
 
 
 def test_lines_have_a_prefix_and_the_labs_own_go_to_standard_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write = printer()
+    write = line_printer()
     write(3, "three")
     write(None, "rank 3 killed")
     assert capsys.readouterr() == ("[3] three\n", "[lab] rank 3 killed\n")
@@ -182,12 +188,12 @@ def test_a_failed_check_shows_what_the_ranks_said(
     broken = tmp_path / "probe.py"
     broken.write_text("raise SystemExit('no such luck')")
     monkeypatch.setattr("offbeat.lab.probe.__file__", str(broken))
-    with Loopback(2) as place, pytest.raises(RuntimeError, match=r"exit code 1.*\n.*no such luck"):
-        measure(place)
+    with Loopback(2) as runner, pytest.raises(RuntimeError, match=r"exit code 1.*\n.*no such luck"):
+        measure_links(runner)
 
 
 def test_figures_are_shown_beside_the_rate() -> None:
-    figures = Figures(4, 250.0, 240.0, 225.0, 237.0, 0.25, None)
+    figures = LinkMeasurements(4, 250.0, 240.0, 225.0, 237.0, 0.25, None)
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(figures.table())
     text = console.export_text()

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.compare import Experiment, Run, parse_methods, summarize, write_report
-from offbeat.compare.report import template
+from offbeat.compare.report import load_template
 from offbeat.compare.result import Setup
 from offbeat.compare.timeline import timelines
 from test_compare import Line, finish, heldout, step, write_run
@@ -182,18 +182,20 @@ def write_page(folder: Path, algorithms: str = ALGORITHMS) -> Path:
     """A report with everything in it, a method that failed and text that must be escaped."""
     methods, baseline = parse_methods(algorithms, compute_only=True)
     (folder / "train.py").touch()
-    plan = Experiment(folder / "train.py", methods, baseline, rounds=2)
+    experiment = Experiment(folder / "train.py", methods, baseline, rounds=2)
     runs = []
-    for turn in plan.turns():
-        home = folder / f"{turn.round}-{turn.method.slug}"
-        ranks = [steps_of(turn.method.text, rank, turn.round) for rank in range(4)]
-        runs.append(Run(turn.method, turn.round, write_run(home, ranks), code=0))
+    for number, method in experiment.run_order():
+        home = folder / f"{number}-{method.slug}"
+        ranks = [steps_of(method.text, rank, number) for rank in range(4)]
+        runs.append(Run(method, number, write_run(home, ranks), code=0))
     runs[-2].code, runs[-2].failed_rank = 137, 3
     runs[-2].last_lines = ["Traceback (most recent call last):", "  <module> " + "x" * 300]
     arguments = ("--note", "<script>console.log('escaped?')</script>")
-    notes = "the network is not shaped, ranks talk over this machine's loopback"
+    notes = "the network has no rate limit, ranks run over the loopback interface"
     setup = Setup("char_gpt.py", arguments, (1, 1, 1, 1), None, notes, "today", "torch 2.13.0")
-    write_report(summarize(plan, setup, runs), timelines(plan, runs), folder / "report.html")
+    write_report(
+        summarize(experiment, setup, runs), timelines(experiment, runs), folder / "report.html"
+    )
     return folder / "report.html"
 
 
@@ -243,10 +245,12 @@ def test_page_does_without_what_is_not_known(
 ) -> None:
     methods, baseline = parse_methods("sgp")
     (tmp_path / "train.py").touch()
-    plan = Experiment(tmp_path / "train.py", methods, baseline)
+    experiment = Experiment(tmp_path / "train.py", methods, baseline)
     runs = [Run(methods[0], 1, write_run(tmp_path / "run", [lines, lines]), code=code)]
     setup = Setup("train.py", (), (1, 1), 10**9, None, "today", "torch")
-    write_report(summarize(plan, setup, runs), timelines(plan, runs), tmp_path / "report.html")
+    write_report(
+        summarize(experiment, setup, runs), timelines(experiment, runs), tmp_path / "report.html"
+    )
     text = (tmp_path / "report.html").read_text()
     assert "train.py on 2 nodes, 1 Gbit/s" in text
     assert ("Loss over time" in text) == any(
@@ -260,7 +264,7 @@ def test_without_jinja2_the_fix_is_named_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ValueError, match=re.escape("pip install 'offbeat[report]'")):
-        template()
+        load_template()
     (tmp_path / "train.py").touch()
     words = ["compare", str(tmp_path / "train.py"), "--algorithms", "ddp"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])

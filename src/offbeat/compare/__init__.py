@@ -1,14 +1,14 @@
-"""One script under several methods, on one network: what each costs and what it buys.
+"""Comparing methods: one training script under several algorithms, on one network.
 
-Methods take turns in rounds, every rank records what it does (:mod:`offbeat.telemetry`), and the
-recordings become one table, the same as JSON, and one page of HTML. The command line is
-``offbeat compare``.
+The methods run in turn, for several rounds. Every rank records its steps
+(:mod:`offbeat.telemetry`), and the recordings are summarized as a table, as JSON and as an HTML
+report. The command line is ``offbeat compare``.
 """
 
 from offbeat.compare.experiment import Experiment, Method, parse_methods
 from offbeat.compare.report import write_report
 from offbeat.compare.result import Comparison, Result, Spread
-from offbeat.compare.run import Run, carry_out, open_runner
+from offbeat.compare.run import Run, open_runner, run_experiment
 from offbeat.compare.session import Session
 from offbeat.compare.summary import summarize
 from offbeat.compare.table import table
@@ -21,9 +21,9 @@ __all__ = [
     "Run",
     "Session",
     "Spread",
-    "carry_out",
     "open_runner",
     "parse_methods",
+    "run_experiment",
     "summarize",
     "table",
     "write_report",

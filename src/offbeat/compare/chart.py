@@ -1,6 +1,6 @@
-"""Where the marks of a chart belong, in per cent of its box: the page stretches with its reader.
+"""The geometry of line charts, in per cent of the chart's box.
 
-Text and dots are placed by these numbers and keep their size; only lines are stretched.
+The report scales with the window: lines are stretched, text and dots keep their size.
 """
 
 import math
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 Pair = tuple[float, float]
-LABEL_GAP = 11.5  # least distance of two labels, per cent of the height
-LEAD = 96.0  # up to where such a line is level
-ROOM = 1.06  # the axis goes on behind the last point, so that lines can lead to labels
+LABEL_GAP = 11.5  # minimum distance of two labels, in per cent of the height
+LEAD = 96.0  # where the line from a curve's end to its label stops being level
+ROOM = 1.06  # length of the x axis over the last point, for the lines to the labels
 
 
 class Tick(NamedTuple):
-    """A line of the grid."""
+    """A grid line at ``at`` per cent, with its label."""
 
     at: float
     text: str
 
 
 class Mark(NamedTuple):
-    """A dot, and what it says when pointed at."""
+    """A dot, in per cent from the left and from the top, with the text of its tooltip."""
 
     left: float
     top: float
@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Series:
-    """One method's points (x, y), and those that are drawn as dots or as a faint line."""
+    """The points (x, y) of one method: a line, a faint line and dots."""
 
     name: str
     colour: str
@@ -44,7 +44,7 @@ class Series:
 @final
 @dataclass(frozen=True)
 class Line:
-    """A series as it is drawn. The label stands at the right, level with ``label_top``."""
+    """A drawn series. Paths are SVG; the label is at the right edge, at ``label_top`` per cent."""
 
     name: str
     colour: str
@@ -60,7 +60,7 @@ class Line:
 @final
 @dataclass(frozen=True)
 class LineChart:
-    """Lines on a common grid; ``level`` is a horizontal line with a name of its own."""
+    """Lines on a common grid; ``level`` is a labelled horizontal line, such as the target loss."""
 
     lines: tuple[Line, ...]
     x_ticks: tuple[Tick, ...]
@@ -69,46 +69,50 @@ class LineChart:
 
 
 class Frame(NamedTuple):
-    """The numbers at the edges of a chart."""
+    """The data coordinates of the edges of a chart."""
 
     left: float
     right: float
     bottom: float
     top: float
 
-    def place(self, point: Pair) -> Pair:
-        """Per cent from the left and from the top; what is above the frame stays above."""
+    def to_percent(self, point: Pair) -> Pair:
+        """Return per cent from the left and from the top; a point above the frame stays above."""
         x = (point[0] - self.left) / (self.right - self.left)
         y = (self.top - point[1]) / (self.top - self.bottom)
         return round(100 * x, 2), round(100 * min(max(y, -1.0), 1.0), 2)
 
     def path(self, points: Sequence[Pair]) -> str:
-        """The line through ``points`` as SVG has it."""
-        return "M" + "L".join(f"{x:g} {y:g}" for x, y in map(self.place, points)) if points else ""
+        """Return the SVG path through ``points``."""
+        if not points:
+            return ""
+        return "M" + "L".join(f"{x:g} {y:g}" for x, y in map(self.to_percent, points))
 
 
 def line_chart(series: Sequence[Series], unit: str, level: float | None = None) -> LineChart | None:
-    """Draw the series that have points; None if none has."""
-    drawn = [kept for each in series if (kept := _without_gaps(each)).line]
+    """Lay out the series that have points; None if none has. ``unit`` is that of the x axis."""
+    drawn = [kept for each in series if (kept := _finite_points(each)).line]
     if not drawn:
         return None
     frame = _frame(drawn, level)
-    ends = [frame.place(each.line[-1]) for each in drawn]
-    tops = spread([top for _, top in ends])
+    ends = [frame.to_percent(each.line[-1]) for each in drawn]
+    tops = separate_labels([top for _, top in ends])
     lines = [_line(*each, frame, unit) for each in zip(drawn, tops, strict=True)]
     return LineChart(
         tuple(lines),
-        tuple(Tick(frame.place((x, frame.top))[0], f"{x:g}") for x in ticks(0, frame.right, 5)),
         tuple(
-            Tick(frame.place((frame.left, y))[1], f"{y:g}")
+            Tick(frame.to_percent((x, frame.top))[0], f"{x:g}") for x in ticks(0, frame.right, 5)
+        ),
+        tuple(
+            Tick(frame.to_percent((frame.left, y))[1], f"{y:g}")
             for y in ticks(frame.bottom, frame.top, 5)
         ),
-        None if level is None else Tick(frame.place((0, level))[1], f"{level:.3g}"),
+        None if level is None else Tick(frame.to_percent((0, level))[1], f"{level:.3g}"),
     )
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About ``count`` round numbers between ``low`` and ``high``.
+    """Return about ``count`` round numbers between ``low`` and ``high``.
 
     >>> ticks(0, 60, 5), ticks(1.1, 2.3, 5)
     ([0, 10, 20, 30, 40, 50, 60], [1.2, 1.4, 1.6, 1.8, 2.0, 2.2])
@@ -124,10 +128,10 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [int(x) for x in found] if digits == 0 else found
 
 
-def spread(tops: Sequence[float], gap: float = LABEL_GAP) -> list[float]:
-    """Move labels apart, as little as a simple rule can, and keep them inside 0 to 100.
+def separate_labels(tops: Sequence[float], gap: float = LABEL_GAP) -> list[float]:
+    """Move labels apart to a minimum distance of ``gap``, and keep them between 0 and 100.
 
-    >>> spread([50.0, 51.0, 99.0, 100.0], gap=8.0)
+    >>> separate_labels([50.0, 51.0, 99.0, 100.0], gap=8.0)
     [50.0, 58.0, 92.0, 100.0]
     """
     order = sorted(range(len(tops)), key=lambda index: tops[index])
@@ -143,7 +147,7 @@ def spread(tops: Sequence[float], gap: float = LABEL_GAP) -> list[float]:
 def _line(series: Series, label_top: float, frame: Frame, unit: str) -> Line:
     def mark(point: Pair, kind: str) -> Mark:
         words = f"{series.name}: {kind} {point[1]:.4g} after {point[0]:.4g} {unit}"
-        return Mark(*frame.place(point), words)
+        return Mark(*frame.to_percent(point), words)
 
     end = mark(series.line[-1], "loss")
     return Line(
@@ -160,7 +164,7 @@ def _line(series: Series, label_top: float, frame: Frame, unit: str) -> Line:
 
 
 def _frame(series: Sequence[Series], level: float | None) -> Frame:
-    """All ends and most of the way there: the steep beginning may leave the frame."""
+    """Fit the last four fifths of all series: their steep beginning may leave the frame."""
     parts = [part for each in series for part in (each.line, each.dots)]
     shown = [y for part in parts for _, y in part[len(part) // 5 :]]
     shown += [] if level is None else [level]
@@ -170,7 +174,7 @@ def _frame(series: Sequence[Series], level: float | None) -> Frame:
     return Frame(0.0, right or 1.0, low - margin, high + margin)
 
 
-def _without_gaps(series: Series) -> Series:
+def _finite_points(series: Series) -> Series:
     def finite(points: Sequence[Pair]) -> list[Pair]:
         return [point for point in points if math.isfinite(point[1])]
 

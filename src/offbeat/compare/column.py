@@ -1,4 +1,4 @@
-"""The columns of the table, in the terminal and on the page alike."""
+"""The columns of the table, in the terminal and in the report alike."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,14 +10,14 @@ DASH = "–"
 
 
 class Cell(NamedTuple):
-    """A number, and what belongs below or beside it in small."""
+    """A formatted number, and a ``detail`` that is shown beside it in small type."""
 
     text: str
     detail: str = ""
 
 
 class Column(NamedTuple):
-    """One number of every method. ``meaning`` says in a sentence what it is."""
+    """One quantity of all methods; ``meaning`` defines it in the report."""
 
     title: str
     unit: str
@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """All of them; the one about the target loss names it."""
+    """Return all columns; the unit of the time to loss names the target loss."""
     if (target := comparison.target_loss) is None:
         return _COLUMNS
     unit = f"loss {quantity.loss(target)}"
@@ -52,14 +52,14 @@ def _share(result: Result) -> Cell:
     return Cell(quantity.percent(share), quantity.seconds(floor))
 
 
-def _spread(spread: Spread | None, text: Callable[[float], str], ends: bool) -> Cell:
+def _spread(spread: Spread | None, text: Callable[[float], str], with_range: bool) -> Cell:
     if spread is None:
         return Cell(DASH)
-    return Cell(text(spread.median), _range(spread, text) if ends else "")
+    return Cell(text(spread.median), _range(spread, text) if with_range else "")
 
 
 def _range(spread: Spread, text: Callable[[float], str]) -> str:
-    """Both ends, without a unit if it is the same."""
+    """Format minimum and maximum, without a unit if both have the same."""
     low, _, unit = text(spread.min).partition(" ")
     high, _, same = text(spread.max).partition(" ")
     return f"{low}–{high}" if unit == same else f"{low} {unit}–{high} {same}"
@@ -69,64 +69,66 @@ _COLUMNS = [
     Column(
         "time",
         "per step",
-        "Mean over all steps after the warm-up, without evaluations, on the slowest rank. In "
-        "small the least and the most of all rounds.",
+        "Mean over the steps after warm-up, without evaluations, on the slowest rank. Median over "
+        "rounds; in small type the minimum and the maximum.",
         _time,
     ),
     Column(
         "faster",
         "than baseline",
-        "The baseline's time over this one's in the same round; the median of those.",
+        "Time per step of the baseline divided by that of the method, in the same round. Median "
+        "over rounds.",
         _faster,
     ),
     Column(
         "floor",
         "÷ time",
-        "The least a step can take, as a share of what it takes. The floor, in small, is a "
-        "step without communication, or its bytes and their TCP headers over the link's rate, "
-        "whichever is longer. Ratios of the same round, and their median.",
+        "A lower bound on the time per step, divided by the measured time. The floor, in small "
+        "type, is the time of a step without communication, or the time that its bytes and their "
+        "TCP headers take on the link, whichever is longer. Computed in each round; median over "
+        "rounds.",
         _share,
     ),
     Column(
         "sent",
         "step and node",
-        "What all ranks of the busiest node send on the axes world and node, collectives "
-        "counted as a ring sends them; with several ranks a node, world counts what stays inside "
-        "too. 1 MB is 10⁶ bytes.",
+        "Bytes that all ranks of the busiest node send per step on the axes world and node. "
+        "Collectives count what a ring sends. With several ranks per node, world includes what "
+        "stays inside the node. 1 MB is 10⁶ bytes.",
         lambda result: _spread(result.bytes_per_step, quantity.size, False),
     ),
     Column(
         "stalled",
         "per step",
-        "How long the training loop waited for others; mean over ranks. Unknown for "
+        "Time that the training loop waits for other ranks; mean over ranks. Unknown for "
         "torch-ddp, which waits inside backward.",
         lambda result: _spread(result.stall_per_step, quantity.seconds, False),
     ),
     Column(
         "train",
         "loss",
-        "Mean over the last tenth of the steps and all ranks.",
+        "Training loss, mean over the last tenth of the steps and over all ranks.",
         lambda result: _spread(result.final_loss, quantity.loss, False),
     ),
     Column(
         "held-out",
         "loss",
-        "The last one that the script reported; mean over ranks.",
+        "The last held-out loss that the script reports; mean over ranks.",
         lambda result: _spread(result.heldout_loss, quantity.loss, False),
     ),
     Column(
         "time to",
         "target loss",
-        "Seconds of training, evaluations apart, until the mean training loss over a tenth of "
-        "the run first was as low as the target: the worst final loss of all methods, "
-        "unless --target-loss says otherwise.",
+        "Training time, without evaluations, until the training loss reaches the target. The loss "
+        "is averaged over a tenth of the run. The target is the highest final loss of all "
+        "methods, unless --target-loss is given.",
         lambda result: _spread(result.seconds_to_target, quantity.seconds, False),
     ),
     Column(
         "distance",
         "of replicas",
-        "How far replicas are from their average just before finish(): Euclidean distance of "
-        "all parameters, mean over replicas.",
+        "Euclidean distance of a replica's parameters from the average of all replicas, just "
+        "before finish(); mean over replicas.",
         lambda result: _spread(result.consensus_distance, quantity.distance, False),
     ),
 ]

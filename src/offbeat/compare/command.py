@@ -12,12 +12,11 @@ from rich.console import Console
 
 from offbeat.compare import options
 from offbeat.compare.experiment import Experiment, parse_methods
-from offbeat.compare.report import template
+from offbeat.compare.report import load_template
 from offbeat.compare.run import open_runner
 from offbeat.compare.session import Session
 from offbeat.lab import Runner
 
-Network = AbstractContextManager[tuple[Runner, str | None]]
 EPILOG = """
 Examples:
 
@@ -45,29 +44,34 @@ def compare(
     report: options.Report = True,
     as_json: options.Json = False,
 ) -> None:
-    """Run one script under several methods on a slow network, and compare what they do.
+    """Compare the speed and the loss of several algorithms on one training script.
 
-    The script must accept --algorithm TEXT (and --steps N, if that is given here) and call
-    offbeat.replicate with it; for losses, replica.report_loss. Methods take turns, since machines
-    drift. Prints a table, and writes compare.json, report.html and all recordings.
+    The script must accept --algorithm TEXT, and --steps N if --steps is given. It must call
+    offbeat.replicate(model, offbeat.algorithm(TEXT)) and, to record losses, replica.report_loss.
 
-    Without root, or without --rate, the ranks talk over this machine's loopback, as fast as that
-    is. The exit code is 1 if a run failed, 2 for wrong options, 130 after Ctrl-C; what was
-    measured until then is reported all the same.
+    The algorithms run in turn, for several rounds, since the speed of a machine varies over time.
+    The command prints a table and writes compare.json, report.html and the recordings.
+
+    With --rate, the ranks run on emulated nodes behind links of that rate (see offbeat lab),
+    which needs root and iproute2. Otherwise they run over the loopback interface, without a
+    limit.
+
+    Exit codes: 0 on success, 1 if a run failed, 2 for invalid options, 130 after Ctrl-C. With 1
+    and 130, the results so far are still reported.
     """
     code = 0
     try:
         methods, against = parse_methods(algorithms, baseline, compute_only)
-        plan = Experiment(
+        experiment = Experiment(
             script, methods, against, tuple(arguments or ()), steps, rounds, target_loss
         )
         if report:
-            template()  # before hours are spent
+            load_template()  # a missing jinja2 is reported before the runs, not after them
         count, per_node = options.layout(nodes, procs_per_node)
-        place = open_runner(count, per_node, rate)
+        runner = open_runner(count, per_node, rate)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
-        session = Session(plan, folder, Console(stderr=True))
-        code = _carry_out(session, place)
+        session = Session(experiment, folder, Console(stderr=True))
+        code = _run_session(session, runner)
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -79,20 +83,22 @@ def compare(
     raise typer.Exit(code)
 
 
-def _carry_out(session: Session, network: Network) -> int:
-    """Run everything; the exit code."""
+def _run_session(
+    session: Session, opened: AbstractContextManager[tuple[Runner, str | None]]
+) -> int:
+    """Run all methods and return the exit code."""
     try:
-        with _interruptible(), network as (place, unshaped):
-            session.carry_out(place, unshaped)
+        with _interruptible(), opened as (runner, unshaped):
+            session.run(runner, unshaped)
     except KeyboardInterrupt:
-        session.console.print("interrupted; all ranks have been ended")
+        session.console.print("interrupted; all ranks have been terminated")
         return 128 + signal.SIGINT
     return 1 if any(run.failure for run in session.runs) else 0
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Other signals than Ctrl-C do the same: everything ends, what was measured is written."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C: terminate the ranks and write the results so far."""
     kinds = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, _interrupt) for number in kinds]
     try:

@@ -1,11 +1,11 @@
-"""The course of a method's losses, over its rounds."""
+"""The loss curves of a method, merged over its rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from offbeat.compare.measure import Curve
+from offbeat.compare.measure import LossCurve
 
 MOST_POINTS = 400
 
@@ -13,7 +13,7 @@ MOST_POINTS = 400
 @final
 @dataclass(frozen=True)
 class Point:
-    """A loss after so many steps and seconds of training."""
+    """A loss after ``step`` optimizer steps and ``seconds`` of training."""
 
     step: int
     seconds: float
@@ -22,16 +22,16 @@ class Point:
 
 @final
 @dataclass(frozen=True)
-class Course:
-    """Medians over rounds: the smooth training loss, the raw one, and the held-out loss."""
+class LossCurves:
+    """Medians over rounds of the training loss, smoothed and raw, and of the held-out loss."""
 
     smooth: tuple[Point, ...]
     train: tuple[Point, ...]
     heldout: tuple[Point, ...]
 
 
-def course(curves: Sequence[Curve]) -> Course:
-    """Of one method's complete runs; a long one is thinned to 400 points."""
+def merge_curves(curves: Sequence[LossCurve]) -> LossCurves:
+    """Merge the curves of a method's complete runs; long curves are thinned to 400 points."""
     steps = min(len(curve.seconds) for curve in curves)
     clock = [median(curve.seconds[k] for curve in curves) for k in range(steps)]
     stride = -(-steps // MOST_POINTS)
@@ -41,14 +41,14 @@ def course(curves: Sequence[Curve]) -> Course:
         known = {k: [x for loss in losses if (x := loss[k]) is not None] for k in shown}
         return tuple(Point(k + 1, clock[k], median(x)) for k, x in known.items() if x)
 
-    return Course(
+    return LossCurves(
         smooth=points([curve.smooth for curve in curves]),
         train=points([curve.loss for curve in curves]),
         heldout=_heldout(curves, clock),
     )
 
 
-def _heldout(curves: Sequence[Curve], clock: Sequence[float]) -> tuple[Point, ...]:
+def _heldout(curves: Sequence[LossCurve], clock: Sequence[float]) -> tuple[Point, ...]:
     losses: dict[int, list[float]] = {}
     for curve in curves:
         for step, loss in curve.heldout:

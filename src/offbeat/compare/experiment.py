@@ -1,4 +1,4 @@
-"""What is compared, and in which order; checked before anything starts."""
+"""The definition of a comparison: a script, the methods and the order of their runs."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ from offbeat.recipes import algorithm
 @final
 @dataclass(frozen=True)
 class Method:
-    """An algorithm, and the text that names it: what is told apart are texts.
+    """An algorithm together with the text it was parsed from. Methods compare by their text.
 
     >>> Method.parse("alone").is_floor
     True
@@ -26,38 +26,35 @@ class Method:
 
     @classmethod
     def parse(cls, text: str) -> "Method":
-        """Read an algorithm's text; raises ValueError as :func:`offbeat.algorithm` does."""
+        """Parse the text of an algorithm; raises ValueError as :func:`offbeat.algorithm` does."""
         return cls(text, algorithm(text))
 
     @property
     def is_floor(self) -> bool:
-        """Whether it exchanges nothing: what training costs without communication."""
+        """Whether it exchanges nothing, so that its step time is that of computation alone."""
         return self.algorithm == Algorithm()
 
     @property
     def knows_stall(self) -> bool:
-        """Whether its waiting can be seen; torch waits inside backward, unseen."""
+        """Whether its stall time is measured; DistributedDataParallel waits inside backward."""
         return not isinstance(self.algorithm.gradients, TorchDDP)
 
     @property
     def slug(self) -> str:
-        """Its text as the name of a folder."""
+        """The text in characters that are safe in the name of a folder."""
         return re.sub(r"[^A-Za-z0-9_.]+", "-", self.text).strip("-.")
 
 
 @final
 @dataclass(frozen=True)
-class Turn:
-    """One run: a method in a round, counted from 1."""
-
-    round: int
-    method: Method
-
-
-@final
-@dataclass(frozen=True)
 class Experiment:
-    """A script, and the methods that take turns with it."""
+    """A script and the methods that are run with it.
+
+    Each method runs ``rounds`` times for ``steps`` optimizer steps (None: as many as the script
+    chooses). Speed-ups are relative to ``baseline``. ``arguments`` are passed to the script.
+    ``target_loss`` is the training loss for the time to loss (None: the highest final loss).
+    Raises ValueError if the script does not exist, or for a number of rounds or steps below 1.
+    """
 
     script: Path
     methods: tuple[Method, ...]
@@ -68,31 +65,34 @@ class Experiment:
     target_loss: float | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without starting anything."""
+        """Validate what can be validated before anything runs."""
         if not self.script.is_file():
             raise ValueError(
-                f"script: got {str(self.script)!r}, which is no file; name a Python script that "
+                f"script: got {str(self.script)!r}, which is not a file; pass a Python script that "
                 "accepts --algorithm, for example: offbeat compare train.py --algorithms ddp,sgp"
             )
         for name, value in (("rounds", self.rounds), ("steps", self.steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}, expected 1 or more")
 
-    def turns(self) -> Iterator[Turn]:
-        """All runs in their order: A B C A B C, since machines drift while we measure."""
+    def run_order(self) -> Iterator[tuple[int, Method]]:
+        """Yield the round, counted from 1, and the method of every run.
+
+        The methods alternate (A B C A B C), since the speed of a machine varies over time.
+        """
         for number in range(1, self.rounds + 1):
             for method in self.methods:
-                yield Turn(number, method)
+                yield number, method
 
     def command(self, method: Method) -> list[str]:
-        """What every rank runs."""
+        """Return the command line that every rank runs."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
         chosen = ["--algorithm", method.text, *steps]
         return [sys.executable, str(self.script), *chosen, *self.arguments]
 
 
 def split_algorithms(text: str) -> list[str]:
-    """Cut at commas, but not inside of parentheses or quotes.
+    """Split a list of algorithms at the commas outside parentheses and quotes.
 
     >>> split_algorithms("ddp,local_sgd(every=8, within='local'),sgp")
     ['ddp', "local_sgd(every=8, within='local')", 'sgp']
@@ -115,10 +115,11 @@ def split_algorithms(text: str) -> list[str]:
 def parse_methods(
     algorithms: str, baseline: str | None = None, compute_only: bool = False
 ) -> tuple[tuple[Method, ...], Method]:
-    """The methods in the order of their turns, and the one that others are compared with.
+    """Parse a list of algorithms; return the methods in the order of their runs, and the baseline.
 
-    A baseline that is not among ``algorithms`` comes first, the floor of ``compute_only`` last.
-    Raises ValueError for a text that is no algorithm, and for two that mean the same.
+    The baseline defaults to the first method. A baseline that is not among ``algorithms`` is put
+    first. ``compute_only`` appends ``alone``, which exchanges nothing. Raises ValueError for text
+    that is not an algorithm, and for two texts with the same meaning.
 
     >>> methods, baseline = parse_methods("ddp,sgp", baseline="torch-ddp", compute_only=True)
     >>> [method.text for method in methods], baseline.text
@@ -129,9 +130,10 @@ def parse_methods(
         for earlier in methods[:index]:
             if earlier.algorithm == method.algorithm:
                 raise ValueError(
-                    f"algorithms: {earlier.text!r} and {method.text!r} are the same; name each once"
+                    f"algorithms: {earlier.text!r} and {method.text!r} are the same algorithm; "
+                    "list each algorithm once"
                 )
-    against = methods[0] if baseline is None else _among(methods, Method.parse(baseline))
+    against = methods[0] if baseline is None else _find_equal(methods, Method.parse(baseline))
     if against not in methods:
         methods.insert(0, against)
     if compute_only and not any(method.is_floor for method in methods):
@@ -139,5 +141,6 @@ def parse_methods(
     return tuple(methods), against
 
 
-def _among(methods: list[Method], wanted: Method) -> Method:
+def _find_equal(methods: list[Method], wanted: Method) -> Method:
+    """Return the method with the algorithm of ``wanted``, or ``wanted`` if there is none."""
     return next((m for m in methods if m.algorithm == wanted.algorithm), wanted)

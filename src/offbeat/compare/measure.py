@@ -1,4 +1,4 @@
-"""The numbers of one run, from its ranks' recordings."""
+"""The measurements of one run, computed from the recordings of its ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,22 @@ MOST_WARM_UP = 10
 
 @final
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """The losses of a run. ``loss[k]`` and ``seconds[k]`` belong to step k + 1.
 
-    Seconds are of training: since the first step began, without evaluations. Losses are means
-    over the ranks that reported one.
+    ``seconds`` is the training time since the start of the first step, without evaluations.
+    Losses are means over the ranks that reported one.
     """
 
     seconds: tuple[float, ...]
     loss: tuple[float | None, ...]
-    heldout: tuple[tuple[int, float], ...] = ()  # after this many steps
+    heldout: tuple[tuple[int, float], ...] = ()  # (steps before the evaluation, loss)
 
     @cached_property
     def smooth(self) -> list[float | None]:
-        """At each step the mean of the losses in the tenth of the run that ends with it.
+        """The moving average of the loss over a trailing window of a tenth of the run.
 
-        Where none was reported in there, the last value stands.
+        Where the window has no loss, the previous value is repeated.
         """
         window = max(1, math.ceil(len(self.loss) / 10))
         smooth: list[float | None] = []
@@ -39,21 +39,22 @@ class Curve:
         return smooth
 
     def seconds_to(self, target: float) -> float | None:
-        """When the smooth loss was first as low as ``target``; None if it never was."""
-        reached = (s for s, x in zip(self.seconds, self.smooth, strict=True) if _is_at(x, target))
+        """Return the first time at which the smooth loss is at most ``target``; None if never."""
+        reached = (s for s, x in zip(self.seconds, self.smooth, strict=True) if _reaches(x, target))
         return next(reached, None)
 
 
 @final
 @dataclass(frozen=True)
 class Measures:
-    """One run in numbers; per step means over all steps after the warm-up.
+    """The measurements of one run. Quantities per step are means over the steps after warm-up.
 
-    ``seconds`` are those of the slowest rank. ``bytes_sent`` is what the ranks of one node send
-    over the axes "world" and "node", summed, for the node that sends most; collectives count what
-    their ring sends. ``bytes_on_link`` is the least of it that must leave the node: of a ring
-    through all ranks only one hop in as many as the node has ranks. ``stall`` is the mean over
-    ranks of the time the training loop waited for others.
+    ``seconds`` is the time per step of the slowest rank. ``bytes_sent`` is the sum over the ranks
+    of one node of the bytes sent on the axes "world" and "node", for the node that sends most;
+    collectives count what their ring sends. ``bytes_on_link`` is the part of it that must leave
+    the node: of a ring through all L ranks of a node, one hop in L. ``stall`` is the time in
+    seconds that the training loop waited for other ranks, averaged over ranks. ``distance`` is
+    the mean Euclidean distance of the replicas from their average, just before ``finish()``.
     """
 
     steps: int
@@ -64,11 +65,11 @@ class Measures:
     final_loss: float | None
     heldout_loss: float | None
     distance: float | None
-    curve: Curve
+    curve: LossCurve
 
 
 def warm_up(steps: int) -> int:
-    """How many first steps are not counted: a fifth, at most 10, at least 1 if there are 2.
+    """Return the number of warm-up steps: a fifth of ``steps``, at most 10, at least 1 of 2.
 
     >>> [warm_up(steps) for steps in (1, 2, 20, 60, 1000)]
     [0, 1, 4, 10, 10]
@@ -76,8 +77,11 @@ def warm_up(steps: int) -> int:
     return min(MOST_WARM_UP, math.ceil(steps / 5), steps - 1)
 
 
-def measure(recordings: Sequence[Recording]) -> Measures:
-    """Measure a run of at least one step; ranks that are ahead are cut to the others' steps."""
+def measure_run(recordings: Sequence[Recording]) -> Measures:
+    """Compute the measurements of a run with at least one step on every rank.
+
+    Only the steps that all ranks have completed are counted.
+    """
     steps = min(len(recording.steps) for recording in recordings)
     trained = {r.rank: r.steps[:steps] for r in recordings}
     counted = {rank: mine[warm_up(steps) :] for rank, mine in trained.items()}
@@ -99,7 +103,7 @@ def measure(recordings: Sequence[Recording]) -> Measures:
 def _busiest(
     counted: Mapping[int, Sequence[Step]], nodes: Sequence[Sequence[int]], share: bool
 ) -> float:
-    """Bytes per step of the node that sends most; with ``share``, those that must leave it."""
+    """Return bytes per step of the busiest node; with ``share``, those that must leave it."""
 
     def sent(rank: int, weight: float) -> float:
         steps = [step.bytes_sent for step in counted[rank]]
@@ -112,7 +116,7 @@ def _busiest(
     )
 
 
-def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> Curve:
+def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> LossCurve:
     seconds, loss, clock = [], [], 0.0
     for steps in zip(*ranks, strict=True):
         clock += fmean(step.seconds for step in steps)
@@ -120,16 +124,16 @@ def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> 
         loss.append(_mean([step.loss for step in steps if step.loss is not None]))
     heldout: dict[int, list[float]] = {}
     for recording in recordings:
-        # A later evaluation after the same step replaces an earlier one: that of the finish.
+        # Of two evaluations after the same step the later one counts: it follows finish().
         for after, value in dict(recording.heldout).items():
             heldout.setdefault(min(after, len(seconds)), []).append(value)
     points = tuple((after, fmean(values)) for after, values in sorted(heldout.items()))
-    return Curve(tuple(seconds), tuple(loss), points)
+    return LossCurve(tuple(seconds), tuple(loss), points)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _is_at(loss: float | None, target: float) -> bool:
+def _reaches(loss: float | None, target: float) -> bool:
     return loss is not None and loss <= target

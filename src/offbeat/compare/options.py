@@ -7,23 +7,28 @@ import typer
 
 from offbeat.lab.options import Nodes, ProcsPerNode, layout
 
-__all__ = ["Nodes", "ProcsPerNode", "layout"]  # the same as the lab's
+__all__ = ["Nodes", "ProcsPerNode", "layout"]  # shared with offbeat lab
 
 Script = Annotated[
-    Path, typer.Argument(help="A Python script that accepts --algorithm.", show_default=False)
+    Path,
+    typer.Argument(
+        help="Training script in Python that accepts --algorithm TEXT.", show_default=False
+    ),
 ]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- ARGS...]", help="What else the script gets, after `--`.", show_default=False
+        metavar="[-- ARGS...]",
+        help="Further arguments for the script, after `--`.",
+        show_default=False,
     ),
 ]
 Algorithms = Annotated[
     str,
     typer.Option(
         metavar="A,B,...",
-        help="What to compare; commas in parentheses belong to the algorithm. "
-        "See `offbeat recipes`.",
+        help="Algorithms to compare, separated by commas, as in 'ddp,local_sgd(every=8)'. "
+        "`offbeat recipes` lists them.",
         show_default=False,
     ),
 ]
@@ -31,32 +36,38 @@ Rate = Annotated[
     str | None,
     typer.Option(
         metavar="RATE",
-        help="What every node's link carries each way, as in 250mbit; needs root and iproute2. "
-        "Else loopback, unlimited.",
+        help="Rate of each node's link in each direction, for example 250mbit. Needs root and "
+        "iproute2. Default: loopback, no limit.",
     ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Passed on to the script as --steps.")]
-Rounds = Annotated[int, typer.Option(help="How often each method runs.")]
+Steps = Annotated[
+    int | None, typer.Option(help="Optimizer steps per run, passed to the script as --steps.")
+]
+Rounds = Annotated[int, typer.Option(help="Number of runs per algorithm.")]
 Baseline = Annotated[
     str | None,
     typer.Option(
         metavar="ALGORITHM",
-        help="What others are compared with, for example torch-ddp; by default the first.",
+        help="Reference for speed-ups, for example torch-ddp. Default: the first algorithm.",
     ),
 ]
 ComputeOnly = Annotated[
-    bool, typer.Option("--compute-only", help="Measure a step without communication too.")
+    bool,
+    typer.Option(
+        "--compute-only", help="Also run without communication, to measure the time of computation."
+    ),
 ]
 TargetLoss = Annotated[
     float | None,
     typer.Option(
         metavar="LOSS",
-        help="Training loss to be reached in the shortest time; by default the worst final one.",
+        help="Training loss for the time to loss. Default: the highest final loss of all "
+        "algorithms.",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder to write into; by default runs/compare-TIME."),
+    typer.Option(metavar="DIR", help="Output folder. Default: runs/compare-TIME."),
 ]
 Report = Annotated[bool, typer.Option(help="Write report.html.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]

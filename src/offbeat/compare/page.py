@@ -1,4 +1,4 @@
-"""What the page says, as plain data for its template."""
+"""The contents of the report, as plain data for its template."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from offbeat.compare.curves import Point
 from offbeat.compare.result import Comparison, Result, Spread
 from offbeat.compare.timeline import Timeline
 
-COLOURS = 8  # that the style sheet has
+COLOURS = 8  # defined by the style sheet
 
 
 class Tile(NamedTuple):
-    """One thing to remember: the best method in some respect."""
+    """A headline figure: the best method by one quantity."""
 
     title: str
     value: str
@@ -25,7 +25,7 @@ class Tile(NamedTuple):
 
 
 class BarRow(NamedTuple):
-    """One method's bar; all but the text in per cent of the box."""
+    """The bar of one method; numbers are in per cent of the box."""
 
     name: str
     colour: str
@@ -37,7 +37,7 @@ class BarRow(NamedTuple):
 
 
 class BarPanel(NamedTuple):
-    """Bars of one quantity."""
+    """The bars of one quantity."""
 
     title: str
     subtitle: str
@@ -46,8 +46,8 @@ class BarPanel(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Schedule:
-    """All timelines on one scale, which ends with the longest step."""
+class TimelineChart:
+    """All timelines on a common axis of ``seconds``, the time of the longest step."""
 
     timelines: Sequence[Timeline]
     seconds: float
@@ -55,7 +55,7 @@ class Schedule:
 
 
 def colours(comparison: Comparison) -> dict[str, str]:
-    """A colour's class for every method; the floor has its own."""
+    """Return the CSS class of every method's colour; methods without communication share one."""
     names: dict[str, str] = {}
     for result in comparison.results:
         used = sum(colour != "floor" for colour in names.values())
@@ -64,14 +64,16 @@ def colours(comparison: Comparison) -> dict[str, str]:
 
 
 def facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """The setting in short."""
+    """Return the conditions of the comparison as pairs of name and value."""
     setup = comparison.setup
     per_node = sorted(set(setup.ranks_per_node))
-    ranks = "1 rank each" if per_node == [1] else f"{'–'.join(map(str, per_node))} ranks each"
+    ranks = (
+        "1 rank per node" if per_node == [1] else f"{'–'.join(map(str, per_node))} ranks per node"
+    )
     found = [
         ("nodes", f"{len(setup.ranks_per_node)}, {ranks}"),
-        ("links", "not shaped" if setup.rate is None else quantity.rate(setup.rate)),
-        ("steps", "unknown" if comparison.steps is None else f"{comparison.steps} a run"),
+        ("links", "no rate limit" if setup.rate is None else quantity.rate(setup.rate)),
+        ("steps", "unknown" if comparison.steps is None else f"{comparison.steps} per run"),
         ("rounds", str(comparison.rounds)),
         ("baseline", comparison.baseline),
     ]
@@ -79,14 +81,14 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def tiles(comparison: Comparison) -> list[Tile]:
-    """The fastest step, the first at the target loss, the least sent."""
+    """Return the methods with the fastest step, the shortest time to loss and the fewest bytes."""
     baseline = next((r for r in comparison.results if r.is_baseline), None)
     target = comparison.target_loss
     loss = "" if target is None else quantity.loss(target)
     kinds: list[tuple[str, Callable[[Result], Spread | None], Callable[[float], str]]] = [
         ("Fastest step", lambda r: r.seconds_per_step, quantity.seconds),
-        (f"First at loss {loss}", lambda r: r.seconds_to_target, quantity.seconds),
-        ("Least on the wire", lambda r: r.bytes_per_step, quantity.size),
+        (f"Shortest time to loss {loss}", lambda r: r.seconds_to_target, quantity.seconds),
+        ("Fewest bytes sent", lambda r: r.bytes_per_step, quantity.size),
     ]
     made = [_tile(comparison, baseline, *kind) for kind in kinds]
     return [tile for tile in made if tile is not None]
@@ -111,29 +113,29 @@ def _tile(
 
 
 def bar_panels(comparison: Comparison) -> list[BarPanel]:
-    """Time, bytes and stall of a step."""
+    """Return the bars of time, bytes and stall per step."""
     has_floor = any(result.floor for result in comparison.results)
-    floor = "; the mark is the floor of time" if has_floor else ""
+    floor = "; mark: floor" if has_floor else ""
     return [
         _panel(
             comparison,
-            "Time of a step",
-            f"median, thin line from the least to the most of all rounds{floor}",
+            "Time per step",
+            f"median over rounds; thin line: minimum to maximum{floor}",
             lambda result: result.seconds_per_step,
             quantity.seconds,
             lambda result: result.floor.median if result.floor else None,
         ),
         _panel(
             comparison,
-            "Sent in a step",
-            "by all ranks of the busiest node",
+            "Bytes sent per step",
+            "all ranks of the busiest node",
             lambda result: result.bytes_per_step,
             quantity.size,
         ),
         _panel(
             comparison,
-            "Stalled in a step",
-            "time the training loop waited for others",
+            "Stall per step",
+            "time that the training loop waits for other ranks",
             lambda result: result.stall_per_step,
             quantity.seconds,
         ),
@@ -153,7 +155,7 @@ def _panel(
     rows = []
     for result in comparison.results:
         name, value, mark = result.name, spread(result), floor(result)
-        row = BarRow(name, colours(comparison)[name], "not known")
+        row = BarRow(name, colours(comparison)[name], "unknown")
         if value is not None:
             width, low, high = (round(scale * x, 2) for x in (value.median, value.min, value.max))
             at = None if mark is None else round(scale * mark, 2)
@@ -163,9 +165,10 @@ def _panel(
 
 
 def loss_chart(comparison: Comparison, x: Callable[[Point], float], unit: str) -> LineChart | None:
-    """The losses of all methods over ``x``; the held-out loss alone where there is no other.
+    """Plot the losses of all methods over ``x``; the held-out loss if it is the only one.
 
-    The floor is no method: its replicas part, and their losses would dwarf the others' scale.
+    Methods without communication are left out: their replicas diverge, and their losses would
+    compress the scale of the others.
     """
 
     def pairs(points: Sequence[Point]) -> list[tuple[float, float]]:
@@ -181,10 +184,10 @@ def loss_chart(comparison: Comparison, x: Callable[[Point], float], unit: str) -
     return line_chart(series, unit, target if target and math.isfinite(target) else None)
 
 
-def schedule(timelines: Sequence[Timeline]) -> Schedule | None:
-    """Put all timelines on one scale."""
+def timeline_chart(timelines: Sequence[Timeline]) -> TimelineChart | None:
+    """Arrange all timelines on a common time axis; None if there are none."""
     if not timelines:
         return None
-    longest = max(lane.seconds for timeline in timelines for lane in timeline.lanes)
+    longest = max(track.seconds for timeline in timelines for track in timeline.tracks)
     marks = [Tick(round(100 * t / longest, 2), f"{t:g} s") for t in ticks(0, longest, 4)]
-    return Schedule(timelines, longest, marks)
+    return TimelineChart(timelines, longest, marks)

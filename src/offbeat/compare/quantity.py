@@ -1,10 +1,13 @@
-"""Numbers as people read them."""
+"""Formatting of quantities for tables, reports and progress."""
 
-import math
+from rich.filesize import pick_unit_and_suffix
+
+_BYTES = ["B", "kB", "MB", "GB", "TB"]
+_BITS_PER_SECOND = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]
 
 
 def seconds(value: float) -> str:
-    """Three significant digits.
+    """Format a time with three significant digits.
 
     >>> seconds(0.0123), seconds(0.8534), seconds(75.31), seconds(0)
     ('12.3 ms', '0.853 s', '75.3 s', '0 s')
@@ -15,29 +18,27 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in decimal units, as network rates are.
+    """Format bytes with three significant digits in decimal units, as network rates are.
 
     >>> size(18_315_696), size(640), size(0)
     ('18.3 MB', '640 B', '0 B')
     """
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= one:
-            return f"{_digits(value / one)} {unit}"
-    return f"{_digits(value)} B"
+    unit, suffix = pick_unit_and_suffix(int(value), _BYTES, 1000)
+    return f"{_digits(value / unit)} {suffix}"
 
 
-def rate(value: float) -> str:
-    """Bits per second.
+def rate(value: int) -> str:
+    """Format bits per second.
 
-    >>> rate(250e6), rate(1.5e9)
+    >>> rate(250_000_000), rate(1_500_000_000)
     ('250 Mbit/s', '1.5 Gbit/s')
     """
-    unit, one = ("Gbit/s", 1e9) if value >= 1e9 else ("Mbit/s", 1e6)
-    return f"{value / one:g} {unit}"
+    unit, suffix = pick_unit_and_suffix(value, _BITS_PER_SECOND, 1000)
+    return f"{value / unit:g} {suffix}"
 
 
 def times(value: float) -> str:
-    """A factor.
+    """Format a factor with three significant digits.
 
     >>> times(2.7134), times(12.71)
     ('2.71×', '12.7×')
@@ -46,7 +47,7 @@ def times(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share.
+    """Format a fraction in per cent.
 
     >>> percent(0.934)
     '93 %'
@@ -55,16 +56,16 @@ def percent(value: float) -> str:
 
 
 def loss(value: float) -> str:
-    """Four significant digits, since methods differ in the last ones.
+    """Format a loss with four significant digits, since methods often differ in the last ones.
 
-    >>> loss(2.31456), loss(0.0123456)
-    ('2.315', '0.01235')
+    >>> loss(2.31456), loss(0.0123456), loss(2)
+    ('2.315', '0.01235', '2.000')
     """
-    return f"{value:.4g}" if value < 1 or value >= 1e4 else f"{value:.{3 - _exponent(value)}f}"
+    return f"{value:#.4g}".rstrip(".") if 1 <= value < 1e4 else f"{value:.4g}"
 
 
 def distance(value: float) -> str:
-    """Three significant digits; zero where replicas are equal.
+    """Format a distance of replicas with three significant digits; '0' if they are equal.
 
     >>> distance(0.0), distance(0.15234)
     ('0', '0.152')
@@ -73,10 +74,7 @@ def distance(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, and never an exponent."""
-    return "0" if value == 0 else f"{value:.{max(0, 2 - _exponent(value))}f}"
-
-
-def _exponent(value: float) -> int:
-    # Of the rounded value: 9.996 has four digits before it is cut to three.
-    return math.floor(math.log10(float(f"{abs(value):.2e}")))
+    """Format with three significant digits; numbers of 1e-4 and above get no exponent."""
+    if value == 0 or value >= 999.5:
+        return f"{value:.0f}"
+    return f"{value:#.3g}".rstrip(".")

@@ -1,4 +1,4 @@
-"""The page: everything in one file of HTML, nothing to fetch, light and dark, wide and narrow."""
+"""The HTML report: one self-contained file, with a light and a dark colour scheme."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Path) -> None:
-    """Write the page; raises ValueError if jinja2 is not installed."""
-    text = template().render(
+    """Render the report to ``path``; raises ValueError if jinja2 is not installed."""
+    text = load_template().render(
         title=title(comparison),
         comparison=comparison,
         results=comparison.results,
@@ -28,20 +28,20 @@ def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Pa
         bar_panels=page.bar_panels(comparison),
         over_time=page.loss_chart(comparison, lambda point: point.seconds, "seconds"),
         over_steps=page.loss_chart(comparison, lambda point: point.step, "steps"),
-        schedule=page.schedule(timelines),
+        timeline_chart=page.timeline_chart(timelines),
         style=_resource("report.css"),
     )
     path.write_text(text, encoding="utf-8")
 
 
-def template() -> "Template":
-    """The page's template; raises ValueError if jinja2 is not installed."""
+def load_template() -> "Template":
+    """Compile the template of the report; raises ValueError if jinja2 is not installed."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
         raise ValueError(
             "the report needs jinja2, which is not installed; run: pip install 'offbeat[report]', "
-            "or leave the report away with --no-report"
+            "or skip the report with --no-report"
         ) from error
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data."""
+"""The results of a comparison as plain data."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, final
 
-from offbeat.compare.curves import Course
+from offbeat.compare.curves import LossCurves
 
 State = Literal["done", "failed", "interrupted"]
 
@@ -15,7 +15,7 @@ State = Literal["done", "failed", "interrupted"]
 @final
 @dataclass(frozen=True)
 class Spread:
-    """The median over rounds, with the least and the greatest.
+    """The median, minimum and maximum of a quantity over rounds.
 
     >>> Spread.of([3.0, None, 1.0])
     Spread(median=2.0, min=1.0, max=3.0)
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Of the values that are there; None if there are none, or one is not finite."""
+        """Summarize the values that are not None; None if there are none or one is not finite."""
         known = [value for value in values if value is not None]
         if not known or not all(map(math.isfinite, known)):
             return None
@@ -37,13 +37,13 @@ class Spread:
 @final
 @dataclass(frozen=True)
 class Setup:
-    """What was the same for all methods."""
+    """The conditions that all methods have in common."""
 
     script: str
     arguments: tuple[str, ...]
     ranks_per_node: tuple[int, ...]
-    rate: int | None  # bit/s of every node's link; None where the network is not shaped
-    unshaped: str | None  # why the network is not shaped; None if it is
+    rate: int | None  # bit/s of every node's link; None for no limit
+    unshaped: str | None  # the reason why there is no limit; None if there is one
     started: str
     software: str
 
@@ -51,12 +51,13 @@ class Setup:
 @final
 @dataclass(frozen=True)
 class Result:
-    """One method in numbers; what is not known is None. See :class:`~.measure.Measures`.
+    """The measurements of one method; unknown ones are None.
 
-    ``floor`` is the least a step can take: the time of a step without communication, or that of
-    its bytes and their TCP headers on the node's link, whichever is longer; ``share_of_floor`` is
-    its part in the time a step does take. That and ``faster``, than the baseline, are ratios
-    within a round.
+    :class:`~.measure.Measures` defines the quantities of a run. ``faster`` is the baseline's time
+    per step divided by this method's. ``floor`` is a lower bound on the time of a step: the time
+    of a step without communication, or the time that the step's bytes and their TCP headers take
+    on the node's link, whichever is longer. ``share_of_floor`` is the floor divided by the
+    measured time. Both ratios are computed within a round.
     """
 
     name: str
@@ -75,14 +76,14 @@ class Result:
     heldout_loss: Spread | None = None
     seconds_to_target: Spread | None = None
     consensus_distance: Spread | None = None
-    course: Course | None = None
+    course: LossCurves | None = None
     last_lines: tuple[str, ...] = ()  # of the rank that failed
 
 
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """What ``offbeat compare`` found; one :class:`Result` for each method, in their order."""
+    """The results of ``offbeat compare``: one :class:`Result` per method, in the given order."""
 
     setup: Setup
     steps: int | None
@@ -92,14 +93,14 @@ class Comparison:
     results: tuple[Result, ...]
 
     def to_json(self) -> str:
-        """Everything, the courses of the losses too."""
-        return json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        """Return all fields as JSON text; values that are not finite become null."""
+        return json.dumps(_replace_nonfinite(asdict(self)), indent=2, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no nan."""
+def _replace_nonfinite(value: Any) -> Any:
+    """Replace floats that JSON cannot represent by None, in nested containers too."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [_replace_nonfinite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

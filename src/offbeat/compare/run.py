@@ -1,4 +1,4 @@
-"""Carrying out a plan: every run in its turn, with a folder of its own."""
+"""The runs of an experiment: one method in one round, with a folder of its own."""
 
 import re
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Protocol, final
 
 from offbeat.compare.experiment import Experiment, Method
 from offbeat.lab import Lab, Loopback, Runner, Unavailable
-from offbeat.telemetry.recorder import FOLDER
+from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, read_run
 
 LAST_LINES = 15
@@ -20,7 +20,10 @@ OUTPUT = "output.txt"  # of all ranks of a run, beside their recordings
 @final
 @dataclass
 class Run:
-    """A method's run in one round. ``code`` is None while it goes on, or if it was interrupted."""
+    """One run of a method.
+
+    ``code`` is the exit code; None while the run is in progress, or if it was interrupted.
+    """
 
     method: Method
     round: int
@@ -31,68 +34,71 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, in words; None if it did not."""
+        """The round, rank and exit code of a run that failed; None if it did not."""
         if self.code in (None, 0):
             return None
-        who = "" if self.failed_rank is None else f"rank {self.failed_rank}, "
-        return f"round {self.round}, {who}exit code {self.code}"
+        rank = "" if self.failed_rank is None else f"rank {self.failed_rank}, "
+        return f"round {self.round}, {rank}exit code {self.code}"
 
     def recordings(self) -> list[Recording]:
-        """Those of all ranks; none, unless each has recorded a step."""
+        """Read the recordings of all ranks; empty unless every rank has recorded a step."""
         found = [recording for recording in read_run(self.folder) if recording.steps]
         expected = {rank for recording in found[:1] for ranks in recording.nodes for rank in ranks}
         return found if {recording.rank for recording in found} == expected else []
 
 
-class Watch(Protocol):
-    """Who is told how a comparison goes on."""
+class RunObserver(Protocol):
+    """An object that follows the progress of runs."""
 
-    def following(self, run: Run) -> AbstractContextManager[None]:
-        """Entered while ``run`` goes on."""
+    def observe(self, run: Run) -> AbstractContextManager[None]:
+        """Return a context manager that is entered for as long as ``run`` is in progress."""
 
 
 @contextmanager
 def open_runner(
     nodes: int, procs_per_node: list[int] | int, rate: str | None
 ) -> Iterator[tuple[Runner, str | None]]:
-    """Where all runs take place, and why the network is not shaped, if it is not.
+    """Open a lab with links of ``rate``, or loopback where there is no rate or no lab.
 
-    Raises ValueError for nodes or a rate that cannot be.
+    Yields the runner, and the reason why its network has no rate limit (None if it has one).
+    Raises ValueError for an invalid layout or rate.
     """
     with ExitStack() as stack:
         lab, reason = Lab(nodes, procs_per_node, rate), "no --rate was given"
         try:
-            place: Runner | None = stack.enter_context(lab) if rate is not None else None
+            runner: Runner | None = stack.enter_context(lab) if rate is not None else None
         except Unavailable as error:
-            place, reason = None, str(error)
-        if place is not None:
-            yield place, None
+            runner, reason = None, str(error)
+        if runner is not None:
+            yield runner, None
         else:
             yield stack.enter_context(Loopback(nodes, procs_per_node)), f"{_UNSHAPED}: {reason}"
 
 
-def carry_out(plan: Experiment, place: Runner, folder: Path, runs: list[Run], watch: Watch) -> None:
-    """Run everything in ``place``, which has been entered, and append each run to ``runs``.
+def run_experiment(
+    experiment: Experiment, runner: Runner, folder: Path, runs: list[Run], observer: RunObserver
+) -> None:
+    """Run all methods on ``runner``, which must have been entered, and append to ``runs``.
 
-    A method that fails is not started again. On Ctrl-C the run that goes on is the last one, its
+    A method that failed is not run again. After Ctrl-C the interrupted run is the last one, with
     ``code`` None.
     """
     for old in folder.glob("round*/*"):
-        _emptied(old)
+        _clear_folder(old)
     failed: set[Method] = set()
-    for turn in plan.turns():
-        if turn.method in failed:
+    for number, method in experiment.run_order():
+        if method in failed:
             continue
-        number = plan.methods.index(turn.method)
-        home = folder / f"round{turn.round}" / f"{number}-{turn.method.slug}"
-        runs.append(run := Run(turn.method, turn.round, _emptied(home)))
-        with watch.following(run):
-            _start(run, plan, place)
+        index = experiment.methods.index(method)
+        home = folder / f"round{number}" / f"{index}-{method.slug}"
+        runs.append(run := Run(method, number, _clear_folder(home)))
+        with observer.observe(run):
+            _execute(run, experiment, runner)
         if run.failure:
-            failed.add(turn.method)
+            failed.add(method)
 
 
-def _start(run: Run, plan: Experiment, place: Runner) -> None:
+def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
     lines: dict[int | None, deque[str]] = {}
     with (run.folder / OUTPUT).open("w", encoding="utf-8") as output:
 
@@ -100,28 +106,29 @@ def _start(run: Run, plan: Experiment, place: Runner) -> None:
             lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
             output.write(f"[{'lab' if rank is None else rank}] {line}\n")
 
-        env = {FOLDER: str(run.folder.absolute())}
-        code = place.run(plan.command(run.method), env=env, on_line=keep)
+        env = {FOLDER_VARIABLE: str(run.folder.absolute())}
+        code = runner.run(experiment.command(run.method), env=env, on_line=keep)
     if code != 0:
-        # The lab says who was first; those that lost their peer may have more to say.
-        said = re.search(r"rank (\d+) failed", "\n".join(lines.get(None, ())))
-        run.failed_rank = int(said[1]) if said else None
+        # The rank that failed first holds the cause: the others may print more, but only that
+        # they have lost a peer. The runner names it.
+        first = re.search(r"rank (\d+) failed", "\n".join(lines.get(None, ())))
+        run.failed_rank = int(first[1]) if first else None
         run.last_lines = list(lines.get(run.failed_rank, ()))
     elif not run.recordings():
         code, run.last_lines = 1, [_NOTHING_RECORDED]
     run.code = code
 
 
-def _emptied(folder: Path) -> Path:
-    """The folder, made, without what an earlier comparison recorded there."""
+def _clear_folder(folder: Path) -> Path:
+    """Create the folder, or delete the files of an earlier run in it."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*folder.glob("rank*.jsonl"), folder / OUTPUT]:
         path.unlink(missing_ok=True)
     return folder
 
 
-_UNSHAPED = "the network is not shaped, ranks talk over this machine's loopback"
+_UNSHAPED = "the network has no rate limit, ranks run over the loopback interface"
 _NOTHING_RECORDED = (
-    "the script ended well but recorded no step on some rank; it must call "
-    "offbeat.replicate(model, offbeat.algorithm(TEXT)) and step() after every optimizer step"
+    "the script exited with code 0, but some rank recorded no step; it must call "
+    "offbeat.replicate(model, offbeat.algorithm(TEXT)), and step() after every optimizer step"
 )

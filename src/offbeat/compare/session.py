@@ -1,4 +1,4 @@
-"""One comparison, from its start to its files."""
+"""A comparison from its start to the files that it writes."""
 
 import os
 import platform
@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from offbeat.compare.experiment import Experiment
-from offbeat.compare.progress import view
+from offbeat.compare.progress import open_view
 from offbeat.compare.report import write_report
 from offbeat.compare.result import Comparison, Setup
-from offbeat.compare.run import Run, carry_out
+from offbeat.compare.run import Run, run_experiment
 from offbeat.compare.summary import summarize
 from offbeat.compare.table import table
 from offbeat.compare.timeline import timelines
@@ -26,41 +26,49 @@ RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"
 @final
 @dataclass
 class Session:
-    """A plan, and what has come of it in ``folder``. What it has to say goes to ``console``."""
+    """An experiment, its runs so far, and the ``folder`` for recordings and results.
 
-    plan: Experiment
+    Progress and failures are printed to ``console``.
+    """
+
+    experiment: Experiment
     folder: Path
     console: Console
     runs: list[Run] = field(default_factory=list)
     setup: Setup | None = None
 
-    def carry_out(self, place: Runner, unshaped: str | None) -> None:
-        """Run everything in ``place``; ``unshaped`` says why its network is none to speak of.
+    def run(self, runner: Runner, unshaped: str | None) -> None:
+        """Run all methods on ``runner``, which must have been entered.
 
-        Raises ValueError if the folder cannot be made.
+        ``unshaped`` is the reason why the network has no rate limit, None if it has one. Raises
+        ValueError if the folder cannot be created.
         """
         self._make_folder()
-        self.setup = _setup(self.plan, place, unshaped)
+        self.setup = _describe_setup(self.experiment, runner, unshaped)
         if unshaped is not None:
             self.console.print(unshaped, markup=False, highlight=False, soft_wrap=True)
-        with view(self.plan, self.console).shown() as watch:
-            carry_out(self.plan, place, self.folder / RECORDINGS, self.runs, watch)
+        with open_view(self.experiment, self.console).shown() as view:
+            run_experiment(self.experiment, runner, self.folder / RECORDINGS, self.runs, view)
 
     def write(self, report: bool) -> Comparison | None:
-        """Write what is known into the folder; None if nothing has begun."""
+        """Summarize the runs so far and write compare.json, and report.html if ``report``.
+
+        Returns None if :meth:`run` has not been called.
+        """
         if self.setup is None:
             return None
-        comparison = summarize(self.plan, self.setup, self.runs)
+        comparison = summarize(self.experiment, self.setup, self.runs)
         (self.folder / JSON).write_text(comparison.to_json() + "\n", encoding="utf-8")
         if report:
-            write_report(comparison, timelines(self.plan, self.runs), self.folder / REPORT)
+            charts = timelines(self.experiment, self.runs)
+            write_report(comparison, charts, self.folder / REPORT)
         return comparison
 
     def show(self, comparison: Comparison) -> None:
-        """Print the table to standard output, and where the files are."""
+        """Print the table and the paths of the files to standard output."""
         console = Console()
         if not console.is_terminal:
-            console = Console(width=500)  # a file has no edge at which a table must fold
+            console = Console(width=500)  # a file has no width at which a table must fold
         console.print(table(comparison, console.width))
         for name in (JSON, REPORT):
             if (path := self.folder / name).exists():
@@ -71,18 +79,18 @@ class Session:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(
-                f"out: got {str(self.folder)!r}, which cannot be made ({error.strerror}); name a "
-                "folder, or one that does not exist yet"
+                f"out: got {str(self.folder)!r}, which cannot be created ({error.strerror}); pass "
+                "a folder, or a path that does not exist yet"
             ) from error
 
 
-def _setup(plan: Experiment, place: Runner, unshaped: str | None) -> Setup:
+def _describe_setup(experiment: Experiment, runner: Runner, unshaped: str | None) -> Setup:
     software = f"torch {torch.__version__}, Python {platform.python_version()}"
     return Setup(
-        script=plan.script.name,
-        arguments=plan.arguments,
-        ranks_per_node=place.world.per_node,
-        rate=place.rate,
+        script=experiment.script.name,
+        arguments=experiment.arguments,
+        ranks_per_node=runner.cluster.per_node,
+        rate=runner.rate,
         unshaped=unshaped,
         started=time.strftime("%Y-%m-%d %H:%M"),
         software=f"{software}, {os.cpu_count()} cores",

@@ -1,35 +1,37 @@
-"""All runs in one: medians over rounds, and what follows from comparing methods."""
+"""The summary of all runs: medians over rounds, and quantities relative to other methods."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from offbeat.compare.curves import course
+from offbeat.compare.curves import merge_curves
 from offbeat.compare.experiment import Experiment, Method
-from offbeat.compare.measure import Measures, measure
+from offbeat.compare.measure import Measures, measure_run
 from offbeat.compare.result import Comparison, Result, Setup, Spread, State
 from offbeat.compare.run import Run
 from offbeat.lab.check import PAYLOAD
 
 
-def summarize(plan: Experiment, setup: Setup, runs: Sequence[Run]) -> Comparison:
-    """Compare what the runs recorded; methods that have not begun are left out.
+def summarize(experiment: Experiment, setup: Setup, runs: Sequence[Run]) -> Comparison:
+    """Summarize the recordings of all runs; methods without a run are left out.
 
-    A run that failed is not counted; one that was interrupted says what a step costs, if its
-    method has no complete run, but not where training leads.
+    Failed runs are not counted. An interrupted run counts for time and bytes if its method has no
+    complete run, but never for losses.
     """
-    measured = _counted(runs)
-    target = plan.target_loss if plan.target_loss is not None else _worst_loss(measured)
-    evidence = _Evidence(plan.baseline, setup.rate, target, runs, measured)
-    begun = [method for method in plan.methods if any(run.method == method for run in runs)]
+    measured = _measured_runs(runs)
+    target = (
+        experiment.target_loss if experiment.target_loss is not None else _default_target(measured)
+    )
+    summarizer = _Summarizer(experiment.baseline, setup.rate, target, runs, measured)
+    begun = [method for method in experiment.methods if any(run.method == method for run in runs)]
     return Comparison(
         setup=setup,
-        steps=max((each.measures.steps for each in measured), default=plan.steps),
+        steps=max((each.measures.steps for each in measured), default=experiment.steps),
         rounds=max((run.round for run in runs), default=0),
-        baseline=plan.baseline.text,
+        baseline=experiment.baseline.text,
         target_loss=target,
-        results=tuple(evidence.result(method) for method in begun),
+        results=tuple(summarizer.result(method) for method in begun),
     )
 
 
@@ -40,17 +42,17 @@ class _Measured:
     measures: Measures
 
 
-def _counted(runs: Sequence[Run]) -> list[_Measured]:
+def _measured_runs(runs: Sequence[Run]) -> list[_Measured]:
     begun = [run for run in runs if run.failure is None]
     complete = {run.method for run in begun if run.code == 0}
     kept = [run for run in begun if run.code == 0 or run.method not in complete]
-    return [_Measured(run, measure(found)) for run in kept if (found := run.recordings())]
+    return [_Measured(run, measure_run(found)) for run in kept if (found := run.recordings())]
 
 
 @final
 @dataclass(frozen=True)
-class _Evidence:
-    """All that is known when one method is judged."""
+class _Summarizer:
+    """Builds the results from the measurements of all methods."""
 
     baseline: Method
     rate: int | None
@@ -59,7 +61,7 @@ class _Evidence:
     measured: Sequence[_Measured]
 
     def result(self, method: Method) -> Result:
-        """Put one method into numbers."""
+        """Return the result of one method."""
         own = [run for run in self.runs if run.method == method]
         mine = [each for each in self.measured if each.run.method == method]
         timed = [each.measures for each in mine]
@@ -73,7 +75,7 @@ class _Evidence:
             is_floor=method.is_floor,
             rounds=len(timed),
             seconds_per_step=Spread.of(m.seconds for m in timed),
-            faster=self._faster(method),
+            faster=self._speedup(method),
             floor=floor,
             share_of_floor=share,
             bytes_per_step=Spread.of(m.bytes_sent for m in timed),
@@ -82,40 +84,43 @@ class _Evidence:
             heldout_loss=Spread.of(m.heldout_loss for m in ends),
             seconds_to_target=self._seconds_to_target(ends),
             consensus_distance=Spread.of(m.distance for m in ends),
-            course=course([m.curve for m in ends]) if ends else None,
+            course=merge_curves([m.curve for m in ends]) if ends else None,
             last_lines=tuple(line for run in own if run.failure for line in run.last_lines),
         )
 
     def _floor(
         self, method: Method, mine: Sequence[_Measured]
     ) -> tuple[Spread | None, Spread | None]:
-        """The floor, and its share of the time in the same round."""
+        """Return the floor, and the floor divided by the measured time of the same round."""
         alone = {m.run.round: m.measures.seconds for m in self.measured if m.run.method.is_floor}
         both = [each for each in mine if each.run.round in alone and not method.is_floor]
-        floors = [max(alone[m.run.round], self._wire(m.measures)) for m in both]
+        floors = [max(alone[m.run.round], self._link_seconds(m.measures)) for m in both]
         shares = [floor / m.measures.seconds for floor, m in zip(floors, both, strict=True)]
         return Spread.of(floors), Spread.of(shares)
 
-    def _wire(self, measures: Measures) -> float:
+    def _link_seconds(self, measures: Measures) -> float:
         return 0.0 if self.rate is None else 8 * measures.bytes_on_link / (self.rate * PAYLOAD)
 
-    def _faster(self, method: Method) -> Spread | None:
-        """Than the baseline in the same round, when the machine was in the same mood."""
+    def _speedup(self, method: Method) -> Spread | None:
+        """Return the baseline's time over the method's; within rounds, as machine speed varies."""
         seconds = {(m.run.method, m.run.round): m.measures.seconds for m in self.measured}
         rounds = sorted({number for _, number in seconds})
         pairs = [(seconds.get((self.baseline, n)), seconds.get((method, n))) for n in rounds]
         return Spread.of(theirs / mine for theirs, mine in pairs if theirs and mine)
 
     def _seconds_to_target(self, ends: Sequence[Measures]) -> Spread | None:
-        """Unknown if one of the runs did not get there."""
+        """Return the time to the target loss; None if one of the runs did not reach it."""
         if self.target is None:
             return None
         seconds = [m.curve.seconds_to(self.target) for m in ends]
         return None if None in seconds else Spread.of(seconds)
 
 
-def _worst_loss(measured: Sequence[_Measured]) -> float | None:
-    """The worst final loss of any complete run, which every method reaches; the floor apart."""
+def _default_target(measured: Sequence[_Measured]) -> float | None:
+    """Return the highest final loss of all complete runs, which every method reaches.
+
+    Methods without communication are excluded if there are others.
+    """
     complete = [each for each in measured if each.run.code == 0]
     methods = [each for each in complete if not each.run.method.is_floor] or complete
     losses = [loss for each in methods if (loss := each.measures.final_loss) is not None]
@@ -132,5 +137,5 @@ def _note(runs: Sequence[Run], complete: Sequence[Measures]) -> str | None:
     failures = [f"failed: {run.failure}" for run in runs if run.failure]
     stopped = [f"interrupted in round {run.round}" for run in runs if run.code is None]
     losses = [m.final_loss for m in complete if m.final_loss is not None]
-    astray = [] if all(map(math.isfinite, losses)) else ["the loss is not finite"]
-    return "; ".join(failures + stopped + astray) or None
+    diverged = [] if all(map(math.isfinite, losses)) else ["the loss is not finite"]
+    return "; ".join(failures + stopped + diverged) or None

@@ -1,4 +1,4 @@
-"""The table in a terminal."""
+"""The table of results in a terminal."""
 
 from rich import box
 from rich.console import Console
@@ -11,7 +11,10 @@ from offbeat.compare.result import Comparison, Result
 
 
 def table(comparison: Comparison, width: int) -> Table:
-    """A row for each method, or a column for each where ``width`` is too little for that."""
+    """Build a table with one row per method, or one column per method if ``width`` is too small.
+
+    ``width`` is in characters.
+    """
     names = [_name(result) for result in comparison.results]
     titles = [
         Text.assemble(column.title, (f"\n{column.unit}", "dim")) for column in columns(comparison)
@@ -20,23 +23,23 @@ def table(comparison: Comparison, width: int) -> Table:
         [_text(column.cell(result)) for column in columns(comparison)]
         for result in comparison.results
     ]
-    wide = _filled(comparison, titles, names, cells)
+    wide = _build_table(comparison, titles, names, cells)
     if Console(width=10_000).measure(wide).maximum <= width:
         return wide
-    return _filled(comparison, names, titles, [list(row) for row in zip(*cells, strict=True)])
+    return _build_table(comparison, names, titles, [list(row) for row in zip(*cells, strict=True)])
 
 
 def title(comparison: Comparison) -> str:
-    """What was compared, where."""
+    """Name the script, the nodes and the rate of their links."""
     setup = comparison.setup
     nodes = len(setup.ranks_per_node)
-    where = "unshaped network" if setup.rate is None else quantity.rate(setup.rate)
+    rate = "no rate limit" if setup.rate is None else quantity.rate(setup.rate)
     ranks = sum(setup.ranks_per_node)
-    people = f"{nodes} nodes" if ranks == nodes else f"{nodes} nodes, {ranks} ranks"
-    return f"{setup.script} on {people}, {where}"
+    layout = f"{nodes} nodes" if ranks == nodes else f"{nodes} nodes, {ranks} ranks"
+    return f"{setup.script} on {layout}, {rate}"
 
 
-def _filled(
+def _build_table(
     comparison: Comparison, heads: list[Text], names: list[Text], rows: list[list[Text]]
 ) -> Table:
     caption = "\n".join(_notes(comparison)) or None

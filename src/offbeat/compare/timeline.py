@@ -1,4 +1,4 @@
-"""One step as it happened, rank by rank: computing, waiting, and messages on the wire."""
+"""The timeline of one step on every rank: computation, stalls and exchanges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from offbeat.compare.run import Run
 from offbeat.telemetry.recording import Recording, Step
 
 KINDS = ("forward", "backward", "stall", "exchange")
-EXCHANGES = ("without exchange", "while a message travels", "with exchange")
+EXCHANGES = ("without exchange", "message in flight", "with exchange")
 MOST_RANKS = 8
 
 
 @final
 @dataclass(frozen=True)
-class Bar:
-    """What a rank did from ``start`` to ``end``, in seconds from the start of its step."""
+class Interval:
+    """An activity of a rank, from ``start`` to ``end`` in seconds since the start of its step."""
 
     kind: str
     start: float
@@ -28,28 +28,28 @@ class Bar:
 @final
 @dataclass(frozen=True)
 class Track:
-    """One rank's step."""
+    """The intervals of one step on one rank."""
 
     rank: int
     seconds: float
-    bars: tuple[Bar, ...]
+    intervals: tuple[Interval, ...]
 
 
 @final
 @dataclass(frozen=True)
 class Timeline:
-    """A step of one method, on its first ranks; ``hidden`` ranks are left out."""
+    """A step of one method on its first ranks; ``hidden`` is the number of ranks left out."""
 
     method: str
     title: str
-    lanes: tuple[Track, ...]
+    tracks: tuple[Track, ...]
     hidden: int = 0
 
 
-def timelines(plan: Experiment, runs: Sequence[Run]) -> list[Timeline]:
-    """The steps to show of every method: of its last complete run, in the order of methods."""
+def timelines(experiment: Experiment, runs: Sequence[Run]) -> list[Timeline]:
+    """Select the representative steps of every method, from its last complete run."""
     shown = []
-    for method in plan.methods:
+    for method in experiment.methods:
         complete = [run for run in runs if run.method == method and run.code == 0]
         if complete:
             shown += representative(method.text, complete[-1].recordings())
@@ -57,11 +57,15 @@ def timelines(plan: Experiment, runs: Sequence[Run]) -> list[Timeline]:
 
 
 def representative(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
-    """The median step; where steps are of several kinds, the median of each kind."""
+    """Select the step of median time, one for each kind of exchange that occurs.
+
+    The kinds are steps without an exchange, steps during which a message of an earlier step is
+    still in flight, and steps that send. Exchanges inside a node do not count.
+    """
     count = min(len(recording.steps) for recording in recordings)
     ranks = [recording.steps[warm_up(count) : count] for recording in recordings]
     steps = list(zip(*ranks, strict=True))
-    kinds = [_exchange(step) for step in steps]
+    kinds = [_exchange_kind(step) for step in steps]
     shown = []
     for kind in (kind for kind in EXCHANGES if kind in kinds):
         alike = [step for step, found in zip(steps, kinds, strict=True) if found == kind]
@@ -70,13 +74,13 @@ def representative(method: str, recordings: Sequence[Recording]) -> list[Timelin
     return shown
 
 
-def _exchange(ranks: Sequence[Step]) -> str:
-    """What a step does on the axes that lead out of a node."""
+def _exchange_kind(ranks: Sequence[Step]) -> str:
+    """Classify a step by its exchanges on the axes "world" and "node"."""
     if any(sent for step in ranks for axis, sent in step.bytes_sent.items() if axis != "local"):
         return EXCHANGES[2]
-    out = ("exchange:world", "exchange:node")
-    travels = any(kind in out and end > 0 for step in ranks for kind, _, end in step.spans)
-    return EXCHANGES[1] if travels else EXCHANGES[0]
+    between = ("exchange:world", "exchange:node")
+    in_flight = any(kind in between and end > 0 for step in ranks for kind, _, end in step.spans)
+    return EXCHANGES[1] if in_flight else EXCHANGES[0]
 
 
 def _timeline(
@@ -84,21 +88,21 @@ def _timeline(
 ) -> Timeline:
     ordered = sorted(steps, key=lambda step: fmean(rank.seconds for rank in step))
     middle = ordered[len(ordered) // 2]
-    lanes = [_lane(r.rank, step) for r, step in zip(recordings, middle, strict=True)]
-    return Timeline(method, title, tuple(lanes[:MOST_RANKS]), len(lanes[MOST_RANKS:]))
+    tracks = [_track(r.rank, step) for r, step in zip(recordings, middle, strict=True)]
+    return Timeline(method, title, tuple(tracks[:MOST_RANKS]), len(tracks[MOST_RANKS:]))
 
 
-def _lane(rank: int, step: Step) -> Track:
-    bars = [Bar(kind, *span) for kind in KINDS for span in _merged(step, kind)]
-    return Track(rank, step.seconds, tuple(bars))
+def _track(rank: int, step: Step) -> Track:
+    found = [Interval(kind, *ends) for kind in KINDS for ends in _merged(step, kind)]
+    return Track(rank, step.seconds, tuple(found))
 
 
 def _merged(step: Step, kind: str) -> list[tuple[float, float]]:
-    """Spans of a kind inside the step, those that touch as one."""
+    """Return the intervals of a kind, cut to the step; adjacent ones are joined."""
     merged: list[tuple[float, float]] = []
-    for start, end in sorted(step.between(kind)):
+    for start, end in sorted(step.intervals(kind)):
         start, end = max(0.0, start), min(step.seconds, end)
-        # A thousandth of the step is less than can be seen.
+        # A gap below a thousandth of the step is not visible in the chart.
         if merged and start <= merged[-1][1] + step.seconds / 1000:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         elif end > start:

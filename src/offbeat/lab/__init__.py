@@ -1,8 +1,8 @@
-"""Emulated nodes on one machine: what a method buys on a slow network, and what it survives.
+"""Emulated networks: the nodes of a cluster on one machine, with slow links and injected faults.
 
-:class:`Lab` runs a command on nodes in network namespaces, behind links of limited rate;
-:class:`Loopback` runs it without root and without limits. Faults make nodes slow, cut their links
-and kill ranks. The command line is ``offbeat lab``.
+:class:`Lab` runs a command on nodes in network namespaces, behind links of limited rate.
+:class:`Loopback` runs it over the loopback interface, without root and without limits. Faults slow
+nodes down, take links down and kill ranks. The command line is ``offbeat lab``.
 """
 
 from offbeat.lab.emulated import Lab

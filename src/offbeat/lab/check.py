@@ -1,4 +1,4 @@
-"""``offbeat lab --check``: what Gloo gets out of the emulated links, beside their rate."""
+"""``offbeat lab --check``: the throughput of Gloo over the emulated links."""
 
 import json
 import sys
@@ -11,81 +11,86 @@ from offbeat.lab import probe
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.runner import Runner
 
-PAYLOAD = 1448 / 1514  # of an Ethernet packet of TCP with time stamps: contents over all bytes
-_SECONDS = 0.3  # of one transfer
-_UNSHAPED = 2**26  # bytes where no rate says how many take that long
+PAYLOAD = 1448 / 1514  # payload over size of an Ethernet frame, for TCP with time stamps
+_SECONDS = 0.3  # duration of one transfer
+_UNLIMITED_SIZE = 2**26  # bytes of one transfer where there is no rate
 
 
 @final
 @dataclass(frozen=True)
-class Figures:
-    """What was measured between nodes; Mbit/s are of the contents, without any headers.
+class LinkMeasurements:
+    """The throughput and latency between nodes. Mbit/s count payload, without headers.
 
-    So the most that TCP can reach is 96 % of the line rate (``PAYLOAD``).
-    A little more can be seen in short measurements, since a link lets 128 KiB pass at once.
+    TCP reaches at most 96 % of the line rate (``PAYLOAD``). Short measurements can exceed that
+    slightly, since a link lets 128 KiB pass above its rate.
     """
 
     nodes: int
-    rate_mbit: float | None  # of every link, each way; None for no limit
+    rate_mbit: float | None  # of every link in each direction; None for no limit
     one_way_mbit: float  # from node 0 to node 1
-    both_ways_mbit: float  # between nodes 0 and 1, each way
-    all_reduce_mbit: float  # over all nodes: what each node sends, which is 2 (n-1)/n of the bytes
-    round_trip_ms: float  # of one byte between nodes 0 and 1
-    inside_node_mbit: float | None  # between ranks 0 and 1 where they share a node
+    both_ways_mbit: float  # between nodes 0 and 1, in each direction
+    all_reduce_mbit: float  # over all nodes; each node sends 2 (n-1)/n of the bytes
+    round_trip_ms: float  # one byte between nodes 0 and 1
+    inside_node_mbit: float | None  # between ranks 0 and 1 if they share a node
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return all fields as JSON text."""
         return json.dumps(asdict(self), indent=2)
 
     def table(self) -> Table:
-        """All of it, for people."""
-        limit = "no limit" if self.rate_mbit is None else f"{self.rate_mbit:g} Mbit/s each way"
-        table = Table("measured", "", "of the rate", title=f"{self.nodes} nodes, {limit}")
+        """Return a table, with the share of the rate that each pattern reaches."""
+        limit = (
+            "no limit" if self.rate_mbit is None else f"{self.rate_mbit:g} Mbit/s in each direction"
+        )
+        table = Table("pattern", "measured", "of the rate", title=f"{self.nodes} nodes, {limit}")
         table.columns[1].justify = table.columns[2].justify = "right"
         rows = {
             "p2p, one way": self.one_way_mbit,
-            "p2p, both ways at once, each": self.both_ways_mbit,
+            "p2p, both ways, in each direction": self.both_ways_mbit,
             "all-reduce, sent by each node": self.all_reduce_mbit,
         }
         for name, mbit in rows.items():
             share = "" if self.rate_mbit is None else f"{mbit / self.rate_mbit:.0%}"
             table.add_row(name, f"{mbit:,.0f} Mbit/s", share)
         if self.inside_node_mbit is not None:
-            table.add_row("p2p inside node 0, no link", f"{self.inside_node_mbit:,.0f} Mbit/s", "")
+            table.add_row("p2p inside node 0 (no link)", f"{self.inside_node_mbit:,.0f} Mbit/s", "")
         table.add_row("round trip", f"{self.round_trip_ms:.2f} ms", "")
         return table
 
 
-def require(world: Cluster) -> None:
-    """Raise ValueError for a world of one node, in which there is nothing to measure."""
-    if world.nodes < 2:
-        raise ValueError(f"check: got {world.nodes} node, expected 2 at least; for example 4")
+def require_two_nodes(cluster: Cluster) -> None:
+    """Raise ValueError for a cluster of one node, which has no links to measure."""
+    if cluster.nodes < 2:
+        raise ValueError(f"check: got {cluster.nodes} node, expected at least 2; for example 4")
 
 
-def measure(place: Runner) -> Figures:
-    """Measure in ``place``, which must have been entered; some seconds.
+def measure_links(runner: Runner) -> LinkMeasurements:
+    """Measure the links of ``runner``, which must have been entered, in a few seconds.
 
-    Raises ValueError for a world of one node, RuntimeError with the ranks' output if one fails.
+    Raises ValueError for a cluster of one node, and RuntimeError with the output of the ranks if
+    a rank fails.
     """
-    world = place.world
-    require(world)
-    size = _UNSHAPED if place.rate is None else round(place.rate / 8 * _SECONDS)
+    cluster = runner.cluster
+    require_two_nodes(cluster)
+    size = _UNLIMITED_SIZE if runner.rate is None else round(runner.rate / 8 * _SECONDS)
     size = max(1, round(size / probe.PIECE)) * probe.PIECE
     lines: list[tuple[int | None, str]] = []
-    command = [sys.executable, probe.__file__, str(size), json.dumps(world.leaders)]
-    code = place.run(command, on_line=lambda rank, line: lines.append((rank, line)))
+    command = [sys.executable, probe.__file__, str(size), json.dumps(cluster.leaders)]
+    code = runner.run(command, on_line=lambda rank, line: lines.append((rank, line)))
     if code != 0:
-        said = "\n".join(line for _, line in lines)
-        raise RuntimeError(f"the check failed with exit code {code}; the ranks said:\n{said}")
+        output = "\n".join(line for _, line in lines)
+        raise RuntimeError(
+            f"the check failed with exit code {code}; output of the ranks:\n{output}"
+        )
     seconds = next(json.loads(line) for rank, line in lines if rank == 0 and line.startswith("{"))
     megabits = size * 8 / 1e6
     inside = seconds.get("inside_node")
-    return Figures(
-        nodes=world.nodes,
-        rate_mbit=None if place.rate is None else place.rate / 1e6,
+    return LinkMeasurements(
+        nodes=cluster.nodes,
+        rate_mbit=None if runner.rate is None else runner.rate / 1e6,
         one_way_mbit=megabits / seconds["one_way"],
         both_ways_mbit=megabits / seconds["both_ways"],
-        all_reduce_mbit=megabits / seconds["all_reduce"] * 2 * (world.nodes - 1) / world.nodes,
+        all_reduce_mbit=megabits / seconds["all_reduce"] * 2 * (cluster.nodes - 1) / cluster.nodes,
         round_trip_ms=seconds["round_trip"] * 1e3,
         inside_node_mbit=None if inside is None else megabits / inside,
     )

@@ -1,4 +1,4 @@
-"""Which rank sits on which node, and what the environment tells it about that."""
+"""The layout of a cluster: the ranks of each node, and their environment variables."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ MOST_NODES = 200  # each has an address in one /24
 
 @dataclass(frozen=True)
 class Cluster:
-    """``per_node[i]`` ranks on node i, numbered node by node as torchrun does.
+    """A layout with ``per_node[i]`` ranks on node i, numbered node by node as by torchrun.
 
-    >>> world = Cluster.of(2, [2, 1])
-    >>> world.size, world.node_of(2), world.local_rank(1)
+    >>> cluster = Cluster.of(2, [2, 1])
+    >>> cluster.size, cluster.node_of(2), cluster.local_rank(1)
     (3, 1, 1)
     """
 
@@ -21,21 +21,23 @@ class Cluster:
 
     @classmethod
     def of(cls, nodes: int, procs_per_node: int | Sequence[int] = 1) -> "Cluster":
-        """The same number of ranks on every node, or one number for each."""
+        """Build a layout from the same number of ranks on every node, or one number per node.
+
+        Raises ValueError for a number of nodes outside 1 to 200, or a node without ranks.
+        """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"nodes: got {nodes}, expected 1 to {MOST_NODES}; for example 4")
         if isinstance(procs_per_node, int):
             procs_per_node = [procs_per_node] * nodes
         per_node = tuple(procs_per_node)
+        listed = ",".join(map(str, per_node))
         if len(per_node) != nodes:
             raise ValueError(
-                f"processes per node: got {len(per_node)} numbers, {_listed(per_node)}, for "
-                f"{nodes} nodes; give one number for all nodes, or one for each"
+                f"processes per node: got {len(per_node)} numbers, {listed}, for {nodes} nodes; "
+                "pass one number for all nodes, or one per node"
             )
         if min(per_node) < 1:
-            raise ValueError(
-                f"processes per node: got {_listed(per_node)}; every node runs at least 1"
-            )
+            raise ValueError(f"processes per node: got {listed}, expected at least 1 on every node")
         return cls(per_node)
 
     @cached_property
@@ -62,25 +64,21 @@ class Cluster:
         return self._nodes[rank]
 
     def local_rank(self, rank: int) -> int:
-        """The place of ``rank`` in its node."""
+        """The index of ``rank`` within its node."""
         return rank - self.leaders[self.node_of(rank)]
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """The variables that torchrun would set and that depend on the rank's place."""
+        """Return the variables that torchrun sets and that differ between ranks."""
         node = self.node_of(rank)
         numbers = {
             "RANK": rank,
             "LOCAL_RANK": self.local_rank(rank),
             "WORLD_SIZE": self.size,
             "LOCAL_WORLD_SIZE": self.per_node[node],
-            # All nodes share one host name: this is how offbeat tells them apart.
+            # All nodes share one host name; offbeat distinguishes nodes by this variable.
             "GROUP_RANK": node,
             "GROUP_WORLD_SIZE": self.nodes,
             "ROLE_RANK": rank,
             "ROLE_WORLD_SIZE": self.size,
         }
         return {name: str(number) for name, number in numbers.items()}
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""The command line of the lab: ``offbeat lab``."""
+"""The command line: ``offbeat lab``."""
 
 import contextlib
 import io
@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 
 from offbeat.lab import options
-from offbeat.lab.check import measure, require
+from offbeat.lab.check import measure_links, require_two_nodes
 from offbeat.lab.emulated import Lab
 from offbeat.lab.fault import Fault
 from offbeat.lab.faults import Cut, Kill, Straggler
 from offbeat.lab.output import OnLine
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
-# What follows the first word of the command is the command's: --help and --nodes too.
+# Options after the first word of the command belong to the command: --help and --nodes too.
 SETTINGS = {"allow_interspersed_args": False}
 EPILOG = """
 Examples:
@@ -47,46 +47,48 @@ def lab(
     check: options.Check = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a script on emulated nodes: slow links, slow nodes, cut links, killed ranks.
+    """Run a script on emulated nodes with slow links, stragglers, link failures and killed ranks.
 
-    Any script that torchrun can run, with or without offbeat inside. Every node has a network of
-    its own, and reaches nothing but the other nodes. Times are in seconds since all ranks have
-    started, as 10, 10s or 1.5s. Needs root and iproute2.
+    Runs any script that torchrun can run, whether or not it uses offbeat. Each node has a network
+    namespace and reaches only the other nodes. Needs root and iproute2.
 
-    The exit code is that of the first rank that failed (128 + n for signal n), whereupon the
-    others are ended; 0 if none did. A rank killed by --kill has not failed. It is 2 for wrong
-    options, or where the lab cannot run.
+    Nodes and ranks are numbered from 0. Times are in seconds since the start of the ranks,
+    written as 10, 10s or 1.5s.
+
+    Exit codes: that of the first rank that failed (128 + n for signal n), after which the other
+    ranks are terminated; 0 if no rank failed. A rank killed by --kill has not failed. 2 for
+    invalid options, or if networks cannot be emulated on this machine.
     """
     code = 0
     try:
-        faults = _faults(straggler, cut, kill)
-        place = Lab(*options.layout(nodes, procs_per_node), rate)
-        _require_sense(place, command or [], faults, check, as_json)
-        with _leaving_on_signals(), place:
+        faults = _parse_faults(straggler, cut, kill)
+        runner = Lab(*options.layout(nodes, procs_per_node), rate)
+        _validate_options(runner, command or [], faults, check, as_json)
+        with _exit_on_signals(), runner:
             if check:
-                _check(place, as_json)
+                _print_measurements(runner, as_json)
             else:
-                code = place.run(
+                code = runner.run(
                     command or [],
                     faults=faults,
                     keep_going=keep_going,
                     log_dir=log_dir,
-                    on_line=printer(),
+                    on_line=line_printer(),
                 )
     except ValueError as error:
         typer.echo(str(error), err=True)
         code = 2
     except KeyboardInterrupt:
-        typer.echo("interrupted; all ranks have been ended", err=True)
+        typer.echo("interrupted; all ranks have been terminated", err=True)
         code = 128 + signal.SIGINT
     raise typer.Exit(code)
 
 
-def printer() -> OnLine:
-    """Prints the ranks' lines with a coloured prefix, and the lab's own to standard error."""
+def line_printer() -> OnLine:
+    """Return a callback that prints lines of ranks with a prefix, and the lab's to stderr."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # ranks may print what this terminal cannot
+        sys.stdout.reconfigure(errors="replace")  # for characters outside the terminal's encoding
 
     def print_line(rank: int | None, line: str) -> None:
         if rank is None:
@@ -101,16 +103,16 @@ def printer() -> OnLine:
 
 
 @contextlib.contextmanager
-def _leaving_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave by an exception, so that everything is cleaned up on the way."""
+def _exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that context managers clean up."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def exit_with(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # nohup
-            signal.signal(number, leave)
+            signal.signal(number, exit_with)
     try:
         yield
     finally:
@@ -118,7 +120,7 @@ def _leaving_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _faults(
+def _parse_faults(
     straggler: list[str] | None, cut: list[str] | None, kill: list[str] | None
 ) -> list[Fault]:
     kinds: list[tuple[Callable[[str], Fault], list[str] | None]] = [
@@ -129,26 +131,28 @@ def _faults(
     return [parse(text) for parse, texts in kinds for text in texts or ()]
 
 
-def _require_sense(
-    place: Lab, command: list[str], faults: list[Fault], check: bool, as_json: bool
+def _validate_options(
+    runner: Lab, command: list[str], faults: list[Fault], check: bool, as_json: bool
 ) -> None:
     if as_json and not check:
-        raise ValueError("--json says how --check prints its figures; add --check, or leave it")
+        raise ValueError("--json applies to --check only; add --check, or remove --json")
     if not check:
-        place.check(command, faults=faults)
+        runner.validate(command, faults=faults)
     elif command or faults:
         raise ValueError(
-            "--check runs its own measurement, but a command or a fault was given too; leave "
-            "that away, or leave --check away"
+            "--check runs its own measurement and takes no command and no faults; remove "
+            "them, or remove --check"
         )
     else:
-        require(place.world)
+        require_two_nodes(runner.cluster)
 
 
-def _check(place: Lab, as_json: bool) -> None:
+def _print_measurements(runner: Lab, as_json: bool) -> None:
     try:
-        with Console(stderr=True).status("measuring, some seconds"):  # shown on terminals only
-            figures = measure(place)
+        with Console(stderr=True).status(
+            "measuring the links, a few seconds"
+        ):  # shown on terminals only
+            figures = measure_links(runner)
     except RuntimeError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -1,4 +1,4 @@
-"""Ranks on emulated nodes."""
+"""Runs on emulated nodes, in network namespaces."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -15,12 +15,13 @@ from offbeat.lab.runner import Runner, host_store
 
 @final
 class Lab(Runner):
-    """Emulated nodes, each in a network namespace of its own, behind a link of limited rate.
+    """A runner on emulated nodes, each in a network namespace behind a link of limited rate.
 
-    ``procs_per_node`` is one number for all nodes or one for each; ``rate`` is like "250mbit",
-    None for as fast as the machine can. Needs root, iproute2 and, for a rate, tbf in the kernel:
-    entering raises :class:`~offbeat.lab.Unavailable` (a ValueError) where one is missing. What
-    passes a link is what goes through sockets: Gloo does, NCCL between GPUs of one machine not.
+    ``procs_per_node`` is one number for all nodes, or one per node. ``rate`` is that of every
+    link in each direction, for example "250mbit"; None for no limit. Needs root, iproute2 and,
+    for a rate, the tbf queueing discipline of the kernel; entering the context raises
+    :class:`~offbeat.lab.Unavailable` (a ValueError) if one is missing. The rate applies to
+    sockets: to Gloo, but not to NCCL between GPUs of one machine.
 
         with Lab(nodes=4, rate="250mbit") as lab:
             code = lab.run(["python", "train.py"], on_line=lambda rank, line: print(rank, line))
@@ -33,14 +34,14 @@ class Lab(Runner):
     def __init__(
         self, nodes: int, procs_per_node: int | Sequence[int] = 1, rate: str | None = None
     ) -> None:
-        """Check the arguments; nothing is made yet."""
-        self.world = Cluster.of(nodes, procs_per_node)
+        """Validate the arguments; entering the context creates the network."""
+        self.cluster = Cluster.of(nodes, procs_per_node)
         self.rate = None if rate is None else parse_rate(rate)
         self.key = leftovers.key(id(self))
         self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.rate)
 
     def __enter__(self) -> Self:
-        """Build the network, after what an earlier lab left behind is removed."""
+        """Remove leftovers of earlier labs, and create the network."""
         iproute.require()
         leftovers.remove()
         try:
@@ -59,9 +60,11 @@ class Lab(Runner):
         """Remove the network."""
         network.remove(self._network.namespaces)
 
-    def _store(self) -> TCPStore:
+    def _open_store(self) -> TCPStore:
         if not (network.FOLDER / self._network.hub).exists():
-            raise ValueError("this lab has no network: use it as in: with Lab(nodes=4) as lab: ...")
+            raise ValueError(
+                "this lab has no network; enter its context first: with Lab(nodes=4) as lab: ..."
+            )
         return self._network.in_hub(lambda: host_store(self.store_address))
 
     def _entry(self, node: int) -> Entry:

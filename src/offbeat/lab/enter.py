@@ -1,7 +1,7 @@
-"""What a rank does before it becomes its command: bind its life to the lab's, enter its node.
+"""The start of a rank: tie its lifetime to the lab's, enter the node, execute the command.
 
-Run as a file by a bare interpreter, not as a module: importing the package would cost every rank
-an import of torch, 1.3 s against 0.01. So nothing of offbeat may be imported here.
+This file is run by a bare interpreter, not as a module of the package: importing the package
+would import torch in every rank, 1.3 s instead of 0.01 s. It must not import anything of offbeat.
 """
 
 import ctypes
@@ -15,27 +15,27 @@ _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
 _PR_SET_PDEATHSIG = 1
 _HOSTS = Path("/etc/hosts")
-_SCRATCH = Path("/run")  # exists, since iproute2 keeps its namespaces in it
+_SCRATCH = Path("/run")  # exists: iproute2 keeps its namespaces there
 
 
 def join_network(namespace: int) -> None:
-    """Move the calling thread, and what it starts from now on, into an open network namespace."""
-    # os.setns came with Python 3.12.
+    """Move the calling thread, and what it starts later, into an open network namespace."""
+    # os.setns exists only from Python 3.12 on.
     _check(_libc().setns(namespace, _CLONE_NEWNET), "enter the network namespace")
 
 
 def name_hosts(lines: str) -> None:
-    """Put ``lines`` before those of /etc/hosts, for the calling thread and what it starts only.
+    """Prepend ``lines`` to /etc/hosts, only for the calling thread and what it starts.
 
-    torch looks up the name of every peer. Without one it would warn on every rank, at best: where
-    lookups leave the namespace through a local service, it would wait for the real network.
+    torch looks up the host name of every peer. If the lookup fails, it warns on every rank; where
+    lookups leave the namespace through a local service, it waits for the machine's network.
     """
     if not _HOSTS.exists():
         return
     text = lines + _HOSTS.read_text(encoding="utf-8", errors="replace")
     _check(_libc().unshare(_CLONE_NEWNS), "make a mount namespace")
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
-    # In memory, and gone with the last process that sees it.
+    # In memory; it disappears with the last process in the mount namespace.
     _mount("offbeat", _SCRATCH, "tmpfs", 0)
     (_SCRATCH / "hosts").write_text(text, encoding="utf-8")
     _mount(_SCRATCH / "hosts", _HOSTS, None, _MS_BIND)
@@ -59,15 +59,16 @@ def _check(result: int, what: str) -> None:
 
 
 def main(lab: int, namespace: str, hosts: str, command: list[str]) -> None:
-    """Become ``command``, a child of process ``lab``, in a network namespace ("" for none)."""
-    # The kernel kills us when the lab dies, whatever killed it. It may have died before this line.
+    """Execute ``command`` as a child of process ``lab``, in a network namespace ("" for none)."""
+    # The kernel kills this process when the lab ends, even by SIGKILL. The lab may have ended
+    # before this line: then the parent is another process.
     _check(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "tie this process to the lab")
     if os.getppid() != lab:
         sys.exit(1)
     if namespace:
         join_network(os.open(namespace, os.O_RDONLY | os.O_CLOEXEC))
         name_hosts(hosts)
-    # Python ignores these two at its start, and what is ignored stays so in the command.
+    # Python ignores these two signals from its start, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""Things that go wrong in a lab while it runs, each in a thread of its own."""
+"""The interface of faults, and their injection into a run."""
 
 import contextlib
 import threading
@@ -10,33 +10,33 @@ from offbeat.lab.cluster import Cluster
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What faults can do to a running lab."""
+class RunControl:
+    """The operations on a run in progress that are available to faults."""
 
     set_link: Callable[[int, bool], None]  # node, up
     signal_node: Callable[[int, int], None]  # node, signal number
     kill: Callable[[int], None]  # rank
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
 
 class Fault(ABC):
-    """One thing that goes wrong; times are seconds since all ranks have started."""
+    """A fault to inject into a run. Times are in seconds since all ranks have been started."""
 
     @abstractmethod
-    def check(self, world: Cluster) -> None:
-        """Raise ValueError if it names a node or rank that ``world`` has not."""
+    def validate(self, cluster: Cluster) -> None:
+        """Raise ValueError if the fault names a node or rank that ``cluster`` does not have."""
 
     @abstractmethod
-    def play(self, reach: Reach, stop: threading.Event) -> None:
-        """Make it happen, in a thread of its own, until ``stop`` is set."""
+    def inject(self, control: RunControl, stop: threading.Event) -> None:
+        """Cause the fault, and return when it is over or ``stop`` is set; runs in a thread."""
 
 
 @contextlib.contextmanager
-def scheduled(faults: Sequence[Fault], reach: Reach) -> Iterator[None]:
-    """Let ``faults`` happen while the context lasts; time starts at its entry."""
+def injected(faults: Sequence[Fault], control: RunControl) -> Iterator[None]:
+    """Inject ``faults`` while the context lasts, each from a thread; time starts at entry."""
     stop = threading.Event()
     threads = [
-        threading.Thread(target=fault.play, args=(reach, stop), name=f"offbeat-lab-{fault}")
+        threading.Thread(target=fault.inject, args=(control, stop), name=f"offbeat-lab-{fault}")
         for fault in faults
     ]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The processes of a run: started together, watched together, ended together."""
+"""The processes of a run: started, supervised and terminated together."""
 
 import contextlib
 import os
@@ -15,48 +15,48 @@ from typing import NamedTuple, Self, final
 from offbeat.lab import enter, leftovers
 from offbeat.lab.output import Output
 
-POLL = 0.02  # seconds between two looks at all ranks
+POLL = 0.02  # seconds between two polls of all ranks
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 class Entry(NamedTuple):
-    """Into which node a rank goes; nothing to do on loopback."""
+    """The namespaces that a rank enters to run on a node; empty on loopback."""
 
     namespace: str = ""  # path of the network namespace
-    hosts: str = ""  # lines of /etc/hosts
+    hosts: str = ""  # lines that precede those of /etc/hosts
 
 
-def require(command: Sequence[str], environment: Mapping[str, str]) -> None:
+def require_executable(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Raise ValueError if ``command`` is empty or cannot be started."""
     if not command:
         raise ValueError(
-            "no command: nothing is left to run after the options; add one, for example: "
+            "no command: expected one after the options, for example: "
             "offbeat lab --nodes 2 -- python train.py"
         )
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise ValueError(
-            f"the command {command[0]!r} was not found on PATH, or may not be executed; name a "
-            "program, for a script for example: python train.py"
+            f"the command {command[0]!r} was not found on PATH, or is not executable; pass a "
+            "program and its arguments, for example: python train.py"
         )
 
 
 @final
 @dataclass(eq=False)
-class Rank:
-    """One rank's process, which leads a process group of its own."""
+class RankProcess:
+    """The process of one rank, which leads a process group of its own."""
 
     number: int
     node: int
     process: subprocess.Popen[bytes]
-    killed: bool = False  # on purpose
-    code: int | None = None  # as a shell would give it, once it has ended
+    killed: bool = False  # by a fault
+    code: int | None = None  # as a shell reports it, once the process has ended
 
-    def look(self) -> bool:
-        """Whether it has ended since the last look."""
+    def poll(self) -> bool:
+        """Return whether the process has ended since the last call."""
         if self.code is not None:
             return False
-        # Left a zombie until the end of the run: its number cannot be given to another process,
-        # so that a signal to its group can never hit a stranger.
+        # WNOWAIT leaves the process a zombie until the end of the run. Its id cannot be reused
+        # meanwhile, so that a signal to its group never reaches an unrelated process.
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         status = os.waitid(os.P_PID, self.process.pid, flags)
         if status is not None:
@@ -65,29 +65,30 @@ class Rank:
         return status is not None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and all that it has started."""
+        """Send a signal to the process group of the rank."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
 
 @final
 @dataclass
-class Crew:
-    """All ranks of one run; leaving the context ends what still runs, and all that they started.
+class RankProcesses:
+    """The processes of all ranks of one run; leaving the context terminates them.
 
-    ``key`` is what marks processes of this lab, see :mod:`~offbeat.lab.leftovers`.
+    Processes that ranks have started are terminated too. ``key`` marks the processes of this lab,
+    see :mod:`~offbeat.lab.leftovers`.
     """
 
     output: Output
     key: str
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[RankProcess] = field(default_factory=list)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], node: int, entry: Entry
     ) -> None:
         """Start the next rank.
 
-        The calling thread must outlive the run: the ranks die with it.
+        The calling thread must outlive the run: the kernel kills the ranks when it ends.
         """
         number = len(self.ranks)
         bare = [sys.executable, "-I", "-S", enter.__file__]
@@ -99,35 +100,40 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the lab alone, which ends the ranks
+                start_new_session=True,  # Ctrl-C reaches only the lab, which terminates the ranks
             )
-        self.ranks.append(Rank(number, node, process))
+        self.ranks.append(RankProcess(number, node, process))
 
     def supervise(self, keep_going: bool) -> int:
-        """Wait for all ranks, or for the first that fails; its exit code, or 0."""
+        """Wait for all ranks; return the exit code of the first that failed, or 0.
+
+        Unless ``keep_going``, returns as soon as a rank has failed.
+        """
         failed = 0
         while any(rank.code is None for rank in self.ranks):
             self.output.raise_error()
             for rank in self.ranks:
-                if not rank.look() or rank.code == 0 or rank.killed:
+                if not rank.poll() or rank.code == 0 or rank.killed:
                     continue
                 failed = failed or rank.code or 0
-                ending = "" if keep_going else "; ending the others (--keep-going lets them go on)"
-                self.output.tell(f"rank {rank.number} failed: {_reason(rank.code or 0)}{ending}")
+                ending = (
+                    "" if keep_going else "; terminating the other ranks (--keep-going keeps them)"
+                )
+                self.output.log(f"rank {rank.number} failed: {_reason(rank.code or 0)}{ending}")
                 if not keep_going:
                     return failed
             time.sleep(POLL)
         return failed
 
     def kill(self, number: int) -> None:
-        """Kill a rank on purpose."""
+        """Kill a rank with SIGKILL; its exit code does not count as a failure."""
         rank = self.ranks[number]
         if rank.code is not None:
-            self.output.tell(f"rank {number} was to be killed, but has ended before")
+            self.output.log(f"rank {number} was not killed: it has already ended")
             return
         rank.killed = True
         rank.signal(signal.SIGKILL)
-        self.output.tell(f"rank {number} killed")
+        self.output.log(f"rank {number} killed")
 
     def signal_node(self, node: int, number: int) -> None:
         """Send a signal to all ranks of a node."""
@@ -135,8 +141,8 @@ class Crew:
             if rank.node == node:
                 rank.signal(number)
 
-    def end(self) -> None:
-        """Ask what still runs to end, kill what does not, and everything that ranks left behind."""
+    def terminate(self) -> None:
+        """Send SIGTERM, after the grace period SIGKILL, also to what the ranks have started."""
         try:
             deadline = time.monotonic() + GRACE
             for rank in self.ranks:
@@ -144,7 +150,7 @@ class Crew:
                     rank.signal(signal.SIGTERM)
             while time.monotonic() < deadline and self._running():
                 time.sleep(POLL)
-        finally:  # at once, if a second Ctrl-C does not let us wait
+        finally:  # also when a second Ctrl-C interrupts the grace period
             for rank in self.ranks:
                 rank.signal(signal.SIGKILL)
             for rank in self.ranks:
@@ -154,11 +160,11 @@ class Crew:
 
     def _running(self) -> bool:
         for rank in self.ranks:
-            rank.look()
+            rank.poll()
         return any(rank.code is None for rank in self.ranks)
 
     def __enter__(self) -> Self:
-        """Use as a context manager."""
+        """Return self."""
         return self
 
     def __exit__(
@@ -167,10 +173,10 @@ class Crew:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End everything."""
-        self.end()
+        """Terminate all processes."""
+        self.terminate()
 
 
 def _reason(code: int) -> str:
     names = {128 + number: number.name for number in signal.Signals}
-    return f"ended by {names[code]}" if code in names else f"exit code {code}"
+    return f"killed by {names[code]}" if code in names else f"exit code {code}"

@@ -1,7 +1,7 @@
-"""What may be left of a lab: found by name and by mark, removed at its end or by the next lab.
+"""Removal of the processes and namespaces that a lab has left, at its end or by the next lab.
 
-A lab's key names its process, and the start of that, since process numbers come again. Its
-namespaces carry the key in their names, its processes in their environment.
+The key of a lab holds the id of its process, and the start time of that since ids are reused. The
+names of its namespaces and the environment of its processes contain the key.
 """
 
 import contextlib
@@ -13,29 +13,29 @@ from pathlib import Path
 
 from offbeat.lab import network
 
-MARK = "OFFBEAT_LAB"  # in the environment of every process that a lab has started
+MARK = "OFFBEAT_LAB"  # environment variable that holds the key, in every process of a lab
 
 
 def key(serial: int) -> str:
-    """A key for one of this process's labs."""
+    """Return a key for a lab of this process; ``serial`` distinguishes its labs."""
     return f"{os.getpid()}-{_start_of(os.getpid())}-{serial:x}"
 
 
 def namespaces_prefix(lab: str) -> str:
-    """How the names of a lab's namespaces begin."""
+    """Return the common prefix of the names of a lab's namespaces."""
     return f"offbeat-{lab}"
 
 
 def end_processes(lab: str) -> None:
-    """Kill what has escaped from the ranks' process groups."""
-    _kill(pid for pid, owner in _marked_processes() if owner == lab)
+    """Kill the processes that have left the process groups of their ranks."""
+    _kill_all(pid for pid, owner in _marked_processes() if owner == lab)
 
 
 def remove() -> None:
-    """End the processes and delete the namespaces of labs that live no more."""
-    _kill(pid for pid, owner in _marked_processes() if not _lives(owner))
+    """Kill the processes and delete the namespaces of labs that have ended."""
+    _kill_all(pid for pid, owner in _marked_processes() if not _is_alive(owner))
     if os.geteuid() == 0:
-        network.remove([name for name, owner in _namespaces() if not _lives(owner)])
+        network.remove([name for name, owner in _namespaces() if not _is_alive(owner)])
 
 
 def _namespaces() -> Iterator[tuple[str, str]]:
@@ -46,36 +46,36 @@ def _namespaces() -> Iterator[tuple[str, str]]:
 
 
 def _marked_processes() -> Iterator[tuple[int, str]]:
-    # A rank dies with its lab, but not what the rank has started: a shell's command, a loader's
-    # workers. They carry the mark, as children inherit their environment.
+    # The kernel kills a rank with its lab, but not the processes that the rank has started, such
+    # as the workers of a data loader. They carry the mark, since they inherit the environment.
     mark = re.compile(rb"(?:^|\0)" + MARK.encode() + rb"=(\d+-\d+-[0-9a-f]+)")
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             match = mark.search(path.read_bytes())
-        except OSError:  # it has just ended, or belongs to somebody else
+        except OSError:  # it has just ended, or belongs to another user
             continue
         pid = int(path.parent.name)
-        if match and pid != os.getpid():  # we may ourselves be a rank of another lab
+        if match and pid != os.getpid():  # this process may be a rank of another lab
             yield pid, match[1].decode()
 
 
-def _kill(processes: Iterable[int]) -> None:
+def _kill_all(processes: Iterable[int]) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _lives(owner: str) -> bool:
+def _is_alive(owner: str) -> bool:
     pid, start, _ = owner.split("-")
     return _start_of(int(pid)) == int(start)
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since the machine did; None if there is none."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The second field is the name in parentheses, which may hold spaces and parentheses.
-    fields = stat.rpartition(")")[2].split()  # from the third on: the state, ..., 22 the start
+    # The second field is the name in parentheses, which may contain spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()  # from the third on: state, ..., start time (22nd)
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,4 +1,4 @@
-"""Ranks on this machine's loopback."""
+"""Runs over the loopback interface."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -14,19 +14,22 @@ from offbeat.lab.runner import Runner, host_store
 
 @final
 class Loopback(Runner):
-    """The same ranks on this machine's loopback: no root, no limit, nodes in name only."""
+    """A runner over the loopback interface: no root needed, no rate limit, no links to cut.
+
+    Ranks get the same environment variables as in :class:`~offbeat.lab.Lab`.
+    """
 
     interface = "lo"
     store_address = "127.0.0.1"
     has_links = False
 
     def __init__(self, nodes: int, procs_per_node: int | Sequence[int] = 1) -> None:
-        """Check the arguments."""
-        self.world = Cluster.of(nodes, procs_per_node)
+        """Validate the arguments."""
+        self.cluster = Cluster.of(nodes, procs_per_node)
         self.key = leftovers.key(id(self))
 
     def __enter__(self) -> Self:
-        """End what an earlier run left behind."""
+        """Terminate processes that earlier runs have left."""
         leftovers.remove()
         return self
 
@@ -36,13 +39,13 @@ class Loopback(Runner):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing was made."""
+        """Return at once: entering the context creates nothing."""
 
-    def _store(self) -> TCPStore:
+    def _open_store(self) -> TCPStore:
         return host_store(self.store_address)
 
     def _entry(self, node: int) -> Entry:
         return Entry()
 
     def _set_link(self, node: int, up: bool) -> None:
-        raise AssertionError("runs with cuts are refused")
+        raise AssertionError("validate() rejects cuts on loopback")

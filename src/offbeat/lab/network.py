@@ -1,13 +1,14 @@
 """A network of emulated nodes: namespaces, one bridge, and a token bucket on every link.
 
 Each node is a network namespace with one interface, the near end of a veth pair. The far ends
-meet on a bridge in a namespace of its own, the hub. So nothing appears in the machine's own
-network: its routes and its firewall cannot interfere, and two labs may use the same addresses.
+are ports of a bridge in a separate namespace, the hub. Nothing is added to the machine's own
+network namespace: its routes and firewall do not interfere, and two labs can use the same
+addresses.
 
 ``tc tbf`` on the near end limits what a node sends, on the far end what it receives. Traffic
-between ranks of one node goes to an address of its own namespace, which the kernel delivers over
-loopback, past the bucket. The store is in the hub: what ranks say to it, a few bytes, shares
-their node's link, as with a store on another machine.
+between ranks of one node is addressed to its own namespace; the kernel delivers it over loopback,
+without passing the token bucket. The store is in the hub: its traffic, a few bytes, shares the
+links of the nodes, as with a store on another machine.
 """
 
 import contextlib
@@ -30,22 +31,23 @@ INTERFACE = "eth0"  # every node's, in its own namespace
 _NETWORK = IPv4Address("10.98.0.0")
 HUB = str(_NETWORK + 254)  # where all nodes reach the hub
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-# What the kernel hands to a bucket is up to 64 kB, many packets in one. A bucket smaller than
-# that loses a part of its rate; one as big as this lets at most this much pass above the rate.
+# The kernel passes segments of up to 64 kB, many packets in one, to the token bucket. A bucket
+# smaller than a segment does not reach its rate; after a pause, one of this size lets 128 KiB pass
+# above the rate.
 _BURST = 128 * 1024
 _BURST_SECONDS = 1e-3
-# How long packets may queue in a link before one is dropped, about what switches buffer. Gloo
-# fills it only where several nodes send to one; that too goes at line rate.
+# How long a packet may queue in a link before packets are dropped, similar to the buffer of a
+# switch. Gloo fills it only where several nodes send to one; that reaches line rate too.
 _QUEUE_SECONDS = 0.05
-# How nodes meet congestion: as Linux does unless told otherwise, whatever this machine is tuned
-# to. Under BBR, which paces by what it believes the line to be, sgp(overlap=1) took 0.51 s a step
-# at 250 Mbit/s where 0.44 are the least, and takes 0.45 under cubic.
+# The congestion control of nodes: Linux's default, whatever the machine is configured to use.
+# Under BBR, which paces by its estimate of the line rate, sgp(overlap=1) took 0.51 s per step at
+# 250 Mbit/s; it takes 0.45 s under cubic, and 0.44 s is the lower bound.
 _CONGESTION = "cubic"
 _KNOWN = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of "250mbit", "1gbit" or "1.5gbit".
+    """Parse a rate such as "250mbit" or "1.5gbit" into bits per second.
 
     >>> parse_rate("250mbit")
     250000000
@@ -62,19 +64,19 @@ def parse_rate(text: str) -> int:
 @final
 @dataclass(frozen=True)
 class Network:
-    """``nodes`` namespaces called ``name``-0, ``name``-1, ... and the hub between them."""
+    """A network of ``nodes`` namespaces, named ``name``-0, ``name``-1, ..., around a hub."""
 
     name: str
     nodes: int
-    rate: int | None = None  # bit/s of every link, each way
+    rate: int | None = None  # bit/s of every link in each direction
 
     @property
     def hub(self) -> str:
-        """The namespace of the bridge, where the store is."""
+        """The namespace of the bridge and of the store."""
         return f"{self.name}-hub"
 
     def namespace(self, node: int) -> str:
-        """The name of a node's namespace."""
+        """Return the name of a node's namespace."""
         return f"{self.name}-{node}"
 
     @property
@@ -83,7 +85,10 @@ class Network:
         return [self.hub, *map(self.namespace, range(self.nodes))]
 
     def build(self) -> None:
-        """Make everything; 0.1 s for 8 nodes. Raises :class:`~offbeat.lab.iproute.Unavailable`."""
+        """Create namespaces, bridge, links and token buckets, in 0.1 s for 8 nodes.
+
+        Raises :class:`~offbeat.lab.iproute.Unavailable` if this machine or user cannot.
+        """
         iproute.batch("ip", [f"netns add {name}" for name in self.namespaces])
         links = [self._link(node) for node in range(self.nodes)]
         bridge = [
@@ -101,7 +106,7 @@ class Network:
             self._shape(self.rate)
 
     def _link(self, node: int) -> list[str]:
-        # Both ends are born in their namespaces: none is ever seen in the machine's own.
+        # Both ends are created inside their namespaces, never in the machine's own.
         peer = f"peer name {INTERFACE} netns {self.namespace(node)}"
         return [
             f"link add {_port(node)} type veth {peer}",
@@ -118,16 +123,17 @@ class Network:
             iproute.batch("tc", [f"qdisc add dev {INTERFACE} {bucket}"], self.namespace(node))
 
     def set_link(self, node: int, up: bool) -> None:
-        """Take a node's link down or up, like pulling the cable and putting it back.
+        """Take a node's link down or up, as if its cable were unplugged or plugged in.
 
-        At the hub's end: the node keeps its address and routes, and sees its carrier go.
+        This sets the hub's end: the node loses its carrier, but keeps its address and routes.
         """
         iproute.batch("ip", [f"link set {_port(node)} {'up' if up else 'down'}"], self.hub)
 
     def hosts(self, node: int | None) -> str:
-        """Lines of /etc/hosts on a node, where the machine's name means that node; or in the hub.
+        """Return lines for /etc/hosts on a node, or in the hub if ``node`` is None.
 
-        torch asks for the name of the store's address in its IPv6 notation.
+        On a node the machine's host name resolves to that node. The IPv6 notation of the hub's
+        address is included since torch looks it up.
         """
         names = [(HUB, "hub"), (f"::ffff:{HUB}", "hub-ipv6")]
         names += [(str(_address(other)), f"node{other}") for other in range(self.nodes)]
@@ -135,7 +141,10 @@ class Network:
         return "".join(f"{address} {name}\n" for address, name in names)
 
     def in_hub(self, make: Callable[[], Result]) -> Result:
-        """Call ``make`` in a thread inside the hub: what it opens, and its threads, are there."""
+        """Call ``make`` in a thread inside the hub's namespace, and return its result.
+
+        Sockets that it opens and threads that it starts stay in that namespace.
+        """
 
         def enter() -> Result:
             with open(FOLDER / self.hub) as namespace:
@@ -148,9 +157,9 @@ class Network:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """Delete namespaces by name, with all that is in them."""
+    """Delete the namespaces that exist, with their interfaces."""
     existing = [name for name in namespaces if (FOLDER / name).exists()]
-    with contextlib.suppress(iproute.Unavailable):  # another lab may be removing the same
+    with contextlib.suppress(iproute.Unavailable):  # another lab may remove the same leftovers
         if existing:
             iproute.batch("ip", [f"netns del {name}" for name in existing], force=True)
 
@@ -160,7 +169,7 @@ def _address(node: int) -> IPv4Address:
 
 
 def _congestion(node: int) -> list[str]:
-    # By route: a namespace may not choose for itself what its machine keeps for root's own.
+    # By route: in a namespace the sysctl accepts only the unrestricted algorithms.
     if _CONGESTION not in _KNOWN.read_text("ascii").split():
         return []
     link = f"{_NETWORK}/24 dev {INTERFACE} proto kernel scope link src {_address(node)}"

@@ -9,64 +9,69 @@ DEFAULT_NODES = 4
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(help="What every rank runs, after `--`.", show_default=False),
+    typer.Argument(help="Command that every rank runs, after `--`.", show_default=False),
 ]
 Nodes = Annotated[
     int | None,
     typer.Option(
-        help="Nodes; by default as many as --procs-per-node has numbers, or "
-        f"{DEFAULT_NODES} if that is one number."
+        help="Number of nodes. Default: the length of the list in --procs-per-node, or "
+        f"{DEFAULT_NODES} if that is a single number."
     ),
 ]
 ProcsPerNode = Annotated[
     str,
     typer.Option(
-        metavar="N[,N...]", help="Ranks on each node: one number, or one for each node as in 2,1."
+        metavar="N[,N...]",
+        help="Ranks per node: one number for all nodes, or one per node, as in 2,1.",
     ),
 ]
 Rate = Annotated[
     str | None,
     typer.Option(
         metavar="RATE",
-        help="What every node's link carries each way, as in 250mbit or 1gbit; else unlimited.",
+        help="Rate of each node's link in each direction, for example 250mbit or 1gbit. Default: "
+        "no limit.",
     ),
 ]
 Stragglers = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NODE:FRACTION",
-        help="A node that computes only this fraction of the time. Repeatable, like the next two.",
+        help="Let a node compute only this fraction of the time, for example 2:0.5. Repeatable.",
     ),
 ]
 Cuts = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NODE@START-END", help="A node whose link is down meanwhile, as in 1@10s-15s."
+        metavar="NODE@START-END",
+        help="Take a node's link down for a time, for example 1@10s-15s. Repeatable.",
     ),
 ]
 Kills = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RANK@TIME", help="A rank that gets SIGKILL, as in 3@20s. Implies --keep-going."
+        metavar="RANK@TIME",
+        help="Kill a rank with SIGKILL, for example 3@20s. Repeatable. Implies --keep-going.",
     ),
 ]
 KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Let the others go on when a rank fails.")
+    bool, typer.Option("--keep-going", help="Do not terminate the other ranks when a rank fails.")
 ]
 LogDir = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Folder for the output, one file a rank, instead of the terminal."
+        metavar="DIR",
+        help="Write the output of each rank to a file in this folder, not to the terminal.",
     ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Measure the links with Gloo; runs no command.")
+    bool, typer.Option("--check", help="Measure the links with Gloo instead of running a command.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="With --check: print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result of --check as JSON.")]
 
 
 def layout(nodes: int | None, procs_per_node: str) -> tuple[int, int | list[int]]:
-    """How many nodes, and how many ranks on each.
+    """Parse the number of nodes, and the ranks per node (one number, or one per node).
 
     >>> layout(None, "2,1"), layout(None, "2")
     ((2, [2, 1]), (4, 2))
@@ -75,8 +80,8 @@ def layout(nodes: int | None, procs_per_node: str) -> tuple[int, int | list[int]
         counts = [int(count) for count in procs_per_node.split(",")]
     except ValueError:
         raise ValueError(
-            f"processes per node: got {procs_per_node!r}, expected a number, or one for each node "
-            "by commas; for example 2,1"
+            f"processes per node: got {procs_per_node!r}, expected a number, or one per node "
+            "separated by commas; for example 2,1"
         ) from None
     if len(counts) == 1:
         return DEFAULT_NODES if nodes is None else nodes, counts[0]

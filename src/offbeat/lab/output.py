@@ -1,4 +1,4 @@
-"""Where what the ranks print goes: line by line to a callback, or to one file a rank."""
+"""The output of the ranks: passed line by line to a callback, or written to one file per rank."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-OnLine = Callable[[int | None, str], None]  # the rank, or None for the lab itself; the line
+OnLine = Callable[[int | None, str], None]  # (rank, or None for messages of the lab; line)
 
 
 @final
@@ -16,8 +16,8 @@ OnLine = Callable[[int | None, str], None]  # the rank, or None for the lab itse
 class Output:
     """Collects the output of all ranks; calls ``on_line`` for one line at a time.
 
-    With a ``log_dir`` each rank writes to its own file there, and ``on_line`` gets only what the
-    lab itself says.
+    With a ``log_dir`` each rank writes to its own file in that folder, and ``on_line`` gets only
+    the messages of the lab. Raises ValueError if the folder cannot be created.
     """
 
     on_line: OnLine
@@ -27,19 +27,19 @@ class Output:
     _error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         if self.log_dir is not None:
             try:
                 self.log_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(
-                    f"log directory: got {str(self.log_dir)!r}, which cannot be made "
-                    f"({error.strerror}); name a folder, or one that does not exist yet"
+                    f"log directory: got {str(self.log_dir)!r}, which cannot be created "
+                    f"({error.strerror}); pass a folder, or a path that does not exist yet"
                 ) from error
 
     @contextlib.contextmanager
     def sink(self, rank: int) -> Iterator[int]:
-        """A file descriptor for a rank's process to inherit; ours is closed behind it."""
+        """Yield a file descriptor for the process of a rank to inherit; closes it afterwards."""
         if self.log_dir is not None:
             with (self.log_dir / f"rank{rank}.log").open("wb") as file:
                 yield file.fileno()
@@ -55,31 +55,31 @@ class Output:
         finally:
             os.close(writing)
 
-    def tell(self, line: str) -> None:
-        """A line of the lab's own."""
-        self._give(None, line)
+    def log(self, line: str) -> None:
+        """Pass a message of the lab to ``on_line``."""
+        self._emit(None, line)
 
     def raise_error(self) -> None:
-        """Raise what ``on_line`` has raised."""
+        """Raise the exception that ``on_line`` has raised in a reader thread, if any."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Wait until everything that was printed has been passed on."""
-        # Bounded: something that has left its rank's process group may hold the pipe open.
+        """Wait until all output has been passed on."""
+        # Bounded: a process that has left the process group of its rank may hold the pipe open.
         for thread in self._threads:
             thread.join(timeout=1.0)
 
     def _read(self, rank: int, descriptor: int) -> None:
-        # Universal newlines: a progress bar's carriage return ends a line too.
+        # Universal newlines: the carriage return of a progress bar ends a line too.
         with open(descriptor, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                self._give(rank, line.rstrip("\n"))
+                self._emit(rank, line.rstrip("\n"))
 
-    def _give(self, rank: int | None, line: str) -> None:
+    def _emit(self, rank: int | None, line: str) -> None:
         with self._lock:
             if self._error is not None:
-                return  # go on reading: a rank that cannot write would never end
+                return  # but keep reading: a rank whose pipe is full would block for ever
             try:
                 self.on_line(rank, line)
             except BaseException as error:

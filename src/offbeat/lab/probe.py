@@ -1,7 +1,7 @@
-"""What every rank of ``offbeat lab --check`` runs: Gloo alone, nothing of offbeat.
+"""The script that every rank of ``offbeat lab --check`` runs; it uses Gloo but not offbeat.
 
-The first rank of each node takes part, since what is measured is the nodes' links; ranks 0 and 1
-measure once more where they share a node. Rank 0 prints the seconds as one line of JSON.
+The first rank of each node takes part, since the links of nodes are measured. Ranks 0 and 1
+measure once more if they share a node. Rank 0 prints the times in seconds as one line of JSON.
 """
 
 import json
@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Larger messages go one way at a time in Gloo, although a link takes both at once.
+# Gloo transfers larger messages in one direction at a time, although links are full duplex.
 PIECE = 2**20
 REPEATS, ROUND_TRIPS = 3, 50
 
 
-def measure(size: int, leaders: list[int]) -> dict[str, float]:
-    """Seconds for ``size`` bytes in each pattern, and for a round trip of one byte.
+def time_patterns(size: int, leaders: list[int]) -> dict[str, float]:
+    """Measure the seconds for ``size`` bytes in each pattern, and for a round trip of one byte.
 
-    ``leaders`` are the ranks that take part, two at least; the others wait.
+    ``leaders`` are the ranks that take part, at least two; the other ranks wait.
     """
     links = dist.new_group(leaders)
     numbers = torch.zeros(size // 4)
@@ -42,22 +42,22 @@ def measure(size: int, leaders: list[int]) -> dict[str, float]:
 
 
 def _seconds(ranks: Sequence[int], work: Callable[[], object]) -> float:
-    """The median time of ``work`` on this rank."""
+    """Return the median time of ``work`` on this rank."""
     times = []
     for _ in range(REPEATS + 1):
-        dist.barrier()  # nothing else is on the wire
+        dist.barrier()  # no other message is in flight
         start = time.perf_counter()
         if dist.get_rank() in ranks:
             work()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])  # the first one warms up
+    return statistics.median(times[1:])  # the first is a warm-up
 
 
 def _transfer(size: int, pairs: Sequence[tuple[int, int]]) -> None:
     """Send ``size`` bytes along each (sender, receiver), and wait until all have arrived."""
     me = dist.get_rank()
     works: list[dist.Work | None] = []
-    # All receives first: the word that one is ready would queue behind our own messages.
+    # Receives first: the notification that one is posted would queue behind our own messages.
     for sender, receiver in pairs:
         if me == receiver:
             works += [dist.irecv(piece, sender, tag=tag) for tag, piece in _pieces(size)]
@@ -65,9 +65,9 @@ def _transfer(size: int, pairs: Sequence[tuple[int, int]]) -> None:
         if me == sender:
             works += [dist.isend(piece, receiver, tag=tag) for tag, piece in _pieces(size)]
     for work in works:
-        assert work is not None, "every rank here is a member"
+        assert work is not None, "None only for ranks outside the group"
         work.wait()
-    # A sent message has only been handed to the kernel: the receiver says when it is there.
+    # A send completes when the kernel has the message: the receiver confirms its arrival.
     _round_trips(pairs[0][1], pairs[0][0], 1)
 
 
@@ -87,7 +87,7 @@ def _round_trips(first: int, second: int, times: int = ROUND_TRIPS) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    figures = measure(int(sys.argv[1]), json.loads(sys.argv[2]))
+    figures = time_patterns(int(sys.argv[1]), json.loads(sys.argv[2]))
     if os.environ["RANK"] == "0":
         print(json.dumps(figures), flush=True)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Where ranks run, and one run of a command there."""
+"""The interface of lab and loopback: runs of a command on every rank of a cluster."""
 
 import os
 import socket
@@ -12,34 +12,35 @@ from torch.distributed import TCPStore
 
 from offbeat.lab import fault, launch, leftovers
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.fault import Fault, Reach
+from offbeat.lab.fault import Fault, RunControl
 from offbeat.lab.faults import Cut, Kill
 from offbeat.lab.launch import Entry
 from offbeat.lab.output import OnLine, Output
 
 
-def silent(rank: int | None, line: str) -> None:
-    """Drop a line of output."""
+def discard_line(rank: int | None, line: str) -> None:
+    """Ignore a line of output."""
 
 
 class Runner(ABC):
-    """Runs commands on the ranks of ``world``, one run after the other; a context manager.
+    """Runs a command on every rank of a cluster; a context manager, for one or several runs.
 
-    :class:`~offbeat.lab.Lab` emulates a network, :class:`~offbeat.lab.Loopback` does without.
+    :class:`~offbeat.lab.Lab` emulates a network between nodes, :class:`~offbeat.lab.Loopback` uses
+    the loopback interface.
     """
 
-    world: Cluster
-    key: str  # marks its processes, see leftovers
-    rate: int | None = None  # bit/s of every node's link, each way
+    cluster: Cluster
+    key: str  # marks the processes of this runner, see leftovers
+    rate: int | None = None  # bit/s of every node's link in each direction; None for no limit
     interface: ClassVar[str]
-    store_address: ClassVar[str]  # where ranks find the store
+    store_address: ClassVar[str]  # of the rendezvous store
     has_links: ClassVar[bool]
 
     _runs = 0
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Make the place, after what an earlier lab left behind is removed."""
+        """Remove leftovers of earlier runs, and create what the nodes need."""
 
     @abstractmethod
     def __exit__(
@@ -48,34 +49,34 @@ class Runner(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove the place."""
+        """Remove what was created."""
 
     @abstractmethod
-    def _store(self) -> TCPStore:
-        """A new store that all nodes reach."""
+    def _open_store(self) -> TCPStore:
+        """Create a store that all nodes can reach."""
 
     @abstractmethod
     def _entry(self, node: int) -> Entry:
-        """How a rank gets into a node."""
+        """Return the namespaces of a node."""
 
     @abstractmethod
     def _set_link(self, node: int, up: bool) -> None:
-        """Take a node's link up or down."""
+        """Take the link of a node up or down."""
 
-    def check(
+    def validate(
         self,
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
         faults: Sequence[Fault] = (),
     ) -> None:
-        """Raise the ValueError that :meth:`run` would, before the place is made."""
-        launch.require(command, {**os.environ, **(env or {})})
+        """Raise the ValueError that :meth:`run` would, without running or creating anything."""
+        launch.require_executable(command, {**os.environ, **(env or {})})
         for each in faults:
-            each.check(self.world)
+            each.validate(self.cluster)
             if isinstance(each, Cut) and not self.has_links:
                 raise ValueError(
-                    f"cut: got node {each.node}, but on loopback nodes have no links; run in a Lab"
+                    f"cut: got node {each.node}, but nodes on loopback have no links; use Lab"
                 )
 
     def run(
@@ -86,46 +87,48 @@ class Runner(ABC):
         faults: Sequence[Fault] = (),
         keep_going: bool = False,
         log_dir: str | Path | None = None,
-        on_line: OnLine = silent,
+        on_line: OnLine = discard_line,
     ) -> int:
-        """Run ``command`` on every rank, and return when all have ended.
+        """Run ``command`` on every rank, and return when all ranks have ended.
 
-        Ranks find in their environment what torchrun would set, and the store is this process's:
-        it outlives every rank. ``env`` is added to this process's own environment. ``on_line`` is
-        called with the rank and each line it prints, with None for what the lab has to say;
-        never by two threads at once. With ``log_dir`` each rank prints to a file there instead.
+        The ranks get the environment variables that torchrun sets; this process hosts the store,
+        so that it outlives every rank. ``env`` is added to the environment of this process.
+        ``on_line`` is called with the rank and each line that it prints, and with None for
+        messages of the lab; never from two threads at once. With ``log_dir`` each rank writes to
+        a file in that folder instead. ``faults`` are injected at their times.
 
-        Returns the exit code of the first rank that failed (128 + n for signal n), else 0; the
-        others are then ended, unless ``keep_going``, which ``Kill`` implies. A rank killed on
-        purpose has not failed. Raises ValueError before anything starts if an argument is wrong.
+        Returns the exit code of the first rank that failed (128 + n for signal n), else 0. After
+        a failure the other ranks are terminated, unless ``keep_going``, which ``Kill`` implies. A
+        rank killed by a fault has not failed. Raises ValueError for an invalid argument, before
+        anything is started.
         """
-        self.check(command, env=env, faults=faults)
+        self.validate(command, env=env, faults=faults)
         base = {**os.environ, **(env or {})}
         output = Output(on_line, Path(log_dir) if log_dir is not None else None)
-        store = self._store()  # of this process: it outlives every rank
+        store = self._open_store()
         shared = self._environment(base, store)
-        with launch.Crew(output, self.key) as crew:
-            for rank in range(self.world.size):
-                node = self.world.node_of(rank)
-                environment = {**shared, **self.world.environment(rank)}
-                crew.start(command, environment, node, self._entry(node))
-            reach = Reach(self._set_link, crew.signal_node, crew.kill, output.tell)
-            with fault.scheduled(faults, reach):
-                code = crew.supervise(keep_going or any(isinstance(f, Kill) for f in faults))
+        with launch.RankProcesses(output, self.key) as processes:
+            for rank in range(self.cluster.size):
+                node = self.cluster.node_of(rank)
+                environment = {**shared, **self.cluster.environment(rank)}
+                processes.start(command, environment, node, self._entry(node))
+            control = RunControl(self._set_link, processes.signal_node, processes.kill, output.log)
+            with fault.injected(faults, control):
+                code = processes.supervise(keep_going or any(isinstance(f, Kill) for f in faults))
         output.raise_error()
         return code
 
     def _environment(self, base: Mapping[str, str], store: TCPStore) -> dict[str, str]:
-        """What all ranks share."""
+        """Return the environment variables that are the same on all ranks."""
         self._runs += 1
         return {
-            "OMP_NUM_THREADS": "1",  # many ranks share few cores
-            "PYTHONUNBUFFERED": "1",  # what a rank printed before it was killed has arrived
+            "OMP_NUM_THREADS": "1",  # several ranks share the cores, as with torchrun
+            "PYTHONUNBUFFERED": "1",  # keeps what a rank printed before it was killed
             **base,
             "MASTER_ADDR": self.store_address,
             "MASTER_PORT": str(store.port),
             "GLOO_SOCKET_IFNAME": self.interface,
-            # The launcher hosts the store: rank 0 is a client like all others.
+            # The launcher hosts the store: rank 0 is a client of it, as all other ranks are.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": f"{self.key}-{self._runs}",
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -136,8 +139,8 @@ class Runner(ABC):
 
 
 def host_store(address: str) -> TCPStore:
-    """A store of this process that listens at ``address``, at any free port."""
-    # A socket of our own: left alone, a store listens on every address of the machine.
+    """Create a store in this process that listens on a free port of ``address`` only."""
+    # With a socket of ours: by itself, TCPStore listens on every address of the machine.
     listening = socket.create_server((address, 0))
     port = listening.getsockname()[1]
     descriptor = listening.detach()

@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.comm.meter import Meter
 from offbeat.telemetry.writers import JsonLines, Stats
 
-FOLDER = "OFFBEAT_TELEMETRY"  # environment: where every rank records, one file each
+FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment: where every rank records, one file each
 
 
 class Recorder:
@@ -27,8 +27,10 @@ class Recorder:
         self.meter = meter
         self.loss: float | Tensor | None = None
         self._write: JsonLines | None = None
-        if os.environ.get(FOLDER):
-            self._write = JsonLines(Path(os.environ[FOLDER]) / f"rank{about['rank']}.jsonl")
+        if os.environ.get(FOLDER_VARIABLE):
+            self._write = JsonLines(
+                Path(os.environ[FOLDER_VARIABLE]) / f"rank{about['rank']}.jsonl"
+            )
             self._record("attached", **about)
             meter.spans = []
         self.last: dict[str, float] = {}

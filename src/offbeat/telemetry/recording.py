@@ -34,7 +34,7 @@ class Step:
             spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
         )
 
-    def between(self, kind: str) -> Iterator[tuple[float, float]]:
+    def intervals(self, kind: str) -> Iterator[tuple[float, float]]:
         """Start and end of all spans of a kind; "exchange" stands for every axis."""
         for name, start, end in self.spans:
             if name.partition(":")[0] == kind:
@@ -61,23 +61,23 @@ class Recording:
             text, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(text) + len(newline)
         for line in text.splitlines():
-            self._take(json.loads(line))
+            self._parse_event(json.loads(line))
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _parse_event(self, line: dict[str, Any]) -> None:
         match line["event"]:
             case "attached":
                 self.rank = line["rank"]
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
             case "step":
                 step = Step.parse(line)
-                self._tell_earlier(step)
+                self._extend_earlier_steps(step)
                 self.steps.append(step)
             case "heldout":
                 self.heldout.append((len(self.steps), line["loss"]))
             case "finish":
                 self.distance = line["consensus_distance"]["mean"]
 
-    def _tell_earlier(self, late: Step) -> None:
+    def _extend_earlier_steps(self, late: Step) -> None:
         """A message is written down by the step that waited for it: add it to those before."""
         for kind, start, end in late.spans:
             for index in reversed(range(len(self.steps)) if start < 0 else ()):
