@@ -1,4 +1,4 @@
-"""The command line as people type it."""
+"""The command line: recipes, check and the help texts."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
         assert name in offbeat_command("recipes").output
 
 
-def test_check_says_what_a_text_stands_for() -> None:
+def test_check_prints_the_exchanges_of_an_algorithm() -> None:
     done = offbeat_command("check", "local_sgd(every=4)")
     assert done.exit_code == 0
     assert "Average(every=4, over='world')" in done.output

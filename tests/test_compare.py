@@ -1,4 +1,4 @@
-"""Comparing methods: the numbers must be right, and one failure must not spoil the rest."""
+"""Comparing methods: correct numbers, and results of the other methods when one fails."""
 
 import json
 import os
@@ -70,7 +70,7 @@ dist.destroy_process_group()
 
 
 def step(seconds: float = 1.0, sent: float = 0, stalled: float = 0.0, **more: Any) -> Line:
-    """A line as the telemetry writes it."""
+    """A line as the recorder writes it."""
     numbers = {"seconds": seconds, "bytes_sent": sent, "seconds_stalled": stalled}
     fixed = {"time": 0.0, "messages": 1, "staleness": 0, "loss": None, "spans": []}
     return {"event": "step", **fixed, **numbers, **more}
@@ -236,7 +236,7 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
     assert found.curve.heldout == ((10, 3.5),)
 
 
-def test_bytes_are_summed_over_a_node_and_told_apart_by_axis(tmp_path: Path) -> None:
+def test_bytes_are_summed_over_a_node_and_split_by_axis(tmp_path: Path) -> None:
     axes = {"world": 60, "node": 10, "local": 1000}
     ranks = [[step(sent=1070, bytes_by_axis=axes)] * 5 for _ in range(3)]
     found = measure_run(read_run(write_run(tmp_path, ranks, nodes=[[0, 1], [2]])))
@@ -250,7 +250,7 @@ def test_bytes_are_summed_over_a_node_and_told_apart_by_axis(tmp_path: Path) -> 
     )
 
 
-def test_a_rank_that_is_ahead_is_cut_to_the_others_steps(tmp_path: Path) -> None:
+def test_only_steps_that_all_ranks_completed_count(tmp_path: Path) -> None:
     found = measure_run(read_run(write_run(tmp_path, [[step()] * 7, [step()] * 5])))
     assert found.steps == len(found.curve.seconds) == 5
     assert (found.final_loss, found.heldout_loss, found.distance) == (None, None, None)
@@ -311,7 +311,7 @@ def test_medians_and_the_factor_within_rounds(tmp_path: Path) -> None:
     ("rate", "floor"),
     [(None, 2.0), (8000, 2.0), (2500, 8000 / (2500 * PAYLOAD))],  # 1000 bytes
 )
-def test_floor_is_computing_or_the_wire(tmp_path: Path, rate: int | None, floor: float) -> None:
+def test_floor_is_computation_or_the_link(tmp_path: Path, rate: int | None, floor: float) -> None:
     rounds = {"ddp": [5.0, 10.0], "alone": [2.0, 4.0]}  # the machine was slower for a while
     found = comparison(tmp_path, "ddp,alone", rounds, rate)
     assert found.results[0].floor == Spread((floor + 4.0) / 2, floor, 4.0)
@@ -339,7 +339,7 @@ def test_the_floor_does_not_set_the_target(tmp_path: Path) -> None:
     assert summarize(experiment, setup(), runs).target_loss == 1.0
 
 
-def test_what_failed_or_was_interrupted_is_told_apart(tmp_path: Path) -> None:
+def test_failed_and_interrupted_runs_are_distinguished(tmp_path: Path) -> None:
     methods, baseline = parse_methods("ddp,sgp,local_sgd")
     (tmp_path / "train.py").touch()
     experiment = Experiment(tmp_path / "train.py", methods, baseline)
@@ -399,8 +399,8 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
     assert silent.tracks[0].intervals == ()
 
 
-def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: Path) -> None:
-    """It leaves at the end of every fourth step; who waits for it two steps later tells of it."""
+def test_a_message_in_flight_is_shown_in_all_of_its_steps(tmp_path: Path) -> None:
+    """It is sent at the end of every fourth step, and recorded by the wait two steps later."""
 
     def lines(rank: int) -> list[Line]:
         told = [["exchange:node", -1.75, -0.5], ["exchange:local", 0.0, 0.5]]
@@ -428,7 +428,7 @@ def test_a_message_that_travels_through_steps_is_seen_in_all_of_them(tmp_path: P
 # Networks.
 
 
-def test_without_root_ranks_run_on_loopback_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_ranks_run_on_loopback_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with open_runner(2, 1, "100mbit") as (runner, unshaped):
         assert isinstance(runner, Loopback)

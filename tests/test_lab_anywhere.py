@@ -1,4 +1,4 @@
-"""What of the lab needs neither root nor a network: its options, and ranks on loopback."""
+"""The parts of the lab that need neither root nor a network: options, and runs on loopback."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The page, opened in a real browser: on a phone and on a desk, in the light and in the dark."""
+"""The report in a real browser: narrow and wide, in the light and the dark colour scheme."""
 
 import base64
 import fcntl
@@ -49,7 +49,7 @@ OVERLAPPING_LABELS = """
 
 
 class Browser:
-    """Chromium, spoken to in its own protocol over a pair of pipes: nothing to install or fetch."""
+    """Chromium, controlled over a pair of pipes by its DevTools protocol."""
 
     def __init__(self, profile: Path) -> None:
         assert PROGRAM is not None, "tests without a browser are skipped"

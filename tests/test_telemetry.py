@@ -1,4 +1,4 @@
-"""Numbers that people compare methods by must be right."""
+"""The counters that methods are compared by are exact."""
 
 import json
 import time
@@ -62,7 +62,7 @@ def test_bytes_are_what_the_docstrings_say(text: str, size: int, steps: int, exp
     assert [stats["sent"] for stats in stats_of(text, size, steps)] == [expected] * size
 
 
-def test_a_node_puts_one_model_on_the_wire() -> None:
+def test_a_node_sends_one_model_between_nodes() -> None:
     nodes = ((0, 1, 2), (3, 4, 5))
     # Two steps; each of a node's three ranks sends its third, and a header, to one peer.
     by_axis = [
@@ -95,7 +95,7 @@ def test_stalls_are_the_time_spent_waiting_for_others() -> None:
 
 
 def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither their time nor their bytes, whether the average is evaluated or each rank's own."""
+    """Neither their time nor their bytes count, for the average and for each rank's own model."""
     monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
 
     def worker(world: World) -> None:

@@ -1,4 +1,4 @@
-"""``python -m offbeat``."""
+"""Entry point of ``python -m offbeat``."""
 
 from offbeat.cli import app
 

@@ -14,9 +14,22 @@ from offbeat.compare import command as compare_command
 from offbeat.lab import command as lab_command
 from offbeat.recipes import RECIPES
 
+EPILOG = """
+Examples:
+
+- offbeat recipes
+
+- offbeat check "sgp(overlap=1, wire='bf16')"
+
+- offbeat compare train.py --algorithms 'ddp,sgp(overlap=1)' --rate 250mbit --steps 60
+
+- offbeat lab --nodes 4 --rate 250mbit -- python train.py
+"""
+
 app = typer.Typer(
-    help="Data-parallel training for PyTorch that does not wait for the slowest wire.",
-    epilog="Example: offbeat recipes --json",
+    help="Communication-efficient data-parallel training for PyTorch: Adasum, Stochastic Gradient "
+    "Push, DASO, LAGS-SGD and Asynchronous Adam.",
+    epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -31,37 +44,48 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Declare the options of the program itself."""
 
 
-@app.command(epilog="Examples: offbeat recipes · offbeat recipes --json | jq '.[].name'")
+@app.command(epilog="Example: offbeat recipes --json | jq '.[].name'")
 def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the recipes: what to pass to offbeat.algorithm(), or to a script's --algorithm."""
+    """List the available algorithms, with their arguments and defaults.
+
+    A recipe's text, such as local_sgd(every=4), is what offbeat.algorithm() and the --algorithms
+    option of offbeat compare accept.
+    """
     rows = [
         {
             "name": recipe.__name__,
             "signature": _signature(recipe),
-            "summary": (inspect.getdoc(recipe) or "").splitlines()[0],
+            "summary": (inspect.getdoc(recipe) or "").splitlines()[0].replace("``", "`"),
         }
         for recipe in RECIPES
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("recipe", "what it does", title="offbeat recipes")
+    table = Table("recipe", "description", show_lines=True)
     for row in rows:
         table.add_row(row["signature"], row["summary"])
     Console().print(table)
 
 
 @app.command(epilog='Example: offbeat check "local_sgd(every=4)"')
-def check(text: Annotated[str, typer.Argument(help="An algorithm as on a command line.")]) -> None:
-    """Say what an algorithm's text stands for; exit code 2 if it is not valid."""
+def check(
+    text: Annotated[
+        str, typer.Argument(help="Text of an algorithm, for example local_sgd(every=4).")
+    ],
+) -> None:
+    """Parse the text of an algorithm and print its exchanges; exit code 2 if it is invalid."""
     try:
         typer.echo(offbeat.algorithm(text))
     except ValueError as error:

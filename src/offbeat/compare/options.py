@@ -18,7 +18,7 @@ Script = Annotated[
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- ARGS...]",
+        metavar="ARGS",
         help="Further arguments for the script, after `--`.",
         show_default=False,
     ),

@@ -1,4 +1,4 @@
-"""How far every worker is, live on a terminal."""
+"""The progress of all workers, as a live table in a terminal."""
 
 import time
 from types import TracebackType
@@ -12,10 +12,13 @@ from offbeat.hogwild.worker import LOSS, STEPS
 
 
 class Progress:
-    """A table of steps, steps per second and loss by worker; nothing where nobody looks."""
+    """A live table of steps, steps per second and loss per worker, on standard error.
+
+    Nothing is displayed if standard error is not a terminal. ``board`` has one row per worker.
+    """
 
     def __init__(self, board: Tensor, *, shown: bool) -> None:
-        """Show ``board`` if the output is a terminal."""
+        """Prepare the display of ``board``; ``shown=False`` disables it."""
         console = Console(stderr=True)
         self._board = board
         self._start = time.monotonic()
@@ -23,7 +26,7 @@ class Progress:
         self._shown = shown and console.is_terminal
 
     def __enter__(self) -> "Progress":
-        """Begin to draw."""
+        """Start the display."""
         if self._shown:
             self._live.start()
         return self
@@ -34,21 +37,23 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the last state on the screen."""
+        """Stop the display; its last state stays on the screen."""
         if self._shown:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Draw the present state."""
+        """Display the current contents of ``board``."""
         if self._shown:
-            self._live.update(table(self._board, time.monotonic() - self._start), refresh=True)
+            self._live.update(
+                progress_table(self._board, time.monotonic() - self._start), refresh=True
+            )
 
 
-def table(board: Tensor, seconds: float) -> Table:
-    """One line a worker, rates since the start.
+def progress_table(board: Tensor, seconds: float) -> Table:
+    """Build a table with one row per worker; rates are means over ``seconds``.
 
     >>> import torch
-    >>> table(torch.tensor([[50.0, 0.25]]), seconds=2.0).columns[2]._cells
+    >>> progress_table(torch.tensor([[50.0, 0.25]]), seconds=2.0).columns[2]._cells
     ['25.0']
     """
     shown = Table("worker", "steps", "steps/s", "loss", box=None)

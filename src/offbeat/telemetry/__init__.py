@@ -1,1 +1,1 @@
-"""Telemetry: the recorder of a replica, the writers of its statistics, and their recordings."""
+"""Telemetry: the recorder of a replica, writers for its statistics, and a reader of recordings."""

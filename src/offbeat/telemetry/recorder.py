@@ -1,4 +1,4 @@
-"""What an exchange costs: bytes, messages, waiting and staleness, per step and in total."""
+"""The recorder of a replica: bytes, messages, stall and staleness, per step and in total."""
 
 import os
 import time
@@ -11,19 +11,20 @@ from torch import Tensor
 from offbeat.comm.meter import Meter
 from offbeat.telemetry.writers import JsonLines, Stats
 
-FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment: where every rank records, one file each
+FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment variable: the folder for recordings
 
 
 class Recorder:
-    """Reads a replica's :class:`~offbeat.comm.meter.Meter` once a step, and records it if asked to.
+    """Reads the :class:`~offbeat.comm.meter.Meter` of a replica once per step, and can record it.
 
-    With a folder in the environment variable OFFBEAT_TELEMETRY every rank appends JSON lines to
-    ``rank<r>.jsonl`` there: one for each step (times, bytes, reported loss, spans of waiting and
-    of messages on the wire), reported held-out loss and ``finish``. Costs nothing otherwise.
+    If the environment variable OFFBEAT_TELEMETRY names a folder, every rank appends JSON lines to
+    ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the intervals of
+    forward, backward, stalls and exchanges), one per held-out loss and one for ``finish``.
+    Otherwise it only reads the counters. :mod:`~offbeat.telemetry.recording` reads the files.
     """
 
     def __init__(self, meter: Meter, about: Stats) -> None:
-        """Start counting from here; ``about`` is what a recording begins with."""
+        """Start counting; ``about`` holds "rank" and "nodes", and begins a recording."""
         self.meter = meter
         self.loss: float | Tensor | None = None
         self._write: JsonLines | None = None
@@ -38,13 +39,16 @@ class Recorder:
         self._time = time.perf_counter()
 
     def backward(self, first: float, last: float) -> None:
-        """Note when gradients became ready: before that is forward, after it the optimizer."""
+        """Record the times of the first and the last gradient of a backward, in perf_counter().
+
+        The interval from the start of the step to the first gradient counts as forward.
+        """
         if first > self._time:
             self.meter.span("forward", self._time, first)
             self.meter.span("backward", first, last)
 
     def stepped(self, staleness: int, measures: Callable[[], Stats]) -> None:
-        """Note what this step added; ``measures`` are asked for only while recording."""
+        """Record the counters of a step; ``measures`` is called only while recording."""
         now, totals = time.perf_counter(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
         self.last |= {"seconds": now - self._time, "staleness": staleness}
@@ -55,7 +59,9 @@ class Recorder:
             loss = None if self.loss is None else float(self.loss)
             sent = {
                 axis: count - self._sent.get(axis, 0)
-                for axis, count in dict(self.meter.bytes_sent).items()  # a lane may add one
+                for axis, count in dict(
+                    self.meter.bytes_sent
+                ).items()  # a copy: the thread of a lane may add an axis
             }
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
             self._record("step", **self.last, **more)
@@ -63,19 +69,22 @@ class Recorder:
         self.restart()
 
     def restart(self) -> None:
-        """The next step begins now: what went on since the last one was no training."""
+        """Start the next step now: time and bytes since the last step are not counted."""
         self._before, self._sent = self.meter.totals(), dict(self.meter.bytes_sent)
         self._time = time.perf_counter()
         if self.meter.spans is not None:
             self.meter.spans = []
 
     def report(self, loss: float | Tensor, kind: str) -> None:
-        """Take down a loss: this step's, or one on held-out data."""
+        """Record a loss: ``kind`` is "train" for this step's, or "heldout".
+
+        Raises ValueError for another kind, or a tensor with more than one element.
+        """
         if kind not in ("train", "heldout"):
-            raise ValueError(f"kind={kind!r}, expected 'train' or 'heldout'")
+            raise ValueError(f"kind: got {kind!r}, expected 'train' or 'heldout'")
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(
-                f"the loss is a tensor of shape {tuple(loss.shape)}, expected one number; report "
+                f"loss: got a tensor of shape {tuple(loss.shape)}, expected one number; report "
                 "loss.mean()"
             )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
@@ -85,17 +94,17 @@ class Recorder:
             self._record(kind, loss=float(loss))
 
     def finished(self, distance: dict[str, float]) -> None:
-        """Note how far apart the replicas were just before they were made equal."""
+        """Record the distance of the replicas from their average, just before ``finish()``."""
         self._record("finish", consensus_distance=distance)
 
     def close(self) -> None:
-        """End the recording."""
+        """Close the recording; further events are not recorded."""
         if self._write is not None:
             self._write.close()
             self._write = None
 
     def stats(self) -> Stats:
-        """Numbers for people and files; no communication."""
+        """Return the counters of the last step, in total and by axis; no communication."""
         return {
             "last": dict(self.last),
             "total": self.meter.totals(),

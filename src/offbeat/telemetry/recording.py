@@ -1,4 +1,4 @@
-"""Reading what the ranks record: files that grow while a run goes on."""
+"""A reader of recordings, also of files that grow while a run is in progress."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,25 +6,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-# Kind; start and end in seconds from the start of the step, which may lie outside of it.
-Span = tuple[str, float, float]
-
 
 @final
 @dataclass(frozen=True)
 class Step:
     """One optimizer step of one rank."""
 
-    time: float  # of day, when it ended
+    time: float  # end of the step, in seconds since the epoch
     seconds: float
     bytes_sent: Mapping[str, float]  # by axis: "world", "node", "local"
     seconds_stalled: float
     loss: float | None = None
-    spans: tuple[Span, ...] = ()
+    # (kind, start, end) in seconds since the start of the step; a message may start before it.
+    spans: tuple[tuple[str, float, float], ...] = ()
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> "Step":
-        """Read one line; bytes that are not told by axis count as "world"."""
+        """Build a step from a line of a recording; bytes without an axis count as "world"."""
         return cls(
             time=line["time"],
             seconds=line["seconds"],
@@ -35,7 +33,7 @@ class Step:
         )
 
     def intervals(self, kind: str) -> Iterator[tuple[float, float]]:
-        """Start and end of all spans of a kind; "exchange" stands for every axis."""
+        """Yield start and end of all spans of a kind; "exchange" includes every axis."""
         for name, start, end in self.spans:
             if name.partition(":")[0] == kind:
                 yield start, end
@@ -44,18 +42,18 @@ class Step:
 @final
 @dataclass
 class Recording:
-    """One rank's file, as far as it was read."""
+    """The recording of one rank, as far as :meth:`update` has read it."""
 
     path: Path
     rank: int = 0
     nodes: tuple[tuple[int, ...], ...] = ()  # the ranks of each node
     steps: list[Step] = field(default_factory=list)
-    heldout: list[tuple[int, float]] = field(default_factory=list)  # steps before it, loss
-    distance: float | None = None  # of the replicas, when finish() was called
+    heldout: list[tuple[int, float]] = field(default_factory=list)  # (steps before it, loss)
+    distance: float | None = None  # mean distance of the replicas from their average, at finish()
     _offset: int = 0
 
     def update(self) -> None:
-        """Read the lines that were completed since the last time."""
+        """Read the lines that have been completed since the last call."""
         with self.path.open("rb") as file:
             file.seek(self._offset)
             text, newline, _ = file.read().rpartition(b"\n")
@@ -78,19 +76,25 @@ class Recording:
                 self.distance = line["consensus_distance"]["mean"]
 
     def _extend_earlier_steps(self, late: Step) -> None:
-        """A message is written down by the step that waited for it: add it to those before."""
+        """Add the spans of a message to the earlier steps during which it was in flight.
+
+        A message is recorded by the step that waits for it, with a start before that step.
+        """
         for kind, start, end in late.spans:
             for index in reversed(range(len(self.steps)) if start < 0 else ()):
                 step = self.steps[index]
                 gap = (late.time - late.seconds) - (step.time - step.seconds)
                 if start + gap >= step.seconds:
-                    break  # it left after this step
+                    break  # the message was sent after this step
                 span = (kind, start + gap, end + gap)
                 self.steps[index] = replace(step, spans=(*step.spans, span))
 
 
 def read_run(folder: Path) -> list[Recording]:
-    """The recordings of all ranks that have begun one, in the order of ranks."""
+    """Read the recordings in ``folder``, ordered by rank.
+
+    Ranks that have not completed their first line are left out.
+    """
     recordings = [Recording(path) for path in folder.glob("rank*.jsonl")]
     for recording in recordings:
         recording.update()

@@ -1,15 +1,15 @@
-"""Where statistics go: JSON lines, TensorBoard."""
+"""Writers for the statistics of a replica: JSON lines and TensorBoard."""
 
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-Stats = dict[str, Any]
+Stats = dict[str, Any]  # as returned by Replica.stats()
 
 
 class JsonLines(AbstractContextManager["JsonLines"]):
-    r"""Appends one JSON object a call to a file.
+    r"""A writer that appends one JSON object per call to a file; a context manager.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
@@ -20,13 +20,13 @@ class JsonLines(AbstractContextManager["JsonLines"]):
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open ``path`` for appending; its folder is made."""
+        """Open ``path`` for appending; its folder is created."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # Open as long as this object is; line by line, so that a crash loses nothing.
+        # Line-buffered, so that a crash loses no completed line.
         self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, stats: Stats, **more: Any) -> None:
-        """Write ``replica.stats()`` and whatever else belongs to this step."""
+        """Write ``replica.stats()`` and further values of this step as one line."""
         self._file.write(json.dumps({**stats, **more}) + "\n")
 
     def close(self) -> None:
@@ -39,23 +39,24 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
 
 class TensorBoard(AbstractContextManager["TensorBoard"]):
-    """Writes the numbers of ``replica.stats()`` as scalars; needs the tensorboard package.
+    """A writer that adds ``replica.stats()`` as scalars to a TensorBoard event file.
 
-    Call it like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``.
+    It is called like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``. Raises
+    ValueError if the tensorboard package is not installed.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Open an event file in ``folder``."""
+        """Create an event file in ``folder``."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(
-                "tensorboard is not installed; run: pip install 'offbeat[tensorboard]'"
+                "tensorboard is not installed; install it with: pip install 'offbeat[tensorboard]'"
             ) from error
         self._writer = SummaryWriter(str(folder))
 
     def __call__(self, stats: Stats, **more: float) -> None:
-        """Write one step's scalars: ``last``, ``total``, ``measures``, and your own."""
+        """Add the scalars ``last/*``, ``total/*`` and ``measures/*``, and ``more`` as ``run/*``."""
         groups = {key: stats[key] for key in ("last", "total", "measures")} | {"run": more}
         for group, values in groups.items():
             for name, value in values.items():
