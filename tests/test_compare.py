@@ -21,7 +21,7 @@ from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import LossCurve, measure_run
 from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import open_runner
-from offbeat.compare.timeline import representative
+from offbeat.compare.timeline import representative_steps
 from offbeat.lab import Lab, Loopback, Unavailable
 from offbeat.lab.check import PAYLOAD
 from offbeat.telemetry.recording import Recording, read_run
@@ -388,7 +388,7 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
             for k in range(20)
         ]
 
-    silent, sending = representative("m", read_run(write_run(tmp_path, [lines(0), lines(1)])))
+    silent, sending = representative_steps("m", read_run(write_run(tmp_path, [lines(0), lines(1)])))
     assert silent.title == "without exchange, 12 of 16 steps"
     assert sending.title == "with exchange, 4 of 16 steps"
     # Steps 7, 11, 15 and 19 send; of four the third is the median.
@@ -411,7 +411,7 @@ def test_a_message_in_flight_is_shown_in_all_of_its_steps(tmp_path: Path) -> Non
         ]
 
     recordings = read_run(write_run(tmp_path, [lines(0), lines(1)], nodes=[[0], [1]]))
-    found = representative("m", recordings)
+    found = representative_steps("m", recordings)
     assert [timeline.title for timeline in found] == [
         "without exchange, 8 of 16 steps",
         "message in flight, 4 of 16 steps",

@@ -7,7 +7,7 @@ from typing import final
 
 from offbeat.compare.measure import LossCurve
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 
 
 @final
@@ -34,7 +34,7 @@ def merge_curves(curves: Sequence[LossCurve]) -> LossCurves:
     """Merge the curves of a method's complete runs; long curves are thinned to 400 points."""
     steps = min(len(curve.seconds) for curve in curves)
     clock = [median(curve.seconds[k] for curve in curves) for k in range(steps)]
-    stride = -(-steps // MOST_POINTS)
+    stride = -(-steps // MAX_POINTS)
     shown = sorted({*range(0, steps, stride), steps - 1})
 
     def points(losses: Sequence[Sequence[float | None]]) -> tuple[Point, ...]:

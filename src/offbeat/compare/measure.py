@@ -9,7 +9,7 @@ from typing import final
 
 from offbeat.telemetry.recording import Recording, Step
 
-MOST_WARM_UP = 10
+MAX_WARM_UP = 10
 
 
 @final
@@ -74,7 +74,7 @@ def warm_up(steps: int) -> int:
     >>> [warm_up(steps) for steps in (1, 2, 20, 60, 1000)]
     [0, 1, 4, 10, 10]
     """
-    return min(MOST_WARM_UP, math.ceil(steps / 5), steps - 1)
+    return min(MAX_WARM_UP, math.ceil(steps / 5), steps - 1)
 
 
 def measure_run(recordings: Sequence[Recording]) -> Measures:

@@ -12,7 +12,7 @@ from offbeat.telemetry.recording import Recording, Step
 
 KINDS = ("forward", "backward", "stall", "exchange")
 EXCHANGES = ("without exchange", "message in flight", "with exchange")
-MOST_RANKS = 8
+MAX_RANKS = 8
 
 
 @final
@@ -52,11 +52,11 @@ def timelines(experiment: Experiment, runs: Sequence[Run]) -> list[Timeline]:
     for method in experiment.methods:
         complete = [run for run in runs if run.method == method and run.code == 0]
         if complete:
-            shown += representative(method.text, complete[-1].recordings())
+            shown += representative_steps(method.text, complete[-1].recordings())
     return shown
 
 
-def representative(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
+def representative_steps(method: str, recordings: Sequence[Recording]) -> list[Timeline]:
     """Select the step of median time, one for each kind of exchange that occurs.
 
     The kinds are steps without an exchange, steps during which a message of an earlier step is
@@ -89,7 +89,7 @@ def _timeline(
     ordered = sorted(steps, key=lambda step: fmean(rank.seconds for rank in step))
     middle = ordered[len(ordered) // 2]
     tracks = [_track(r.rank, step) for r, step in zip(recordings, middle, strict=True)]
-    return Timeline(method, title, tuple(tracks[:MOST_RANKS]), len(tracks[MOST_RANKS:]))
+    return Timeline(method, title, tuple(tracks[:MAX_RANKS]), len(tracks[MAX_RANKS:]))
 
 
 def _track(rank: int, step: Step) -> Track:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-MOST_NODES = 200  # each has an address in one /24
+MAX_NODES = 200  # each has an address in one /24
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Cluster:
 
         Raises ValueError for a number of nodes outside 1 to 200, or a node without ranks.
         """
-        if not 1 <= nodes <= MOST_NODES:
-            raise ValueError(f"nodes: got {nodes}, expected 1 to {MOST_NODES}; for example 4")
+        if not 1 <= nodes <= MAX_NODES:
+            raise ValueError(f"nodes: got {nodes}, expected 1 to {MAX_NODES}; for example 4")
         if isinstance(procs_per_node, int):
             procs_per_node = [procs_per_node] * nodes
         per_node = tuple(procs_per_node)
