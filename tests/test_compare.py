@@ -393,10 +393,10 @@ def test_timeline_shows_the_median_step_and_the_rare_exchange(tmp_path: Path) ->
     assert sending.title == "with exchange, 4 of 16 steps"
     # Steps 7, 11, 15 and 19 send; of four the third is the median.
     assert [track.seconds for track in sending.tracks] == [1.0 + 15 / 16, 2.0 + 15 / 16]
-    shown = [(part.kind, part.start, part.end) for part in sending.tracks[0].intervals]
+    shown = [(part.kind, part.start, part.end) for part in sending.tracks[0].spans]
     # Joined, and cut to the step.
     assert shown == [("forward", 0.0, 0.25), ("exchange", 0.0, 1.9375)]
-    assert silent.tracks[0].intervals == ()
+    assert silent.tracks[0].spans == ()
 
 
 def test_a_message_in_flight_is_shown_in_all_of_its_steps(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_message_in_flight_is_shown_in_all_of_its_steps(tmp_path: Path) -> Non
         "with exchange, 4 of 16 steps",
     ]
     steps = recordings[0].steps
-    assert [list(steps[k].intervals("exchange")) for k in (7, 8, 9)] == [
+    assert [list(steps[k].spans_of("exchange")) for k in (7, 8, 9)] == [
         [(0.25, 1.5)],
         [(-0.75, 0.5)],
         [(-1.75, -0.5), (0.0, 0.5)],

@@ -17,7 +17,7 @@ MAX_RANKS = 8
 
 @final
 @dataclass(frozen=True)
-class Interval:
+class Span:
     """An activity of a rank, from ``start`` to ``end`` in seconds since the start of its step."""
 
     kind: str
@@ -28,11 +28,11 @@ class Interval:
 @final
 @dataclass(frozen=True)
 class Track:
-    """The intervals of one step on one rank."""
+    """The spans of one step on one rank."""
 
     rank: int
     seconds: float
-    intervals: tuple[Interval, ...]
+    spans: tuple[Span, ...]
 
 
 @final
@@ -93,14 +93,14 @@ def _timeline(
 
 
 def _track(rank: int, step: Step) -> Track:
-    found = [Interval(kind, *ends) for kind in KINDS for ends in _merged(step, kind)]
+    found = [Span(kind, *ends) for kind in KINDS for ends in _merged(step, kind)]
     return Track(rank, step.seconds, tuple(found))
 
 
 def _merged(step: Step, kind: str) -> list[tuple[float, float]]:
-    """Return the intervals of a kind, cut to the step; adjacent ones are joined."""
+    """Return the spans of a kind, cut to the step; adjacent ones are joined."""
     merged: list[tuple[float, float]] = []
-    for start, end in sorted(step.intervals(kind)):
+    for start, end in sorted(step.spans_of(kind)):
         start, end = max(0.0, start), min(step.seconds, end)
         # A gap below a thousandth of the step is not visible in the chart.
         if merged and start <= merged[-1][1] + step.seconds / 1000:

@@ -18,7 +18,7 @@ class Recorder:
     """Reads the :class:`~offbeat.comm.meter.Meter` of a replica once per step, and can record it.
 
     If the environment variable OFFBEAT_TELEMETRY names a folder, every rank appends JSON lines to
-    ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the intervals of
+    ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the spans of
     forward, backward, stalls and exchanges), one per held-out loss and one for ``finish``.
     Otherwise it only reads the counters. :mod:`~offbeat.telemetry.recording` reads the files.
     """
@@ -57,12 +57,9 @@ class Recorder:
                 (kind, a - self._time, b - self._time) for kind, a, b in self.meter.spans or ()
             ]
             loss = None if self.loss is None else float(self.loss)
-            sent = {
-                axis: count - self._sent.get(axis, 0)
-                for axis, count in dict(
-                    self.meter.bytes_sent
-                ).items()  # a copy: the thread of a lane may add an axis
-            }
+            # A copy, since the thread of a lane may add an axis meanwhile.
+            totals_by_axis = dict(self.meter.bytes_sent).items()
+            sent = {axis: count - self._sent.get(axis, 0) for axis, count in totals_by_axis}
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
             self._record("step", **self.last, **more)
             self.loss = None

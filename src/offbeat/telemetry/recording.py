@@ -32,7 +32,7 @@ class Step:
             spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
         )
 
-    def intervals(self, kind: str) -> Iterator[tuple[float, float]]:
+    def spans_of(self, kind: str) -> Iterator[tuple[float, float]]:
         """Yield start and end of all spans of a kind; "exchange" includes every axis."""
         for name, start, end in self.spans:
             if name.partition(":")[0] == kind:
