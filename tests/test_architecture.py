@@ -112,7 +112,11 @@ def calls_of_distributed(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             owner, _, last = called.rpartition(".")
-            if called.split(".")[0] in names or any(owner.startswith(m) for m in modules) or ("process_group" in owner and last in METHODS):
+            if (
+                called.split(".")[0] in names
+                or any(owner.startswith(m) for m in modules)
+                or ("process_group" in owner and last in METHODS)
+            ):
                 yield called
 
 

@@ -249,7 +249,7 @@ class Algorithm:
             )
         if self.gradients is not None and self.parameters and self.parameters.on_failure != "raise":
             raise ValueError(
-                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a rank may "
-                "be lost inside backward, which leaves .grad without a valid gradient; leave the "
-                "gradients slot empty, or use on_failure='raise'"
+                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a rank "
+                "may be lost inside backward, which leaves .grad without a valid gradient; leave "
+                "the gradients slot empty, or use on_failure='raise'"
             )

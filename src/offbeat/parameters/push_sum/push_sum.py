@@ -96,9 +96,9 @@ class PushSum(ParameterExchange[PushSumState]):
         check_settings(self)
         if self.on_failure == "continue" and self.over == "node":
             raise ValueError(
-                "on_failure='continue' with over='node' (within='local'): a rank may be lost inside "
-                "backward, which leaves incomplete values in .grad; use on_failure='raise', or let "
-                "ranks gossip (within=None)"
+                "on_failure='continue' with over='node' (within='local'): a rank may be lost "
+                "inside backward, which leaves incomplete values in .grad; use "
+                "on_failure='raise', or let ranks gossip (within=None)"
             )
 
     def init(self, site: Site) -> PushSumState:
