@@ -55,7 +55,8 @@ def _build_table(
 
 
 def _name(result: Result) -> Text:
-    role = "baseline" if result.is_baseline else "floor" if result.is_floor else ""
+    role = "no communication" if result.is_floor else ""
+    role = "baseline" if result.is_baseline else role
     return Text.assemble((result.name, "bold"), (f"\n{role}" if role else "", "dim"))
 
 
