@@ -10,10 +10,7 @@ from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
 from offbeat.settings import check_values
-from offbeat.topology.digraph import Digraph
-from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
-from offbeat.topology.graph import Topology
-from offbeat.topology.phases import Phases, Symmetric
+from offbeat.topology import Symmetric, Topology, as_topology
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
 _parser = threading.Lock()
@@ -153,7 +150,7 @@ def sgp(
     1
     """
     gossip = PushSum(
-        topology=_graph(topology, peers),
+        topology=as_topology(topology, peers),
         over=_between(within),
         overlap=overlap,
         wire=wire,
@@ -175,7 +172,7 @@ def d_psgd(
     >>> d_psgd("bipartite").parameters.topology
     Symmetric(graph=BipartiteExponential())
     """
-    graph = Symmetric(_graph(topology, peers=1))
+    graph = Symmetric(as_topology(topology, peers=1))
     gossip = PushSum(topology=graph, over=_between(within), wire=wire)
     return Algorithm(gradients=_inside(within), parameters=gossip)
 
@@ -333,30 +330,3 @@ def _inside(within: Within) -> Mean | None:
 
 def _between(within: Within) -> Literal["world", "node"]:
     return "node" if within == "local" else "world"
-
-
-def _graph(topology: Graph, peers: int) -> Topology:
-    named: dict[str, Topology] = {
-        "exponential": Exponential(peers),
-        "ring": Ring(),
-        "bipartite": BipartiteExponential(),
-        "complete": Complete(),
-    }
-    if peers != 1 and topology != "exponential":
-        raise ValueError(
-            f"peers={peers} with topology={topology!r}: only topology='exponential' takes a "
-            "number of peers; leave peers=1"
-        )
-    if isinstance(topology, Topology):
-        return topology
-    if isinstance(topology, str) and topology in named:
-        return named[topology]
-    if isinstance(topology, list | tuple) and all(isinstance(p, list | tuple) for p in topology):
-        return Phases(tuple((count, _graph(graph, peers=1)) for count, graph in topology))
-    makes_graphs = callable(topology) and not isinstance(topology, type)
-    if makes_graphs or hasattr(topology, "is_directed"):
-        return Digraph(topology)
-    raise ValueError(
-        f"topology={topology!r}, expected one of {', '.join(map(repr, named))}, a Topology, a "
-        "networkx graph or a function that makes one, or phases: [(9, 'complete'), (None, 'ring')]"
-    )

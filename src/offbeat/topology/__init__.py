@@ -10,6 +10,7 @@ from offbeat.topology.graph import (
     mixing_matrix,
     validate,
 )
+from offbeat.topology.named import as_topology
 from offbeat.topology.phases import Phases, Symmetric
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Ring",
     "Symmetric",
     "Topology",
+    "as_topology",
     "keeps_weights",
     "mixing_matrices",
     "mixing_matrix",
