@@ -63,12 +63,9 @@ format: setup  ## rewrite the code as lint wants it
 demo: setup  ## run examples/demo.py
 	$(BIN)/python examples/demo.py
 
-bench: setup  ## run every script in bench/ (minutes each)
-# One that fails does not stop the others.
-	@failed=; for f in bench/*.py; do \
-		case $${f##*/} in _*) continue;; esac; \
-		echo "== $$f"; $(BIN)/python "$$f" || failed="$$failed $$f"; \
-	done; [ -z "$$failed" ] || { echo "bench: failed:$$failed" >&2; exit 1; }
+bench: setup  ## list the benchmarks and how to run one, some or all
+	@$(BIN)/python -m bench
+	@echo "Prefix with $(BIN)/, for example: $(BIN)/python -m bench run sgp/speed"
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""The benches of asynchronous Adam: baselines that converge, times that are read off right."""
+"""The benches of asynchronous Adam: baselines that converge, times that are read off correctly."""
 
 import importlib
 from pathlib import Path
@@ -9,23 +9,28 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-BENCH = Path(__file__).parent.parent / "bench"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.fixture
 def sparse(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The problem and the baselines, interpreted: compiling takes longer than they do."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    import _sparse
+    from bench.async_adam import sparse_problem
 
-    monkeypatch.setattr(_sparse, "sgd_pass", getattr(_sparse.sgd_pass, "py_func", None))
-    return _sparse
+    interpreted = getattr(sparse_problem.sgd_pass, "py_func", None)
+    monkeypatch.setattr(sparse_problem, "sgd_pass", interpreted)
+    return sparse_problem
 
 
 @pytest.fixture
-def curves(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("_curves")
+def curves() -> ModuleType:
+    return importlib.import_module("bench.async_adam.curves")
 
 
 def test_a_loss_is_reached_between_two_looks(curves: ModuleType) -> None:
@@ -55,9 +60,8 @@ def test_methods_are_compared_within_a_turn(
     assert (one.pace, two.pace) == (0.5, 2.0)
 
 
-def test_ratios_are_medians_over_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    speed = importlib.import_module("async_adam_speed")
+def test_ratios_are_medians_over_turns() -> None:
+    speed = importlib.import_module("bench.async_adam.speed")
     assert speed.ratio([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == 2.0
 
 
@@ -89,6 +93,6 @@ def test_the_baselines_find_the_optimum(
     problem = sparse.generate(0.3, n=64, d=10)
     best = LogisticRegression(C=1 / (sparse.L2 * 64), fit_intercept=False, tol=1e-8)
     optimum = problem.loss(best.fit(problem.x, problem.y).coef_[0])
-    curve = curves.watch(sparse.baseline(svrg=svrg)(problem, 0.5), problem, 100)
+    curve = curves.record(sparse.baseline(svrg=svrg)(problem, 0.5), problem, 100)
     assert curve.loss[-1] < near * optimum  # SGD: noise of small batches at a constant step
     assert curve.loss[0] == pytest.approx(np.log(2))

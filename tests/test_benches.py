@@ -1,4 +1,4 @@
-"""The benches train what they say, and judge by what they find."""
+"""The benches are listed, run what they declare, and judge by what they measure."""
 
 import importlib
 import json
@@ -15,25 +15,43 @@ from typer.testing import CliRunner
 
 import offbeat
 
-BENCH = Path(__file__).parent.parent / "bench"
-KINDS = ("sgp", "adasum", "daso", "async_adam")
-LAGS = [BENCH / f"lags_{name}.py" for name in ("convergence", "models", "speed")]
-SCRIPTS = [*(path for kind in KINDS for path in sorted(BENCH.glob(f"{kind}_*.py"))), *LAGS]
-RESULTS = sorted((BENCH / "results").glob("*.md"))
-BRIEF = ("sgp", "daso", "async_adam", "ranks", "steps", "pause")
-SHORT = sorted(f for kind in BRIEF for f in BENCH.glob(f"*{kind}*.py"))
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+METHODS = ("sgp", "adasum", "daso", "async_adam", "lags", "ddp")
+BENCHES = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for method in METHODS
+    for path in (ROOT / "bench" / method).glob("*.py")
+    if "\nBENCH = Bench(" in path.read_text("utf-8")
+)
+FILES = sorted((ROOT / "bench").glob("*/*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that results go into instead of the committed ones."""
+    from bench.harness import files
+
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
+    return tmp_path
 
 
 @pytest.fixture
 def sgp(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that the benches share, with noise instead of digits."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    import _sgp
+    """The task of the SGP benches, with noise instead of digits."""
+    from bench.sgp import task
 
     labels = torch.arange(40) % 10
     images = torch.nn.functional.one_hot(labels, 196).float()
-    monkeypatch.setattr(_sgp, "data", lambda: ((images, labels), (images, labels)))
-    return _sgp
+    monkeypatch.setattr(task, "data", lambda: ((images, labels), (images, labels)))
+    return task
 
 
 def case(sgp: ModuleType, algorithm: offbeat.Algorithm, steps: int, **settings: Any) -> Any:
@@ -71,91 +89,167 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(sgp: ModuleT
 
 
 def test_a_report_holds_every_row_and_verdict(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import _claims
+    from bench.harness.bench import Bench
+    from bench.harness.claim import Claim
+    from bench.harness.report import report
 
-    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
-    false = _claims.Claim("faster", "2 x", "0.9 x", holds=False)
-    _claims.report("some", "Table", ("method", "ours"), [("SGP", "97.0%")], [false], extra=[1])
-    written = json.loads((tmp_path / "some.json").read_text("utf-8"))
+    false = Claim("faster", "2 x", "0.9 x", holds=False)
+    bench = Bench(name="sgp/some", claim="", minutes=1)
+    steps = {4: [3.0, 1.0, 2.0, 2.0]}
+    report(bench, "Table", ("method", "ours"), [("SGP", "97.0%")], [false], measured=steps)
+    written = json.loads((results / "sgp" / "some.json").read_text("utf-8"))
     assert written["rows"] == [["SGP", "97.0%"]]
     assert written["claims"][0] == {
         "text": "faster", "paper": "2 x", "ours": "0.9 x", "holds": False
     }  # fmt: skip
-    assert written["extra"] == [1]
+    assert written["measured"] == {"4": {"median": 2.0, "min": 1.0, "max": 3.0, "n": 4}}
+    raw = json.loads((results / "raw" / "sgp" / "some.json").read_text("utf-8"))
+    assert raw["measured"] == {"4": [3.0, 1.0, 2.0, 2.0]}
     said = capsys.readouterr().out
     assert "97.0%" in said
     assert "NO" in said
 
 
-@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_benches_stay_short(path: Path) -> None:
-    assert path.read_text("utf-8").count("\n") <= 150
+    limit = 150 if path.parent.name in ("sgp", "daso", "async_adam", "harness") else 220
+    assert path.read_text("utf-8").count("\n") <= limit
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_committed_result_has_its_script_and_the_verdicts_of_its_page(path: Path) -> None:
-    assert (BENCH / f"{path.stem}.py").exists()
-    claims = json.loads(path.with_suffix(".json").read_text("utf-8"))["claims"]
-    lines = path.read_text("utf-8").splitlines()[2:]
+def test_every_bench_is_listed_with_its_minutes() -> None:
+    from bench.__main__ import app
+
+    listed = CliRunner().invoke(app, ["list", "--json"])
+    assert listed.exit_code == 0, listed.output
+    found = {bench["name"]: bench for bench in json.loads(listed.output)}
+    assert sorted(found) == BENCHES
+    for bench in found.values():
+        assert bench["claim"]
+        assert 0 < bench["minutes"] <= 10
+        assert bench["full_minutes"] is None or bench["full_minutes"] > bench["minutes"]
+    table = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
+    assert all(f"{name} " in table.output for name in BENCHES)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_declares_its_own_name_and_options(name: str) -> None:
+    pytest.importorskip("pytorch_optimizer", reason="LAMB comes from the bench extra")
+    module = importlib.import_module(f"bench.{name.replace('/', '.')}")
+    assert module.BENCH.name == name
+    done = CliRunner().invoke(module.app, ["--help"])
+    assert done.exit_code == 0, done.output
+    assert "Examples" in done.output
+    assert ("--full" in done.output.split("Examples")[0]) == (module.BENCH.full_minutes is not None)
+
+
+def test_benches_are_chosen_by_name_folder_or_module() -> None:
+    from bench.harness.catalogue import select
+
+    assert [bench.name for bench in select(["sgp/speed", "daso.speed"])] == [
+        "sgp/speed", "daso/speed"
+    ]  # fmt: skip
+    assert {bench.name for bench in select(["lags/"])} == {n for n in BENCHES if n[:4] == "lags"}
+    with pytest.raises(ValueError, match="did you mean sgp/speed"):
+        select(["spg/speed"])
+
+
+def test_a_bench_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.__main__ import app
+    from bench.harness import execute, page
+
+    ran = []
+
+    def command(bench: Any, full: bool) -> list[str]:
+        ran.append((bench.name, full))
+        return [sys.executable, "-c", f"exit({bench.name == 'ddp/overhead'})"]
+
+    monkeypatch.setattr(execute.execute, "__defaults__", (False, command))
+    monkeypatch.setattr(page, "rewrite", lambda: False)
+    failing = CliRunner().invoke(app, ["run", "ddp", "lags/speed", "--full"])
+    assert ran == [("lags/speed", True), ("ddp/overhead", True)]
+    assert failing.exit_code == 1
+    assert "failed: ddp/overhead" in failing.output
+    assert CliRunner().invoke(app, ["run", "lags/speed"]).exit_code == 0
+    assert CliRunner().invoke(app, ["run"]).exit_code == 2
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.harness import files, page
+
+    committed = files.PAGE.read_text("utf-8")
+    copy = tmp_path / "benchmarks.md"
+    copy.write_text(committed, encoding="utf-8")
+    monkeypatch.setattr(files, "PAGE", copy)
+    assert not page.rewrite()
+    copy.write_text(committed.replace("| 4 |", "| 5 |"), encoding="utf-8")
+    assert page.rewrite()
+    assert copy.read_text("utf-8") == committed
+    shown = {block["name"] for block in page.BLOCK.finditer(committed)}
+    assert shown == set(BENCHES)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_committed_result_has_its_bench_and_its_verdicts(name: str) -> None:
+    claims = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["claims"]
+    lines = (RESULTS / f"{name}.md").read_text("utf-8").splitlines()[2:]
     verdicts = [(c["text"], c["paper"], c["ours"], "yes" if c["holds"] else "NO") for c in claims]
     assert claims
     assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts]
 
 
+def test_results_are_those_of_benches_and_hold_no_recordings() -> None:
+    paths = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(RESULTS).with_suffix("")) for path in paths} == set(BENCHES)
+    texts = [path.read_text("utf-8") for path in paths if path.suffix == ".json"]
+    assert max(text.count("\n") for text in texts) < 1000
+
+
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """Imports a bench whose runs are made up, and whose results go into ``tmp_path``."""
-    monkeypatch.syspath_prepend(str(BENCH))
+def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], ModuleType]:
+    """Imports a bench whose runs are made up, and whose results go into ``results``."""
 
     def fetch(name: str) -> ModuleType:
-        import _claims
-        import _daso
-        import _sgp
-        import _sgp_lab
-        import _steps
+        from bench.daso import task as daso
+        from bench.harness import step_times
+        from bench.sgp import task
 
         def made_up(case: Any, look: Any = None) -> Any:
             # All-reduce takes twice as long; every seed deviates by a little.
             seconds = 0.2 if case.name == "AR-SGD" else 0.1
-            return _sgp.Outcome(seconds, 0.95, 0.9 + case.seed / 1000, (2.0, 1.0))
+            return task.Outcome(seconds, 0.95, 0.9 + case.seed / 1000, (2.0, 1.0))
 
-        def pace(case: Any) -> Any:
+        def step_time(case: Any) -> Any:
             # Whatever waits for all gradients takes three times as long.
             seconds = 0.3 if "DDP" in case.name or "ddp" in case.name else 0.1
-            return _steps.Pace(seconds, case.steps * seconds, 0.0, 0.15)
+            return step_times.StepTime(seconds, case.steps * seconds, 0.0, 0.15)
 
         def learnt(case: Any) -> Any:
             # More workers and rarer exchanges are worse; averaged gradients suffer least.
             quality = 0.95 - case.workers / (200 if case.name == "ddp" else 100)
             rare = case.name in ("no cool-down", "B = 8", "B = 16")
-            course = _daso.Course([0.1, 0.1], [(1, 0.5), (2, quality)], [4, 4])
-            return _daso.Outcome(quality - rare / 100, (2.0, 1.0), course)
+            course = daso.Course([0.1, 0.1], [(1, 0.5), (2, quality)], [4, 4])
+            return daso.Outcome(quality - rare / 100, (2.0, 1.0), course)
 
-        monkeypatch.setattr(_claims, "RESULTS", tmp_path)
-        monkeypatch.setattr(_daso, "in_threads", learnt)
-        monkeypatch.setattr(_steps, "paces", lambda cases, *where: [*map(pace, cases)])
-        monkeypatch.setattr(_sgp, "in_threads", made_up)
-        monkeypatch.setattr(
-            _sgp_lab, "in_lab", lambda cases, rate=None: [made_up(each) for each in cases]
-        )
-        monkeypatch.delitem(sys.modules, name, raising=False)  # it took the real ones by name
-        return importlib.import_module(name)
+        module = importlib.import_module(f"bench.{name.replace('/', '.')}")
+        runs: dict[str, Callable[..., Any]] = {
+            "in_threads": learnt if name.startswith("daso") else made_up,
+            "in_lab": lambda cases, rate=None: [made_up(each) for each in cases],
+            "step_times": lambda cases, *where: [*map(step_time, cases)],
+        }
+        for key, run in runs.items():
+            if hasattr(module, key):
+                monkeypatch.setattr(module, key, run)
+        return module
 
     return fetch
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_bench_tells_how_to_use_it(path: Path, bench: Callable[[str], ModuleType]) -> None:
-    done = CliRunner().invoke(bench(path.stem).app, ["--help"])
-    assert done.exit_code == 0, done.output
-    assert "Examples" in done.output
-
-
 @pytest.mark.parametrize(
-    "name", ["sgp_scaling", "sgp_variation", "sgp_graphs", "sgp_overlap", "sgp_budget"]
+    "name", ["sgp/scaling", "sgp/variation", "sgp/graphs", "sgp/overlap", "sgp/budget"]
 )
 def test_verdicts_follow_from_the_runs(
     name: str, bench: Callable[[str], ModuleType], tmp_path: Path
@@ -177,7 +271,7 @@ def test_verdicts_follow_from_the_runs(
 def test_deviations_that_follow_the_learning_rate_are_found_to(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module = bench("sgp_deviations")
+    module = bench("sgp/deviations")
 
     def proportional(case: Any, look: Callable[[int, int, torch.nn.Module], None]) -> None:
         scale = 2.0 if case.name == "sparse" else 1.0
@@ -190,7 +284,7 @@ def test_deviations_that_follow_the_learning_rate_are_found_to(
     monkeypatch.setattr(module, "in_threads", proportional)
     done = CliRunner().invoke(module.app, ["--world", "4", "--steps", "1"])
     assert done.exit_code == 0, done.output + str(done.exception)
-    result = json.loads((tmp_path / "sgp_deviations.json").read_text("utf-8"))
+    result = json.loads((tmp_path / "sgp/deviations.json").read_text("utf-8"))
     assert all(claim["holds"] for claim in result["claims"])
     assert "2.0 x less" in [claim["ours"] for claim in result["claims"]]
 
@@ -206,8 +300,8 @@ def claims_of(bench: Callable[[str], ModuleType], name: str, folder: Path) -> di
 def test_what_takes_a_third_of_the_time_is_faster_and_keeps_its_share(
     bench: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
-    assert all(claims_of(bench, "daso_speed", tmp_path).values())
-    found = claims_of(bench, "daso_scaling", tmp_path)
+    assert all(claims_of(bench, "daso/speed", tmp_path).values())
+    found = claims_of(bench, "daso/scaling", tmp_path)
     # The same share is saved with every number of nodes.
     assert [text for text, holds in found.items() if not holds] == [
         "with the most nodes less is saved, since there are fewer steps"
@@ -217,19 +311,16 @@ def test_what_takes_a_third_of_the_time_is_faster_and_keeps_its_share(
 def test_what_is_worse_with_more_workers_is_found_to_be_and_drawn(
     bench: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
-    found = claims_of(bench, "daso_accuracy", tmp_path)
+    found = claims_of(bench, "daso/accuracy", tmp_path)
     assert {text for text, holds in found.items() if not holds} == {
         f"{task}: DASO comes near ddp but with the most workers ({figure})"
         for task, figure in (("digits", "Fig. 7"), ("shapes", "Fig. 9"))
     }
-    assert (tmp_path / "daso_accuracy.png").stat().st_size > 10_000
+    assert (tmp_path / "daso/accuracy.png").stat().st_size > 10_000
 
 
-def test_a_pace_is_that_of_the_slowest_rank_after_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from _steps import Pace
+def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
+    from bench.harness.step_times import StepTime
 
     from offbeat.telemetry.recording import Recording, Step
 
@@ -241,14 +332,11 @@ def test_a_pace_is_that_of_the_slowest_rank_after_the_warm_up(
         (recording(1.0, ("exchange:node", -1.0, 0.5), ("exchange:local", 0.0, 0.2)), 10.0),
         (recording(2.0), 11.0),
     ]
-    assert Pace.of(ranks, warm_up=1) == Pace(step=2.0, whole=11.0, stalled=0.1, travel=1.5)
+    assert StepTime.of(ranks, warm_up=1) == StepTime(step=2.0, whole=11.0, stalled=0.1, travel=1.5)
 
 
-def test_virtual_workers_on_nodes_learn_and_their_course_is_noted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import _daso
+def test_virtual_workers_on_nodes_learn_and_their_course_is_recorded() -> None:
+    from bench.daso import task as daso
 
     labels = torch.arange(40) % 10
     images = torch.nn.functional.one_hot(labels, 196).float()
@@ -258,13 +346,13 @@ def test_virtual_workers_on_nodes_learn_and_their_course_is_noted(
         return 0.0, (model(part[0]).argmax(1) == part[1]).float().mean().item()
 
     parts = (images, labels), (images, labels)
-    task = _daso.Task("noise", "accuracy", lambda: net, lambda: parts, evaluate, 16, 0.4)
+    task = daso.Task("noise", "accuracy", lambda: net, lambda: parts, evaluate, 16, 0.4)
 
     def algorithm(steps: int) -> offbeat.Algorithm:
         return offbeat.daso(every=8, total_steps=steps, warmup_steps=4, cooldown_steps=4)
 
-    case = _daso.Case("test", task, algorithm, 4, samples=4 * 16 * 48, follow=True)
-    outcome = _daso.in_threads(case)
+    case = daso.Case("test", task, algorithm, 4, samples=4 * 16 * 48, follow=True)
+    outcome = daso.in_threads(case)
     assert outcome.quality > 0.5
     apart = outcome.course.distance
     assert apart[:4] == apart[-4:] == [0.0] * 4  # warm-up and cool-down
@@ -275,7 +363,7 @@ def test_virtual_workers_on_nodes_learn_and_their_course_is_noted(
 def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
     bench: Callable[[str], ModuleType],
 ) -> None:
-    module = bench("adasum_throughput")
+    module = bench("adasum/throughput")
     seconds = {module.ALONE: 1.0, module.REDUCE: 3.0, module.DDP: 2.5, module.FP32: 3.1}
     for narrow, over, faster in ((2.4, 3.1, True), (2.6, 3.2, False)):
         found = module.claims(4, seconds | {module.BF16: narrow, module.FP32: over})
@@ -285,7 +373,7 @@ def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
 def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
     bench: Callable[[str], ModuleType],
 ) -> None:
-    module = bench("adasum_lenet")
+    module = bench("adasum/lenet")
 
     def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
         return module.Run(method, workers, lr, accuracy, [], 1.0)
@@ -305,7 +393,7 @@ def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
     bench: Callable[[str], ModuleType],
 ) -> None:
     pytest.importorskip("pytorch_optimizer", reason="LAMB comes from the bench extra")
-    module = bench("adasum_large_batch")
+    module = bench("adasum/large_batch")
     assert module.steps_to(2.0, [3.0, 2.0, 2.5]) == 2 * module.EVERY
     assert module.steps_to(1.0, [3.0, 2.0]) is None
 
@@ -321,7 +409,7 @@ def test_verdicts_on_lags_follow_from_the_times(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    module = bench(f"lags_{name}")
+    module = bench(f"lags/{name}")
     times = {**METHODS, "lags": lags}
 
     def made_up(nodes: int, rate: Any, models: Any, methods: Any, *more: Any) -> Any:
@@ -334,7 +422,7 @@ def test_verdicts_on_lags_follow_from_the_times(
     monkeypatch.setattr(module, "in_lab", made_up)
     done = CliRunner().invoke(module.app, ["--nodes", "4"])
     assert done.exit_code == 0, done.output + str(done.exception)
-    result = json.loads((tmp_path / f"lags_{name}.json").read_text("utf-8"))
+    result = json.loads((tmp_path / f"lags/{name}.json").read_text("utf-8"))
     assert result["rows"]
     judged = {claim["text"]: claim["holds"] for claim in result["claims"]}
     assert [holds for text, holds in judged.items() if "faster than dense" in text.lower()] != []
@@ -348,8 +436,7 @@ def test_verdicts_on_lags_follow_from_the_times(
 def test_accuracy_near_that_of_dense_sgd_is_told_from_less(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module = bench("lags_convergence")
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    module = bench("lags/convergence")
 
     def train(world: Any, task: Any, start: Any, algorithm: Any, steps: int) -> list[float]:
         dense = algorithm == offbeat.ddp()
@@ -361,7 +448,7 @@ def test_accuracy_near_that_of_dense_sgd_is_told_from_less(
     monkeypatch.setattr(module, "TASKS", [replace(t, parts=tuple) for t in module.TASKS])
     done = CliRunner().invoke(module.app, ["--workers", "2"])
     assert done.exit_code == 0, done.output + str(done.exception)
-    result = json.loads((tmp_path / "lags_convergence.json").read_text("utf-8"))
+    result = json.loads((tmp_path / "lags/convergence.json").read_text("utf-8"))
     for claim in result["claims"]:
         assert claim["holds"] == ("LAGS" in claim["text"]), claim
-    assert (tmp_path / "lags_convergence.png").stat().st_size > 1000
+    assert (tmp_path / "lags/convergence.png").stat().st_size > 1000

@@ -1,0 +1,91 @@
+"""The command line of the benchmarks: ``python -m bench``."""
+
+import json
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from bench.harness import files, page
+from bench.harness.catalogue import benches, select
+from bench.harness.console import console
+from bench.harness.execute import execute
+
+RUN = "Run one: `python -m bench run sgp/speed`; a folder: `run sgp`; all: `run --all`."
+EXAMPLES = (
+    "Examples: `python -m bench`, `python -m bench run ddp/overhead lags`, "
+    "`python -m bench run --all --full`, `python -m bench.sgp.speed --nodes 4 --steps 40`"
+)
+app = typer.Typer(
+    help="List and run the benchmarks, and write their tables into docs/benchmarks.md.",
+    epilog=EXAMPLES,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def main(context: typer.Context) -> None:
+    """List and run the benchmarks, and write their tables into docs/benchmarks.md."""
+    if context.invoked_subcommand is None:
+        show()
+
+
+@app.command(name="list", epilog="Examples: `python -m bench list --json`")
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List all benchmarks, what each tests and how many minutes it takes."""
+    found = benches()
+    if as_json:
+        typer.echo(json.dumps([asdict(bench) for bench in found], indent=1))
+        return
+    table = Table("name", "what it tests", box=None, padding=(0, 1, 0, 0))
+    table.add_column("min", justify="right")
+    table.add_column("full", justify="right")
+    for bench in found:
+        full = "" if bench.full_minutes is None else f"{bench.full_minutes:g}"
+        table.add_row(bench.name, escape(bench.claim), f"{bench.minutes:g}", full)
+    console.print(table)
+    console.print(f"\nMinutes on two cores, with --full in the last column. {RUN}", markup=False)
+
+
+@app.command(epilog="Examples: `python -m bench run sgp/speed`, `run sgp daso`, `run --all`")
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Benchmarks or folders.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Run all benchmarks.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="More steps, rounds or seeds.")] = False,
+) -> None:
+    """Run benchmarks one after the other, then write their tables into docs/benchmarks.md.
+
+    One that fails does not stop the others; the exit code is then 1.
+    """
+    try:
+        chosen = benches() if everything else select(names or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not chosen:
+        raise typer.BadParameter(f"no benchmark was named. {RUN}")
+    outcomes = execute(chosen, full)
+    failed = [outcome.bench.name for outcome in outcomes if outcome.code != 0]
+    tables()
+    if failed:
+        console.print(f"failed: {', '.join(failed)}")
+    if failed or len(outcomes) < len(chosen):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Examples: `python -m bench tables`")
+def tables() -> None:
+    """Write the tables of docs/benchmarks.md from the results in bench/results."""
+    written = page.rewrite()
+    path = os.path.relpath(files.PAGE)
+    console.print(f"{path}: {'tables written' if written else 'tables are up to date'}")
+
+
+if __name__ == "__main__":
+    app()

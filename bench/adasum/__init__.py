@@ -1,0 +1,1 @@
+"""Benchmarks of Adasum (Maleki et al. 2021)."""

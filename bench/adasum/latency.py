@@ -1,0 +1,178 @@
+"""Latency of Adasum over message sizes, relative to Gloo's all-reduce (Figure 1 of the paper).
+
+All algorithms run in turns in the same processes. Each run adds its numbers of nodes and rates
+to the committed result, or replaces them. Needs root.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from itertools import product
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+
+import offbeat
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.compact import summary
+from bench.harness.ranks import on_nodes
+from bench.harness.report import report
+from offbeat.comm.collectives import all_reduce
+from offbeat.comm.group import Group
+from offbeat.comm.links import Links
+from offbeat.functional import Layout
+from offbeat.parameters.adasum.method import build_reduction, is_small
+from offbeat.parameters.adasum.participants import Participants
+from offbeat.parameters.adasum.slice_layout import SliceLayout
+
+KIB = (1, 16, 64, 256, 1024, 4096, 16384)
+UNLIMITED = "unlimited"
+LAYERS = 16
+NAMES = ("auto", "gather", "gram", "rvhdd", "gram bf16")
+BENCH = Bench(
+    name="adasum/latency",
+    claim="Adasum takes 1.05 x an all-reduce (Fig. 1)",
+    minutes=4,
+    full_minutes=25,
+)
+BySetting = dict[str, list[dict[str, Any]]]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def kinds(size: int) -> list[tuple[str, str | None]]:
+    """Algorithms and wires that work between ``size`` ranks."""
+    halving = [("rvhdd", None)] if size & (size - 1) == 0 else []
+    return [("gather", None), ("gram", None), *halving, ("gram", "bf16")]
+
+
+def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
+    """What is timed: an all-reduce and every Adasum, of ``LAYERS`` equal layers."""
+    layers = {str(i): torch.empty(max(1, numel // LAYERS)) for i in range(LAYERS)}
+    layout = Layout.of(layers, group.size)
+    flat = layout.empty("cpu")
+    start = torch.randn_like(flat[0]).mul_(1e-3)
+
+    def reduce() -> None:
+        all_reduce(flat[0], group).wait()
+
+    timed = {"all-reduce": reduce}
+    for method, wire in kinds(group.size):
+        # Up to four times the bytes at which "auto" leaves it.
+        if method == "gather" and not is_small(numel, group.size):
+            continue  # only slower from there on
+        algorithm = build_reduction(
+            method, SliceLayout(layout, Participants(group.size, group)), flat, wire
+        )  # type: ignore[arg-type]
+
+        def combine(algorithm: Any = algorithm) -> None:
+            assert algorithm.compare().is_finite()
+            algorithm.combine()
+
+        timed[f"{method} {wire}" if wire else method] = combine
+
+    def reset(exchange: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            flat[0].copy_(start)
+            exchange()
+
+        return run
+
+    return {name: reset(exchange) for name, exchange in timed.items()}
+
+
+def seconds(exchange: Callable[[], None]) -> float:
+    """The slowest rank's time; all ranks start together."""
+    dist.barrier()
+    started = time.perf_counter()
+    exchange()
+    spent = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return spent.item()
+
+
+def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time all algorithms, about ``budget`` seconds per size, on every rank."""
+    links = Links.connect(offbeat.World.discover())
+    group = links.open("world")
+    assert group is not None, "at least two ranks"
+    cases = []
+    for kib in case["sizes"]:
+        timed = exchanges(group, kib * 256)
+        once = sum([seconds(exchange) for exchange in timed.values()])  # connections and buffers
+        rounds = min(100, max(3, int(case["budget"] / once)))
+        times: dict[str, list[float]] = {name: [] for name in timed}
+        for i in range(rounds):
+            for name in sorted(timed, reverse=i % 2 == 0):
+                times[name].append(seconds(timed[name]))
+        cases.append({"kib": kib, "seconds": times})
+    links.close()
+    return cases
+
+
+def earlier() -> BySetting:
+    """The summaries of earlier runs, by numbers of nodes and rate."""
+    file = files.result(BENCH.name)
+    return json.loads(file.read_text("utf-8"))["measured"] if file.exists() else {}
+
+
+def ratios(setting: str, case: dict[str, Any]) -> dict[str, float]:
+    """Medians as multiples of the all-reduce; "auto" is the one that is chosen."""
+    medians = {name: times["median"] for name, times in case["seconds"].items()}
+    found = {name: median / medians["all-reduce"] for name, median in medians.items()}
+    nodes = int(setting.split()[0])
+    return found | {"auto": found["gather" if is_small(case["kib"] * 1024, nodes) else "gram"]}
+
+
+def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:
+    """One for each range of sizes, between so many nodes at this rate."""
+    found = [(case["kib"], ratios(setting, case)) for case in cases]
+    made = []
+    for what, goal, name, is_large in (
+        ("from 1 MiB up, at most", 1.05, "auto", True),
+        ("from 1 MiB up with 16-bit messages, at most", 0.6, "gram bf16", True),
+        ("below, at most", 1.5, "auto", False),
+    ):
+        paper = f"{goal} x" if name != "auto" else f"{goal} x; paper 1.45 x"
+        within = [ratio[name] for kib, ratio in found if (kib >= 1024) == is_large]
+        ours = f"{min(within):.2f} to {max(within):.2f} x"
+        made.append(Claim(f"{setting}, {what}", paper, ours, max(within) <= goal))
+    return made
+
+
+def row(setting: str, case: dict[str, Any]) -> tuple[str, ...]:
+    """What the table shows of one size."""
+    found, base = ratios(setting, case), case["seconds"]["all-reduce"]["median"] * 1e3
+    columns = [f"{found[name]:.2f}" if name in found else "-" for name in NAMES]
+    return (setting, f"{case['kib']}", f"{base:.2f} ms", *columns)
+
+
+@app.command(epilog=BENCH.examples("--rate 250mbit,unlimited --nodes 4"))
+def main(
+    nodes: Annotated[str, typer.Option(help="Ranks, one on each node.")] = "2,4,8",
+    rate: Annotated[str, typer.Option(help="Limits of every link.")] = f"250mbit,1gbit,{UNLIMITED}",
+    full: Annotated[bool, typer.Option("--full", help="Up to 256 MiB, and more rounds.")] = False,
+) -> None:
+    """Time Adasum beside an all-reduce."""
+    sizes = [*KIB, 65536, 262144] if full else list(KIB)
+    case = {"sizes": sizes, "budget": 20.0 if full else 1.0}
+    settings, raw = earlier(), {}
+    for limit, count in product(rate.split(","), nodes.split(",")):
+        real = None if limit == UNLIMITED else limit
+        setting = f"{count} nodes, {limit}"
+        raw[setting] = on_nodes(measure, case, int(count), rate=real)
+        settings[setting] = [
+            {"kib": each["kib"], "seconds": {n: summary(s) for n, s in each["seconds"].items()}}
+            for each in raw[setting]
+        ]
+    rows = [row(setting, case) for setting in sorted(settings) for case in settings[setting]]
+    judged = [claim for setting in sorted(settings) for claim in claims(setting, settings[setting])]
+    headings = ("where", "KiB", "all-reduce", *NAMES)
+    report(BENCH, "Adasum, x an all-reduce", headings, rows, judged, measured=settings, raw=raw)
+
+
+if __name__ == "__main__":
+    app()

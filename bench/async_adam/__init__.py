@@ -1,0 +1,1 @@
+"""Benchmarks of Asynchronous Adam (Renda)."""

@@ -1,0 +1,94 @@
+"""Loss over passes and over seconds of methods that take turns, and their tuning."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import matplotlib.pyplot as plt
+
+from bench.async_adam.sparse_problem import Method, Problem, Training
+
+TURNS, PASSES = 31, 3  # timed runs of each method, and passes of a run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training loss and test error after each pass, and how long an undisturbed pass takes."""
+
+    label: str
+    alpha: float
+    loss: list[float]
+    error: list[float]
+    pace: float = float("nan")  # seconds a pass
+
+    @property
+    def seconds(self) -> list[float]:
+        """When each pass ended."""
+        return [self.pace * k for k in range(len(self.loss))]
+
+    def passes_to(self, loss: float) -> float:
+        """Passes until the loss was reached, interpolated; inf for never."""
+        for k, (before, after) in enumerate(pairwise(self.loss)):
+            if after <= loss:
+                return k + max(0.0, (before - loss) / max(before - after, 1e-12))
+        return float("inf")
+
+    def seconds_to(self, loss: float) -> float:
+        """The same in seconds."""
+        return self.passes_to(loss) * self.pace
+
+
+def record(training: Training, problem: Problem, passes: int) -> Curve:
+    """Look at loss and error before the first pass and after each."""
+    looks = []
+    for _ in range(passes):
+        looks.append((problem.loss(training.theta), problem.error(training.theta)))
+        training.go(1)
+    looks.append((problem.loss(training.theta), problem.error(training.theta)))
+    return Curve(training.label, training.alpha, *map(list, zip(*looks, strict=True)))
+
+
+def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> list[Curve]:
+    """The curves with their paces, by short runs of all methods in turns.
+
+    The first method's pace is that of its fastest run, the others' are multiples of it, by the
+    median over turns. Fastest runs of each would be of different moments, between which the speed
+    of the machine may have changed.
+    """
+    runs = [method(problem, curve.alpha) for method, curve in zip(methods, curves, strict=True)]
+    turns = [[seconds(run) for run in runs] for _ in range(TURNS)]
+    fastest = min(turn[0] for turn in turns)
+    paces = [fastest * median(turn[k] / turn[0] for turn in turns) for k in range(len(runs))]
+    return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
+
+
+def seconds(run: Training) -> float:
+    """Seconds per pass."""
+    start = time.perf_counter()
+    run.go(PASSES)
+    return (time.perf_counter() - start) / PASSES
+
+
+def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) -> Curve:
+    """The curve of the step size with the lowest loss at the end."""
+    curves = [record(method(problem, alpha), problem, passes) for alpha in grid]
+    return min(curves, key=lambda curve: curve.loss[-1])
+
+
+def draw(drawn: dict[str, list[Curve]], file: Path, over_passes: Sequence[str] = ()) -> None:
+    """Training loss and test error of every figure, over seconds or passes."""
+    canvas, axes = plt.subplots(
+        2, len(drawn), figsize=(3.6 * len(drawn), 6), layout="constrained", squeeze=False
+    )
+    for column, (name, curves) in zip(axes.T, drawn.items(), strict=True):
+        for curve in curves:
+            across = range(len(curve.loss)) if name in over_passes else curve.seconds
+            column[0].semilogy(across, curve.loss, label=f"{curve.label}, {curve.alpha:g}")
+            column[1].plot(across, curve.error)
+        column[0].set(title=name, ylabel="training loss")
+        column[1].set(xlabel="passes" if name in over_passes else "seconds", ylabel="test error")
+        column[0].legend(fontsize="x-small")
+    canvas.savefig(file, dpi=80)

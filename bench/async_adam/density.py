@@ -1,0 +1,82 @@
+"""Asynchronous Adam on sparser and on dense rows, which the paper leaves to later work.
+
+In sparser rows workers rarely update the same coordinates, in dense ones they always do.
+"""
+
+import os
+from typing import Annotated
+
+import typer
+from rich.progress import track
+
+from bench.async_adam.curves import Curve, draw, timed, tuned
+from bench.async_adam.sparse_problem import Method, Problem, adam, baseline, generate
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+
+GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)  # the paper's; larger ones diverge here
+HEADINGS = ("rows", "method", "step size", "loss at the end", "test error", "ms a pass")
+BENCH = Bench(
+    name="async_adam/density",
+    claim="Shared suits sparse rows, private dense ones",
+    minutes=2,
+    full_minutes=8,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def compared(name: str, problem: Problem, passes: int) -> list[Curve]:
+    """Each method at its best step size."""
+    methods: list[Method] = [adam(), adam("shared", 2), adam("private", 2)]
+    methods += [baseline(svrg=False), baseline(svrg=True)]
+    work = track(methods, name, console=console)
+    return timed([tuned(m, problem, passes, GRID) for m in work], methods, problem)
+
+
+def claims(drawn: dict[str, list[Curve]]) -> list[Claim]:
+    made = []
+    for name, (serial, shared, private, *_) in drawn.items():
+        common = max(shared.loss[-1], private.loss[-1])
+        ends = f"{shared.loss[-1]:.4f}, {private.loss[-1]:.4f}"
+        ms = [1e3 * c.seconds_to(common) for c in (shared, private)]
+        worse = shared.loss[-1] > private.loss[-1]
+        if name == "dense":
+            made.append(Claim("dense: Shared ends above Private", "expected", ends, worse))
+        else:
+            made.append(Claim("sparser: Shared ends no higher than Private", "expected", ends,
+                              not worse))  # fmt: skip
+        made.append(
+            Claim(f"{name}: Shared reaches the common loss before Private", "found at 0.01",
+                  f"{ms[0]:.2f}, {ms[1]:.2f} ms", ms[0] < ms[1])
+        )  # fmt: skip
+        pace = serial.pace / shared.pace
+        made.append(
+            Claim(f"{name}: passes are faster with 2 threads", "2 x", f"{pace:.2f} x", pace > 1.5)
+        )
+    return made
+
+
+@app.command(epilog=BENCH.examples("--full"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Five times the passes.")] = False,
+) -> None:
+    """Tune every method on a sparser and on a dense problem."""
+    passes = 100 if full else 20
+    problems = {"density 0.001": generate(0.001), "dense": generate(1.0, n=2000, d=256)}
+    drawn = {name: compared(name, p, passes) for name, p in problems.items()}
+    rows = [
+        (name, c.label, f"{c.alpha:g}", f"{c.loss[-1]:.4f}", f"{c.error[-1]:.4f}",
+         f"{c.pace * 1e3:.2f}")
+        for name, curves in drawn.items() for c in curves
+    ]  # fmt: skip
+    curves = {name: [vars(curve) for curve in found] for name, found in drawn.items()}
+    title = f"Sparser and dense rows, {passes} passes, {os.cpu_count()} cores"
+    report(BENCH, title, HEADINGS, rows, claims(drawn), raw=curves)
+    draw(drawn, files.raw(BENCH.name, ".png"))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,101 @@
+"""Time to a loss of asynchronous Adam with one and two threads, and of `SGDClassifier`.
+
+Each method at the step size of a grid that needs the fewest passes. The time of a pass of the
+first method is that of its fastest run, the others' follow by ratios within turns.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import typer
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+
+from bench.async_adam.curves import Curve, record, timed
+from bench.async_adam.sparse_problem import L2, Method, Problem, Training, Vector, adam, generate
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.report import report
+
+GRID = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1)
+NEAR = (1.05, 1.01)  # of the optimum's loss, to which all are timed
+HEADINGS = ("loss", "method", "step size", "passes", "ms a pass", "ms")
+BENCH = Bench(
+    name="async_adam/time",
+    claim="Two threads reach a loss sooner than one",
+    minutes=1,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class HeldOut(Problem):
+    """The same rows, with the held-out loss as the loss."""
+
+    def loss(self, theta: Vector) -> float:
+        z = self.test_x @ theta
+        return float(np.mean(np.logaddexp(0, z) - self.test_y * z))
+
+
+def sgd_classifier(problem: Problem, alpha: float) -> Training:
+    """scikit-learn's own; ``alpha`` is a constant step size, or 0 for its default schedule."""
+    schedule = {"learning_rate": "constant", "eta0": alpha} if alpha else {}
+    model = SGDClassifier(
+        loss="log_loss", alpha=L2, fit_intercept=False, random_state=0, **schedule
+    )
+    x, theta = problem.x.astype(np.float64), np.zeros(problem.x.shape[1])
+
+    def go(count: int) -> None:
+        for _ in range(count):
+            model.partial_fit(x, problem.y, classes=[0.0, 1.0])
+        theta[:] = model.coef_[0]
+
+    return Training("SGDClassifier", alpha, theta, go)
+
+
+def soonest(methods: Sequence[Method], problem: Problem, loss: float, passes: int) -> list[Curve]:
+    """Each method at the step size that needs the fewest passes to ``loss``, with its pace."""
+    curves = []
+    for method in methods:
+        grid = (0.0, *GRID) if method is sgd_classifier else GRID
+        found = [record(method(problem, alpha), problem, passes) for alpha in grid]
+        curves.append(min(found, key=lambda curve: curve.passes_to(loss)))
+    return timed(curves, methods, problem)
+
+
+@app.command(epilog=BENCH.examples("--passes 60"))
+def main(passes: Annotated[int, typer.Option(help="Passes at most.")] = 30) -> None:
+    """Time one and two threads, and SGDClassifier, to losses near the optimum's."""
+    problem = generate()
+    held_out = HeldOut(problem.x, problem.y, problem.test_x, problem.test_y)
+    solver = LogisticRegression(C=1 / (L2 * len(problem.y)), fit_intercept=False, tol=1e-6)
+    best = solver.fit(problem.x, problem.y).coef_[0].astype(np.float32)
+    claims, rows, curves = [], [], []
+    for near in NEAR:
+        goal, held = near * problem.loss(best), near * held_out.loss(best)
+        one, two = soonest([adam(), adam(threads=2)], problem, goal, passes)
+        ours, both, theirs = soonest(
+            [adam(), adam(threads=2), sgd_classifier], held_out, held, passes
+        )
+        ms = [1e3 * c.seconds_to(goal) for c in (one, two)]
+        held_ms = [1e3 * c.seconds_to(held) for c in (ours, both, theirs)]
+        claims += [
+            Claim(f"training loss {goal:.4f} ({near} of the optimum's) sooner with 2 threads",
+                  f"1 thread {ms[0]:.2f} ms", f"{ms[1]:.2f} ms", ms[1] < ms[0]),
+            Claim(f"held-out loss {held:.4f} sooner than SGDClassifier, 1 thread",
+                  f"{held_ms[2]:.2f} ms", f"{held_ms[0]:.2f} ms", held_ms[0] < held_ms[2]),
+            Claim(f"held-out loss {held:.4f} sooner than SGDClassifier, 2 threads",
+                  f"{held_ms[2]:.2f} ms", f"{held_ms[1]:.2f} ms", held_ms[1] < held_ms[2]),
+        ]  # fmt: skip
+        kinds = [("training", c, goal) for c in (one, two)]
+        kinds += [("held-out", c, held) for c in (ours, both, theirs)]
+        rows += [
+            (f"{kind} {loss:.4f}", c.label, f"{c.alpha:g}", f"{c.passes_to(loss):.2f}",
+             f"{1e3 * c.pace:.2f}", f"{1e3 * c.seconds_to(loss):.2f}") for kind, c, loss in kinds
+        ]  # fmt: skip
+        curves += [vars(c) for _, c, _ in kinds]
+    title = "Time to a loss, each at its best step size (0: its own schedule)"
+    report(BENCH, title, HEADINGS, rows, claims, raw=curves)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Benchmarks of DASO (Coquelin et al. 2021)."""

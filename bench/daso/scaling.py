@@ -1,0 +1,105 @@
+"""Training time of DASO as nodes are added, beside averaged gradients (Figures 6 and 8).
+
+The number of samples is the same for all world sizes, so that twice the nodes take half the steps.
+Computation is a pause, as on an accelerator.
+"""
+
+from typing import Annotated
+
+import typer
+
+import offbeat
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+from bench.harness.step_times import StepTime, Timed, step_times
+
+PER_NODE = 2
+DDP, HALF, DASO = "ddp", "ddp, 16 bits", "DASO"
+HEADINGS = ("nodes", "method", "steps", "training", "a step", "less time than ddp")
+BENCH = Bench(
+    name="daso/scaling",
+    claim="DASO takes 25 to 35 % less time (Fig. 6, 8)",
+    minutes=5,
+    full_minutes=18,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Found = dict[int, dict[str, StepTime]]
+
+
+def cases(steps: int) -> list[Timed]:
+    """The paper's Horovod sends 16 bits, and its DASO exchanges every fourth batch."""
+    phase = max(1, steps // 20)
+    daso = offbeat.daso(every=4, total_steps=steps, warmup_steps=phase, cooldown_steps=phase)
+    return [
+        Timed(DDP, offbeat.ddp(), steps, 0),
+        Timed(HALF, offbeat.ddp(wire="bf16"), steps, 0),
+        Timed(DASO, daso, steps, 0),
+        Timed("compute only", offbeat.alone(), steps, 0),
+    ]
+
+
+def less(found: dict[str, StepTime], than: str = DDP, name: str = DASO) -> float:
+    """By which share of the other's time a method is faster."""
+    return 1 - found[name].whole / found[than].whole
+
+
+def rows(found: Found, samples: int) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{nodes}", name, f"{samples // nodes}", f"{pace.whole:.1f} s", f"{pace.step:.3f} s",
+            f"{less(methods, DDP, name):.0%}",
+        )
+        for nodes, methods in found.items()
+        for name, pace in methods.items()
+    ]  # fmt: skip
+
+
+def claims(found: Found) -> list[Claim]:
+    few, many = min(found), max(found)
+    saved, half = ([less(methods, than) for methods in found.values()] for than in (DDP, HALF))
+    gains = {name: found[few][name].whole / found[many][name].whole for name in (DDP, DASO)}
+    ideal = many / few
+    return [
+        Claim("DASO takes less time at every number of nodes", "25 % (Fig. 6), 30 - 35 % (Fig. 8)",
+              spread(saved), min(saved) > 0),
+        Claim("also where gradients travel in 16 bits, as the paper's do", "the same",
+              spread(half), min(half) > 0),
+        Claim(f"{ideal:g} times the nodes take 1/{ideal:g} of the time", f"{ideal:g} x, about",
+              ", ".join(f"{name} {gain:.2f} x" for name, gain in gains.items()),
+              gains[DASO] > 0.8 * ideal),
+        Claim("with the most nodes less is saved, since there are fewer steps",
+              "30 % instead of 35 %", f"{saved[-1]:.0%} instead of {max(saved[:-1]):.0%}",
+              saved[-1] < max(saved[:-1])),
+    ]  # fmt: skip
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):.0%} - {max(values):.0%}"
+
+
+@app.command(epilog=BENCH.examples("--full"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Four times the samples.")] = False,
+    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes, at least two.")] = "2,4,8",
+    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "25mbit",
+    pause: Annotated[float, typer.Option(help="Seconds that a step computes.")] = 0.25,
+    samples: Annotated[int, typer.Option(help="Steps of all nodes together.")] = 96,
+) -> None:
+    """Compare the time of whole runs on 2, 4 and 8 nodes."""
+    console.print(
+        f"{PER_NODE} processes per node, {rate} between nodes, {pause:g} s of computation"
+    )
+    samples *= 4 if full else 1
+    found: Found = {}
+    for count in sorted(map(int, nodes.split(","))):
+        line_up = cases(samples // count)
+        timed = step_times(line_up, count, PER_NODE, rate, (pause, 156))
+        found[count] = {case.name: pace for case, pace in zip(line_up, timed, strict=True)}
+    title = f"Figures 6 and 8: time of training, {PER_NODE} processes per node ({rate})"
+    report(BENCH, title, HEADINGS, rows(found, samples), claims(found), measured=found)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""What all benchmarks share: declaration, measurement, report, tables, execution."""

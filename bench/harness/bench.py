@@ -1,0 +1,28 @@
+"""The declaration of a benchmark."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a benchmark tests and how long it takes.
+
+    A module declares it as ``BENCH = Bench(...)`` with literal arguments, which
+    :mod:`bench.harness.catalogue` reads without importing the module.
+    """
+
+    name: str  # folder/module
+    claim: str  # what is tested, in one line
+    minutes: float  # on two cores
+    full_minutes: float | None = None  # with --full; None if there is no such option
+
+    @property
+    def module(self) -> str:
+        """The module to run with ``python -m``."""
+        return f"bench.{self.name.replace('/', '.')}"
+
+    def examples(self, *options: str) -> str:
+        """The last line of ``--help``: the plain command, and one for each set of options."""
+        commands = [f"`python -m {self.module}`"]
+        commands += [f"`python -m {self.module} {each}`" for each in options]
+        return f"Examples: {', '.join(commands)}"

@@ -1,0 +1,20 @@
+"""A statement of a paper, or a goal, and whether the measurements agree."""
+
+from dataclasses import dataclass
+
+HEADINGS = ("claim", "paper or goal", "ours", "holds")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The paper's figure, ours, and whether the claim holds."""
+
+    text: str
+    paper: str
+    ours: str
+    holds: bool
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """A line of the table of verdicts."""
+        return self.text, self.paper, self.ours, "yes" if self.holds else "NO"

@@ -1,0 +1,60 @@
+"""Comparing methods on one script with :mod:`offbeat.compare`."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.harness.console import console
+from bench.harness.environment import environment
+from offbeat.compare import Comparison, Experiment, Result, Session, open_runner
+from offbeat.compare.result import Spread
+from offbeat.lab import Runner
+
+FIGURES = ("seconds_per_step", "share_of_floor", "bytes_per_step", "stall_per_step",
+           "final_loss", "heldout_loss", "seconds_to_target")  # fmt: skip
+
+
+def compare(
+    experiment: Experiment,
+    nodes: int,
+    rate: str,
+    procs: int = 1,
+    then: Callable[[Runner], Any] | None = None,
+) -> tuple[Comparison, Any]:
+    """Run all methods of the plan in turns, and ``then`` something else on the same nodes.
+
+    Raises RuntimeError with the last lines of a method that failed.
+    """
+    os.environ.update(environment())
+    with tempfile.TemporaryDirectory() as name:
+        session = Session(experiment, Path(name), console)
+        with open_runner(nodes, procs, rate) as (runner, unshaped):
+            session.run(runner, unshaped)
+            found = then(runner) if then else None
+        comparison = session.write(report=False)
+    assert comparison is not None, "all methods have run"
+    if failed := [result for result in comparison.results if result.state != "done"]:
+        raise RuntimeError("\n".join(failed[0].last_lines))
+    return comparison, found
+
+
+def figures(comparison: Comparison) -> dict[str, Any]:
+    """What is kept of a comparison: its setup, and the figures of each method."""
+    by_method = {
+        result.name: {key: asdict(value) for key in FIGURES if (value := getattr(result, key))}
+        for result in comparison.results
+    }
+    return {"setup": asdict(comparison.setup), "rounds": comparison.rounds, "methods": by_method}
+
+
+def middle(spread: Spread | None) -> float:
+    """The median, or NaN where nothing was measured."""
+    return spread.median if spread else float("nan")
+
+
+def seconds(result: Result) -> float:
+    """The median time of a step."""
+    return middle(result.seconds_per_step)

@@ -1,0 +1,5 @@
+"""The console that all benchmarks print to."""
+
+from rich.console import Console
+
+console = Console(highlight=False)

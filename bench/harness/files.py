@@ -1,0 +1,24 @@
+"""Where benchmarks write: compact results in git, raw recordings below an ignored folder."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "bench" / "results"
+RAW = ROOT / "bench" / "raw"
+
+
+def result(name: str, suffix: str = ".json") -> Path:
+    """The file of a benchmark's result; its folder exists."""
+    return _made(RESULTS / f"{name}{suffix}")
+
+
+def raw(name: str, suffix: str = ".json") -> Path:
+    """The file of a benchmark's raw recording; its folder exists."""
+    return _made(RAW / f"{name}{suffix}")
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

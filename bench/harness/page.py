@@ -1,0 +1,53 @@
+"""The tables of docs/benchmarks.md, written from the committed results.
+
+A block of the page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds the measurements of
+a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
+chosen by their number, rows by a regular expression on their cells:
+``<!-- table: NAME columns=1,3,4 rows=250mbit -->``.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from bench.harness import claim, files
+from bench.harness.claim import Claim
+from bench.harness.table import Row, markdown
+
+BLOCK = re.compile(
+    r"(?P<begin><!-- (?P<kind>table|claims): (?P<name>\S+)"
+    r"(?: columns=(?P<columns>[\d,]+))?(?: rows=(?P<rows>\S+))? -->)"
+    r".*?<!-- end -->",
+    re.DOTALL,
+)
+
+
+def rewrite() -> bool:
+    """Write all tables anew; whether the page has changed.
+
+    Raises ValueError for a table of a benchmark that has no result.
+    """
+    old = files.PAGE.read_text("utf-8")
+    new = BLOCK.sub(_block, old)
+    if new != old:
+        files.PAGE.write_text(new, encoding="utf-8")
+    return new != old
+
+
+def _block(found: re.Match[str]) -> str:
+    path = files.RESULTS / f"{found['name']}.json"
+    if not path.exists():
+        raise ValueError(f"{files.PAGE.name}: {found['name']} has no result; run it first")
+    result = json.loads(path.read_text("utf-8"))
+    if found["kind"] == "claims":
+        headings, rows = claim.HEADINGS, [Claim(**each).row for each in result["claims"]]
+    else:
+        headings, rows = result["headings"], result["rows"]
+    rows = [row for row in rows if re.search(found["rows"] or "", " | ".join(row))]
+    columns = [int(c) - 1 for c in (found["columns"] or "").split(",") if c]
+    table = markdown(_chosen(headings, columns), [_chosen(row, columns) for row in rows])
+    return f"{found['begin']}\n\n{table}\n<!-- end -->"
+
+
+def _chosen(row: Row, columns: Sequence[int]) -> Row:
+    return [row[column] for column in columns] if columns else row

@@ -1,0 +1,37 @@
+"""A model whose computation takes time but no CPU core, as on an accelerator."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Pause(torch.autograd.Function):
+    """Sleep, and twice as long backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return grads[0], None
+
+
+class Paused(nn.Module):
+    """Eight layers, 0.8 MB of parameters unless wider, which pause for ``seconds`` in a step."""
+
+    def __init__(self, seconds: float, width: int = 156) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+        self.width = width
+        self.seconds = seconds / 3 / len(self.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = Pause.apply(layer(x), self.seconds)
+        return x

@@ -1,0 +1,1 @@
+"""Benchmarks of LAGS-SGD (Shi et al. 2020)."""

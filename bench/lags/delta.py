@@ -1,0 +1,144 @@
+"""Assumption 1 of the LAGS paper: delta of every layer over training (Figure 2).
+
+The assumption holds where delta is at most 1. A convolutional net on noisy patterns and an LSTM on
+characters, 16 virtual workers.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from char_gpt import CHARACTERS, read_corpus
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import offbeat
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+from offbeat.comm.world import World
+from offbeat.gradients import deltas
+from offbeat.testing import ThreadWorld
+
+WORKERS, LOSS = 16, "loss"
+HEADINGS = ("model", "layer", "first", "median", "largest", "above 1")
+BENCH = Bench(
+    name="lags/delta",
+    claim="Delta stays below 1 in every layer (Fig. 2)",
+    minutes=2,
+    full_minutes=20,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Found = dict[str, dict[str, list[float]]]  # by model and layer; the loss beside the layers
+Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+
+
+class Reader(nn.Module):
+    """A character language model of two LSTM layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(CHARACTERS), 32)
+        self.lstm = nn.LSTM(32, 96, num_layers=2, batch_first=True)
+        self.head = nn.Linear(96, len(CHARACTERS))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(tokens))[0]).flatten(0, 1)
+
+
+def images() -> tuple[Callable[[], nn.Module], Batch, float]:
+    """A small convolutional net, batches of 8 x 8 patterns made from ten noisy prototypes."""
+    prototypes = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(10, (16,), generator=generator)
+        return prototypes[labels] + torch.randn(16, 1, 8, 8, generator=generator), labels
+
+    return net, batch, 0.05
+
+
+def text() -> tuple[Callable[[], nn.Module], Batch, float]:
+    """The LSTM, windows of 24 characters."""
+    train, _ = read_corpus()
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(train) - 25, (8,), generator=generator)
+        window = train[starts[:, None] + torch.arange(25)]
+        return window[:, :-1], window[:, 1:].flatten()
+
+    return Reader, batch, 0.5
+
+
+def train(
+    world: World, model: nn.Module, batch: Batch, lr: float, steps: int, every: int
+) -> dict[str, list[float]]:
+    """One worker: delta of every layer, every few steps, and its loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    replica = offbeat.replicate(model, offbeat.lags(density=0.001), mesh=world, optimizer=optimizer)
+    generator = torch.Generator().manual_seed(world.rank)
+    seen: dict[str, list[float]] = {}
+    for step in range(steps):
+        x, y = batch(generator)
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        if step % every == 0:
+            for name, value in {**deltas(replica.gradients.state), LOSS: loss.item()}.items():
+                seen.setdefault(name, []).append(value)
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    replica.detach()
+    return seen
+
+
+def rows(found: Found) -> list[tuple[str, ...]]:
+    """First, median and largest delta of every layer, and how often it was above 1."""
+    lines = []
+    for name, layers in found.items():
+        for layer, values in layers.items():
+            numbers = [f"{v:.4f}" for v in (values[0], median(values), max(values))]
+            above = "" if layer == LOSS else f"{sum(v > 1 for v in values)} of {len(values)}"
+            lines.append((name, layer, *numbers, above))
+    return lines
+
+
+def claims(found: Found) -> list[Claim]:
+    made = []
+    for name, layers in found.items():
+        largest = max(max(values) for layer, values in layers.items() if layer != LOSS)
+        text = f"{name}: delta is below 1 in every layer throughout training"
+        made.append(Claim(text, "below 1", f"at most {largest:.3f}", largest <= 1))
+    return made
+
+
+@app.command(epilog=BENCH.examples("--full"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Ten times the steps.")] = False,
+) -> None:
+    """Train both models and record delta."""
+    torch.set_num_threads(1)
+    steps = 1500 if full else 150
+    found: Found = {}
+    for name, task in {"conv": images, "lstm": text}.items():
+        build, batch, lr = task()
+        models = [build() for _ in range(WORKERS)]
+        found[name] = ThreadWorld(WORKERS).run(
+            lambda g, m=models, b=batch, r=lr: train(g, m[g.rank], b, r, steps, steps // 15),
+            timeout=3600,
+        )[0]
+        console.print(f"{name}: trained", style="dim")
+    title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
+    report(BENCH, title, HEADINGS, rows(found), claims(found), raw=found)
+
+
+if __name__ == "__main__":
+    app()

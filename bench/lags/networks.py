@@ -1,0 +1,106 @@
+"""The kinds of models that the LAGS paper trains, small enough for two cores, and a GPT."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from char_gpt import CHARACTERS, GPT
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
+
+WORDS = 4000  # of the language model
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions and a skip connection, 1 x 1 where shapes change."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(out), nn.BatchNorm2d(out)])
+        same = into == out and stride == 1
+        self.beside = nn.Identity() if same else nn.Conv2d(into, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[1](self.second(relu(self.norms[0](self.first(x)))))
+        return relu(y + self.beside(x))
+
+
+class Inception(nn.Module):
+    """1 x 1, 3 x 3 and twice 3 x 3 convolutions and a pooled 1 x 1 one, side by side."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__()
+        part = out // 4
+        self.one = nn.Conv2d(into, part, 1)
+        self.three = nn.Sequential(nn.Conv2d(into, part, 1), nn.Conv2d(part, part, 3, padding=1))
+        self.five = nn.Sequential(
+            nn.Conv2d(into, part, 1),
+            nn.Conv2d(part, part, 3, padding=1),
+            nn.Conv2d(part, part, 3, padding=1),
+        )
+        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(into, part, 1))
+        self.norm = nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.one(x), self.three(x), self.five(x), self.pooled(x)]
+        return relu(self.norm(torch.cat(parts, 1)))
+
+
+class Reader(nn.Module):
+    """A language model of two LSTM layers; half of its weights in embedding and softmax."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(tokens))[0]).flatten(0, 1)
+
+
+def resnet(width: int = 32, blocks: int = 2) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1, bias=False)]
+    for stage in range(4):
+        out = width << stage
+        for block in range(blocks):
+            into = out // 2 if stage and not block else out
+            layers.append(Residual(into, out, 2 if stage and not block else 1))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 10))
+
+
+def inception(width: int = 96, modules: int = 3) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU()]
+    for module in range(modules):
+        layers += [Inception(width << module, width << module + 1), nn.MaxPool2d(2)]
+    last = width << modules
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, 10))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and one batch of noise."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(module(x).flatten(0, -2), y)
+
+
+def _images(count: int, side: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 1, side, side), torch.randint(10, (count,))
+
+
+def _text(symbols: int, count: int, length: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(symbols, (count, length)), torch.randint(symbols, (count * length,))
+
+
+TASKS = {
+    "gpt": Task(lambda: GPT(256, 4, 4, 128), lambda: _text(len(CHARACTERS), 3, 128)),
+    "resnet": Task(resnet, lambda: _images(8, 16)),
+    "inception": Task(inception, lambda: _images(8, 16)),
+    "lstm": Task(lambda: Reader(WORDS, 256), lambda: _text(WORDS, 4, 20)),
+}

@@ -1,0 +1,1 @@
+"""Benchmarks of Stochastic Gradient Push (Assran et al. 2019)."""
