@@ -11,10 +11,10 @@ from offbeat.functional.adasum import CANCELLATION, GramAnalysis
 from offbeat.functional.adasum import add_gram as torch_gram
 from offbeat.functional.adasum import combine_rows as torch_combine
 from offbeat.functional.packing import Segment, Segments
-from offbeat.kernels.compile import Array, array_of, compiled, inlined
+from offbeat.kernels.bfloat16 import array_of, widened
+from offbeat.kernels.compile import Array, compiled, inlined
 
 BLOCK = 256  # elements of a row in float64 at a time: those of eight rows fit half a core's cache
-_HALF = np.uint32(16)
 
 
 def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
@@ -31,8 +31,7 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
     if not _fit(rows):
         return torch_gram(rows, spans, out)
     block = np.empty((len(rows), BLOCK))
-    run = _gram_16 if rows.dtype == torch.bfloat16 else _gram
-    run(array_of(rows), _table(spans), out.numpy(), block)
+    _gram(array_of(rows), _table(spans), out.numpy(), block)
 
 
 def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
@@ -47,8 +46,7 @@ def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: T
     """
     if not _fit(rows) or out.dtype not in (torch.float32, torch.float64):
         return torch_combine(rows, spans, weights, out)
-    run = _combine_16 if rows.dtype == torch.bfloat16 else _combine
-    run(array_of(rows), _table(spans), weights.double().numpy(), out.numpy(), np.empty(BLOCK))
+    _combine(array_of(rows), _table(spans), weights.double().numpy(), out.numpy(), np.empty(BLOCK))
 
 
 def analyze(products: Tensor) -> GramAnalysis:
@@ -90,26 +88,8 @@ def _gram(rows: Array, spans: Array, out: Array, block: Array) -> None:
             for i in range(len(rows)):
                 row, wide = rows[i, start : start + count], block[i, :count]
                 for k in range(count):
-                    wide[k] = row[k]
+                    wide[k] = widened(row[k])
             _add_products(block, count, out[layer])
-
-
-@compiled
-def _gram_16(rows: Array, spans: Array, out: Array, block: Array) -> None:
-    for s in range(len(spans)):
-        layer, first, stop = spans[s]
-        for start in range(first, stop, BLOCK):
-            count = min(BLOCK, stop - start)
-            for i in range(len(rows)):
-                row, wide = rows[i, start : start + count], block[i, :count]
-                for k in range(count):
-                    wide[k] = _widened(row[k])
-            _add_products(block, count, out[layer])
-
-
-@inlined
-def _widened(bits: Any) -> Any:
-    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
 
 
 @inlined
@@ -136,23 +116,7 @@ def _combine(rows: Array, spans: Array, weights: Array, out: Array, block: Array
             for i in range(len(rows)):
                 weight, row = weights[layer, i], rows[i, start : start + count]
                 for k in range(count):
-                    total[k] += weight * row[k]
-            for k in range(count):
-                to[k] = total[k]
-
-
-@compiled
-def _combine_16(rows: Array, spans: Array, weights: Array, out: Array, block: Array) -> None:
-    for s in range(len(spans)):
-        layer, first, stop = spans[s]
-        for start in range(first, stop, BLOCK):
-            count = min(BLOCK, stop - start)
-            total, to = block[:count], out[start : start + count]
-            total[:] = 0
-            for i in range(len(rows)):
-                weight, row = weights[layer, i], rows[i, start : start + count]
-                for k in range(count):
-                    total[k] += weight * _widened(row[k])
+                    total[k] += weight * widened(row[k])
             for k in range(count):
                 to[k] = total[k]
 

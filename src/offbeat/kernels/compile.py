@@ -1,15 +1,13 @@
-"""Machine code for inner loops: numba, without the interpreter's lock."""
+"""Compilation of inner loops by numba, without the interpreter's lock."""
 
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 Array = Any  # numba specializes on the dtypes at the first call
 
 
 def not_installed(missing: ImportError) -> ImportError:
-    """What to say where a package of the extra is missing."""
+    """Return the error for a missing package of the extra ``hogwild``, with the install command."""
     return ImportError(
         f"offbeat.hogwild needs {missing.name}, which is not installed; "
         "install it with: pip install 'offbeat[hogwild]'"
@@ -18,50 +16,60 @@ def not_installed(missing: ImportError) -> ImportError:
 
 try:
     from numba import njit
+    from numba.extending import overload, register_jitable
 except ImportError as missing:
     raise not_installed(missing) from missing
 
-# No "nnan", no "ninf": kernels look for what is not finite. Sums may be reordered and fused.
+# Without "nnan" and "ninf": kernels test for non-finite values. Sums may be reordered and fused.
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
 _ORDERED: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}}
+_INLINED: dict[str, Any] = {**_OPTIONS, "forceinline": True}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile on first call, and keep the code on disk for the next process.
+    """Compile ``function`` at its first call, and store the machine code on disk.
 
-    Where no folder can be written the code is compiled anew in every process, which takes
-    seconds. Kernels that call each other lie in one file: the stored code is renewed when that
-    file changes, not when another one does.
+    Where no folder is writable, every process compiles again, which takes seconds. The stored
+    code is renewed when the file of ``function`` changes, not when another file does: kernels
+    that call each other share a file. What kernels call from another file (the conversions of
+    :mod:`offbeat.kernels.bfloat16`, prefetching) has a fixed meaning.
     """
     return _stored(function, _OPTIONS)
 
 
 def compiled_in_order(function: Callable[..., Any]) -> Any:
-    """As :func:`compiled`, but nothing is reordered: one expression gives one result everywhere."""
+    """Compile as :func:`compiled` does, without reordering any operation.
+
+    The same expression then gives the same result in every kernel.
+    """
     return _stored(function, _ORDERED)
 
 
 def _stored(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return njit(cache=True, **options)(function)
-    except RuntimeError:  # "no locator available": nowhere to write
+    except RuntimeError:  # "no locator available": no folder is writable
         return njit(**options)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile as part of the kernels that call it, for what is called once a row or coordinate.
+    """Compile ``function`` as a part of the kernels that call it.
 
-    An array is passed as seven numbers: for a few of them that takes as long as updating a row.
+    For functions that are called once for each row or coordinate. A call passes an array as seven
+    numbers: for a few arrays that takes as long as the update of a row.
     """
-    return njit(forceinline=True, **_OPTIONS)(function)
+    return njit(**_INLINED)(function)
 
 
-def array_of(tensor: torch.Tensor) -> Array:
-    """The same memory for a kernel. Numpy knows no bfloat16: its bits, then.
+def specialize(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any]]) -> None:
+    """Let compiled code call ``stub``, implemented by what ``choose`` returns for argument types.
 
-    >>> array_of(torch.ones(1, dtype=torch.bfloat16))
-    array([16256], dtype=uint16)
+    The implementation becomes a part of the calling kernel, as with :func:`inlined`.
     """
-    bits = tensor.dtype == torch.bfloat16
-    return tensor.view(torch.uint16).numpy() if bits else tensor.numpy()
+    overload(stub, jit_options=_INLINED)(choose)
+
+
+def admit(function: Callable[..., Any]) -> None:
+    """Let compiled code call a plain Python ``function``, which itself remains as it is."""
+    register_jitable(function, **_OPTIONS)

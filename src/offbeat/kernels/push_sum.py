@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.functional import push_sum
 from offbeat.functional.push_sum import Messages
-from offbeat.kernels.compile import Array, array_of, compiled_in_order, inlined
-
-_HALF, _ONE, _NAN = np.uint32(16), np.uint32(1), np.uint32(0x7FC0)
+from offbeat.kernels.bfloat16 import array_of, narrowed, widened
+from offbeat.kernels.compile import Array, compiled_in_order
 
 
 def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
@@ -29,9 +27,8 @@ def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Mes
         return push_sum.fill_messages(z, anchor, weight, messages)
     ((share, receivers, out),) = messages
     number = z.numpy().dtype.type  # else numba would compute in float64
-    run = _share_out_16 if out.dtype == torch.bfloat16 else _share_out
     factors = map(number, (weight - 1, share, receivers))
-    run(z.numpy(), anchor.numpy(), array_of(out), *factors)
+    _fill(z.numpy(), anchor.numpy(), array_of(out), *factors)
 
 
 def add_messages(
@@ -48,9 +45,8 @@ def add_messages(
     """
     if anchor is None or len(arrived) != 1 or not _fit(z, anchor, arrived[0]):
         return push_sum.add_messages(z, anchor, weight, sent, arrived)
-    run = _take_in_16 if arrived[0].dtype == torch.bfloat16 else _take_in
     number = z.numpy().dtype.type
-    run(z.numpy(), anchor.numpy(), array_of(arrived[0]), number(1.0 / weight))
+    _add(z.numpy(), anchor.numpy(), array_of(arrived[0]), number(1.0 / weight))
 
 
 def fill_and_add(
@@ -77,9 +73,8 @@ def fill_and_add(
         return add_messages(z, anchor, after, messages, arrived)
     ((share, receivers, out),) = messages
     number = z.numpy().dtype.type
-    run = _turn_16 if out.dtype == torch.bfloat16 else _turn
     factors = map(number, (before - 1, share, receivers, 1.0 / after))
-    run(z.numpy(), anchor.numpy(), array_of(out), array_of(arrived[0]), *factors)
+    _fill_and_add(z.numpy(), anchor.numpy(), array_of(out), array_of(arrived[0]), *factors)
 
 
 def _fit(z: Tensor, anchor: Tensor, message: Tensor) -> bool:
@@ -88,79 +83,36 @@ def _fit(z: Tensor, anchor: Tensor, message: Tensor) -> bool:
     return same and (cast or message.dtype == z.dtype)
 
 
-@inlined
-def _narrowed(x: Any) -> Any:
-    """The bits of the nearest bfloat16, of two the even one."""
-    bits = np.float32(x).view(np.uint32)
-    bits = bits + np.uint32(0x7FFF) + (bits >> _HALF & _ONE)
-    return bits >> _HALF if x == x else _NAN
-
-
-@inlined
-def _widened(bits: Any) -> Any:
-    return np.uint32(np.uint32(bits) << _HALF).view(np.float32)
-
-
-# One expression in two kernels must round alike: whether messages had arrived when the next ones
-# left depends on the clock, and results must not.
+# One expression must round alike in all kernels: whether messages had arrived when the next ones
+# were sent depends on timing, and results must not.
 
 
 @compiled_in_order
-def _share_out(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
+def _fill(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
     for i in range(z.size):
         x = z[i] + less * a[i]
-        out[i] = share * x
-        a[i] = x - receivers * out[i]
-
-
-@compiled_in_order
-def _share_out_16(z: Array, a: Array, out: Array, less: Any, share: Any, receivers: Any) -> None:
-    for i in range(z.size):
-        x = z[i] + less * a[i]
-        bits = _narrowed(share * x)
-        out[i] = bits
-        a[i] = x - receivers * _widened(bits)
-
-
-@compiled_in_order
-def _take_in(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
-    for i in range(z.size):
-        x = (a[i] + arrived[i]) * inverse
-        a[i] = x
-        z[i] = x
-
-
-@compiled_in_order
-def _take_in_16(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
-    for i in range(z.size):
-        x = (a[i] + _widened(arrived[i])) * inverse
-        a[i] = x
-        z[i] = x
-
-
-@compiled_in_order
-def _turn(
-    z: Array, a: Array, out: Array, arrived: Array,
-    less: Any, share: Any, receivers: Any, inverse: Any,
-) -> None:  # fmt: skip
-    for i in range(z.size):
-        x = z[i] + less * a[i]
-        m = share * x
+        m = narrowed(share * x, out.dtype)
         out[i] = m
-        x = ((x - receivers * m) + arrived[i]) * inverse
+        a[i] = x - receivers * widened(m)
+
+
+@compiled_in_order
+def _add(z: Array, a: Array, arrived: Array, inverse: Any) -> None:
+    for i in range(z.size):
+        x = (a[i] + widened(arrived[i])) * inverse
         a[i] = x
         z[i] = x
 
 
 @compiled_in_order
-def _turn_16(
+def _fill_and_add(
     z: Array, a: Array, out: Array, arrived: Array,
     less: Any, share: Any, receivers: Any, inverse: Any,
 ) -> None:  # fmt: skip
     for i in range(z.size):
         x = z[i] + less * a[i]
-        bits = _narrowed(share * x)
-        out[i] = bits
-        x = ((x - receivers * _widened(bits)) + _widened(arrived[i])) * inverse
+        m = narrowed(share * x, out.dtype)
+        out[i] = m
+        x = ((x - receivers * widened(m)) + widened(arrived[i])) * inverse
         a[i] = x
         z[i] = x

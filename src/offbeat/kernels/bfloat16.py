@@ -1,0 +1,78 @@
+"""bfloat16 in kernels. NumPy has no such dtype: arrays hold the 16 bits of a value as uint16.
+
+:func:`widened` and :func:`narrowed` are specialized on the dtype of the array that a value is
+read from or written to. One kernel source then serves bfloat16 and the wider dtypes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+
+from offbeat.kernels.compile import Array, specialize
+
+Implementation = Callable[..., Any]
+
+_HALF, _ONE, _NAN = np.uint32(16), np.uint32(1), np.uint32(0x7FC0)
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """Return a NumPy array that shares the memory of ``tensor``; of bfloat16 the bits.
+
+    >>> array_of(torch.ones(1, dtype=torch.bfloat16))
+    array([16256], dtype=uint16)
+    """
+    bits = tensor.dtype == torch.bfloat16
+    return tensor.view(torch.uint16).numpy() if bits else tensor.numpy()
+
+
+def widened(value: Any) -> Any:
+    """Convert an element of an array to a float: bits to float32, a float to itself.
+
+    In compiled code only.
+    """
+    raise NotImplementedError("widened() runs in compiled code only")
+
+
+def narrowed(value: Any, dtype: Any) -> Any:
+    """Convert a float to what an array of ``dtype`` holds; :func:`widened` is the inverse.
+
+    In compiled code only. Bits are those of the nearest bfloat16, and of two equally near ones of
+    the even one.
+    """
+    raise NotImplementedError("narrowed() runs in compiled code only")
+
+
+# What kernels call in place of the two, by type. numba requires equal signatures.
+
+
+def _choose_widened(value: Any) -> Implementation:
+    return _bits_to_float32 if value == types.uint16 else _unchanged
+
+
+def _choose_narrowed(value: Any, dtype: Any) -> Implementation:
+    return _float32_to_bits if dtype.dtype == types.uint16 else _unchanged_in
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _unchanged_in(value: Any, dtype: Any) -> Any:
+    return value
+
+
+def _bits_to_float32(value: Any) -> Any:
+    return np.uint32(np.uint32(value) << _HALF).view(np.float32)
+
+
+def _float32_to_bits(value: Any, dtype: Any) -> Any:
+    bits = np.float32(value).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + (bits >> _HALF & _ONE)
+    return np.uint16(bits >> _HALF if value == value else _NAN)
+
+
+specialize(widened, _choose_widened)
+specialize(narrowed, _choose_narrowed)
