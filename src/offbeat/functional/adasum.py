@@ -1,14 +1,14 @@
 """The Adasum operator: of two vectors, and of many through their inner products."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from offbeat.functional.packing import Segment
 
+Array = Any  # a tensor, or an array of NumPy's
 BLOCK = 2**15  # elements of a row widened to float64 at a time: a few rows of them fit a cache
 CANCELLATION = 1e-6  # below this share of its parts' squared norm a sum has lost half its digits
 
@@ -44,7 +44,19 @@ def pair_coefficients(products: Tensor, share: Tensor | float = 0.5) -> tuple[Te
     (tensor(0.5000), tensor(0.7500))
     """
     aa, ab, bb = products.unbind(-1)
-    return 1 - share * _ratio(ab, aa), 1 - (1 - share) * _ratio(ab, bb)
+    return factor(share, ab, aa), factor(1 - share, ab, bb)
+
+
+def factor(share: Array, ab: Array, aa: Array) -> Array:
+    r"""Return :math:`1 - (n_a/N)\, a \cdot b / |a|^2`, what Adasum multiplies a with.
+
+    1 where a is a zero vector. ``share`` is :math:`n_a / N`; all shapes broadcast.
+
+    >>> factor(0.5, torch.tensor(1.0), torch.tensor(2.0))
+    tensor(0.7500)
+    """
+    # Without a branch: for a zero vector a.b is zero as well. NaN stays NaN.
+    return 1.0 - share * (ab / (aa + (aa == 0.0)))
 
 
 def tree(rows: Tensor, total: Callable[[Tensor], Tensor] = lambda products: products) -> Tensor:
@@ -93,7 +105,7 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
 
 
 class GramAnalysis(NamedTuple):
-    """What inner products say of every layer, in float64; see :func:`analyze`."""
+    """Adasum's coefficients and measures of every layer, in float64; see :func:`analyze`."""
 
     weights: Tensor  # (layers, P)
     cancelled: Tensor  # (layers,), booleans
@@ -102,42 +114,97 @@ class GramAnalysis(NamedTuple):
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
-    r"""What the tree makes of each rank's vector, known from their inner products alone.
+    r"""Compute the factor of each rank's vector in the result of :func:`tree`.
 
     .. math:: AS(g_{[0,n)}) = \sum_i c_i g_i, \qquad c = c(G), \quad G_{ij} = g_i \cdot g_j
 
-    Every node of :func:`tree` is a linear combination of the inputs, and so are the inner
-    products of nodes of G's. ``gram`` is (layers, P, P) in float64. Returns c (layers, P), and
-    (layers,) booleans: there nearly opposite vectors have cancelled inside the tree, and c has
-    lost digits: call :func:`tree` for that layer. Non-finite inputs give non-finite c.
+    ``gram`` is G, (layers, P, P) in float64. Returns c, (layers, P), and (layers,) booleans: True
+    where nearly opposite vectors have cancelled inside the tree and c has lost digits, so that
+    :func:`tree` has to combine that layer. Non-finite inputs give non-finite c.
 
     >>> both, cancelled = coefficients(torch.tensor([[[1.0, 1.0], [1.0, 2.0]]]))
     >>> both, cancelled
     (tensor([[0.5000, 0.7500]]), tensor([False]))
     """
+    weights, cancelled, *_ = analyze(gram)
+    return weights, cancelled
+
+
+def analyze(gram: Tensor) -> GramAnalysis:
+    r"""Compute the coefficients, :math:`\sum_i |g_i|^2` and the orthogonality of all layers.
+
+    ``gram`` is (layers, P, P) in float64. See :func:`coefficients` and :func:`orthogonality`.
+
+    >>> analyze(torch.eye(2, dtype=torch.float64)[None]).energy
+    tensor([2.], dtype=torch.float64)
+    """
+    return GramAnalysis(*follow_tree(gram_tree, gram, gram.new_zeros))
+
+
+def follow_tree(tree: Callable[..., Any], gram: Array, zeros: Callable[..., Array]) -> list[Array]:
+    """Call ``tree``, which is :func:`gram_tree`, on ``gram`` (layers, P, P) for any P.
+
+    P is padded to a power of two with zero vectors, which change nothing. ``zeros`` makes an array
+    of a shape. Returns the fields of :class:`GramAnalysis`.
+
+    >>> gram = torch.eye(3)[None]
+    >>> follow_tree(gram_tree, gram, gram.new_zeros)[0]
+    tensor([[1., 1., 1.]])
+    """
     layers, size = gram.shape[:2]
-    # Zero vectors that no rank holds make pairs of all: whatever they meet passes through.
-    nobody = (1 << (size - 1).bit_length()) - size
-    leaves = pad(gram.new_ones(size), (0, nobody))
-    gram = pad(gram, (0, nobody, 0, nobody))
-    count = len(leaves)
-    result = gram.new_ones(layers, count)  # the product of the factors on the way to the root
-    cancelled = torch.zeros(layers, dtype=torch.bool, device=gram.device)
-    while count > 1:
-        ends = leaves.view(-1, 2)
-        leaves = ends.sum(1)
-        shares = (ends / leaves.clamp(min=1)[:, None]).view(-1)
-        norms, ab = gram.diagonal(dim1=1, dim2=2), gram.diagonal(1, 1, 2)[:, ::2]
-        factors = 1 - shares * _ratio(ab.repeat_interleave(2, 1), norms)
-        result.view(layers, count, -1).mul_(factors[..., None])
-        scaled = gram * factors[:, :, None] * factors[:, None, :]
-        gram = scaled.view(layers, count // 2, 2, count // 2, 2).sum((2, 4))
-        count //= 2
-        if count > 1:  # the root is not an operand any more
-            parts = (factors * factors * norms).view(layers, count, 2).sum(2)
-            left_over = gram.diagonal(dim1=1, dim2=2)
-            cancelled |= ((left_over <= CANCELLATION * parts) & (parts > 0)).any(1)
-    return result[:, :size], cancelled
+    padded = 1 << (size - 1).bit_length()
+    nodes, leaves = zeros((padded, padded, layers)), zeros((padded, layers))
+    nodes[:size, :size] = gram.swapaxes(0, 2)  # symmetric: the order of the other two is free
+    leaves[:size] = 1
+    weights = zeros((layers, size))
+    found, *rest = tree(nodes, leaves)
+    weights[:] = found[:size].swapaxes(0, 1)
+    return [weights, *rest]
+
+
+def gram_tree(gram: Array, leaves: Array) -> tuple[Array, Array, Array, Array]:
+    r"""Compute what :func:`tree` does, from inner products alone, for all layers at once.
+
+    Every node of the tree is a linear combination of the inputs. The inner products of one
+    level's nodes follow from those of the level below, where :math:`c_i` is the :func:`factor` of
+    node i and p is the parent of nodes 2p and 2p + 1:
+
+    .. math:: G'_{pq} = \sum_{i \in \{2p, 2p+1\}} \sum_{j \in \{2q, 2q+1\}} c_i c_j G_{ij}
+
+    ``gram`` (n, n, layers), ``leaves`` (n, layers): how many ranks' vectors a node holds, 1 or 0
+    at first; n is a power of two. Returns weights (n, layers), cancelled, energy and
+    orthogonality (layers,), see :class:`GramAnalysis`.
+
+    These are array expressions that NumPy, torch and numba understand: the kernel of
+    :mod:`offbeat.kernels.adasum` is this function, compiled.
+
+    >>> weights, _, energy, _ = gram_tree(torch.eye(2)[..., None], torch.ones(2, 1))
+    >>> weights.T, energy
+    (tensor([[1., 1.]]), tensor([2.]))
+    """
+    size, layers = leaves.shape
+    weights = leaves * 1.0  # a copy: the product of the factors on the way to the root
+    energy = gram.reshape(size * size, layers)[:: size + 1].sum(0)
+    cancelled = energy < 0.0  # False, or not even a NaN
+    while size > 1:
+        flat, pair = gram.reshape(size * size, layers), 2 * (size + 1)
+        aa, ab, bb = flat[::pair], flat[1::pair], flat[size + 1 :: pair]
+        na, nb = leaves[::2], leaves[1::2]
+        leaves = na + nb
+        total = leaves + (leaves == 0.0)
+        ca, cb = factor(na / total, ab, aa), factor(nb / total, ab, bb)
+        size //= 2
+        halves = weights.reshape(size, 2, len(weights) // (2 * size), layers)
+        halves[:, 0] *= ca[:, None]
+        halves[:, 1] *= cb[:, None]
+        rows = ca[:, None] * gram[::2] + cb[:, None] * gram[1::2]
+        gram = ca * rows[:, ::2] + cb * rows[:, 1::2]
+        if size > 1:  # the root is not an operand any more
+            parts = ca * ca * aa + cb * cb * bb
+            left = gram.reshape(size * size, layers)[:: size + 1]
+            lost = (left <= CANCELLATION * parts) & (parts > 0.0)
+            cancelled = cancelled | (lost.sum(0) > 0)
+    return weights, cancelled, energy, gram[0, 0] / energy
 
 
 def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
@@ -174,23 +241,5 @@ def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
     return combined / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def analyze(gram: Tensor) -> GramAnalysis:
-    r"""The coefficients, :math:`\sum_i |g_i|^2` and the orthogonality of all layers.
-
-    ``gram`` is (layers, P, P) in float64. See :func:`coefficients` and :func:`orthogonality`.
-
-    >>> analyze(torch.eye(2, dtype=torch.float64)[None]).energy
-    tensor([2.], dtype=torch.float64)
-    """
-    weights, cancelled = coefficients(gram)
-    energy = gram.diagonal(dim1=1, dim2=2).sum(1)
-    return GramAnalysis(weights, cancelled, energy, orthogonality(gram, weights))
-
-
 def _products(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
-
-
-def _ratio(ab: Tensor, aa: Tensor) -> Tensor:
-    # Compared with zero, so that a NaN is not taken for a zero vector and stays.
-    return (ab / aa).masked_fill(aa == 0, 0.0)

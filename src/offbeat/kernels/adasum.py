@@ -1,18 +1,17 @@
 """Adasum's two passes over the vectors of all ranks in machine code, for the CPU, with numba."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.functional.adasum import CANCELLATION, GramAnalysis
+from offbeat.functional.adasum import GramAnalysis, factor, follow_tree, gram_tree
 from offbeat.functional.adasum import add_gram as torch_gram
 from offbeat.functional.adasum import combine_rows as torch_combine
 from offbeat.functional.packing import Segment, Segments
 from offbeat.kernels.bfloat16 import array_of, widened
-from offbeat.kernels.compile import Array, compiled, inlined
+from offbeat.kernels.compile import Array, admit, compiled, inlined
 
 BLOCK = 256  # elements of a row in float64 at a time: those of eight rows fit half a core's cache
 
@@ -35,7 +34,7 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
 
 
 def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
-    """What :func:`offbeat.functional.combine_rows` does, where :func:`add_gram` needs no torch either.
+    """Write weighted sums of rows, as :func:`offbeat.functional.combine_rows` does.
 
     >>> out = torch.zeros(1)
     >>> combine_rows(
@@ -57,10 +56,8 @@ def analyze(products: Tensor) -> GramAnalysis:
     >>> analyze(torch.eye(2, dtype=torch.float64)[None]).weights
     tensor([[1., 1.]], dtype=torch.float64)
     """
-    layers, size = products.shape[:2]
-    # Arrays of numpy's: where a process has just waited, an operation of torch's takes 20 us.
-    found = np.ones((layers, size)), np.zeros(layers, bool), np.zeros(layers), np.zeros(layers)
-    _judge(products.numpy(), *found, np.empty((size, size)), np.empty((2, size)))
+    # Arrays of NumPy's: where a process has just waited, an operation of torch's takes 20 us.
+    found = follow_tree(_gram_tree, products.numpy(), np.zeros)
     return GramAnalysis(*map(torch.from_numpy, found))
 
 
@@ -121,63 +118,5 @@ def _combine(rows: Array, spans: Array, weights: Array, out: Array, block: Array
                 to[k] = total[k]
 
 
-@compiled
-def _judge(
-    products: Array,
-    weights: Array,
-    cancelled: Array,
-    energy: Array,
-    share: Array,
-    nodes: Array,
-    level: Array,
-) -> None:
-    for layer in range(len(products)):
-        known, own = products[layer], weights[layer]
-        _climb(known, own, cancelled[layer : layer + 1], nodes, level)
-        combined = 0.0
-        for i in range(len(own)):
-            energy[layer] += known[i, i]
-            for j in range(len(own)):
-                combined += own[i] * own[j] * known[i, j]
-        share[layer] = combined / energy[layer]
-
-
-@inlined
-def _climb(products: Array, weights: Array, cancelled: Array, nodes: Array, level: Array) -> None:
-    """``weights`` of the leaves, all 1 at first, from the bottom of the tree to its root."""
-    leaves, factors = level
-    count = len(weights)
-    nodes[:] = products
-    leaves[:] = 1.0
-    width = 1  # leaves of a full node
-    while count > 1:
-        factors[count - 1] = 1.0  # the last one of an odd number goes up as it is
-        for a in range(0, count - 1, 2):
-            b, total = a + 1, leaves[a] + leaves[a + 1]
-            factors[a] = 1.0 - leaves[a] / total * _ratio(nodes[a, b], nodes[a, a])
-            factors[b] = 1.0 - leaves[b] / total * _ratio(nodes[a, b], nodes[b, b])
-        for i in range(len(weights)):
-            weights[i] *= factors[i // width]
-        width *= 2
-        above = (count + 1) // 2
-        for p in range(above):
-            parts = 0.0
-            for a in range(2 * p, min(2 * p + 2, count)):
-                parts += factors[a] * factors[a] * nodes[a, a]
-            leaves[p] = leaves[2 * p] + (leaves[2 * p + 1] if 2 * p + 1 < count else 0.0)
-            # Places are written after they were read: node (p, q) is made of those at 2p and 2q.
-            for q in range(above):
-                total = 0.0
-                for a in range(2 * p, min(2 * p + 2, count)):
-                    for b in range(2 * q, min(2 * q + 2, count)):
-                        total += factors[a] * factors[b] * nodes[a, b]
-                nodes[p, q] = total
-            # The root is not an operand any more.
-            if above > 1 and parts > 0.0 and nodes[p, p] <= CANCELLATION * parts:
-                cancelled[0] = True
-        count = above
-
-
-@inlined
-def _ratio(ab: Any, aa: Any) -> Any:
-    return 0.0 if aa == 0.0 else ab / aa
+admit(factor)
+_gram_tree = compiled(gram_tree)

@@ -72,4 +72,4 @@ def specialize(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any
 
 def admit(function: Callable[..., Any]) -> None:
     """Let compiled code call a plain Python ``function``, which itself remains as it is."""
-    register_jitable(function, **_OPTIONS)
+    register_jitable(**_OPTIONS)(function)
