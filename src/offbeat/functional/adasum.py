@@ -1,4 +1,4 @@
-"""The Adasum operator: of two vectors, and of many through their inner products."""
+"""The Adasum operator on two vectors, and on many through their inner products."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,21 +9,22 @@ from torch import Tensor
 from offbeat.functional.packing import Segment
 
 Array = Any  # a tensor, or an array of NumPy's
-BLOCK = 2**15  # elements of a row widened to float64 at a time: a few rows of them fit a cache
-CANCELLATION = 1e-6  # below this share of its parts' squared norm a sum has lost half its digits
+BLOCK = 2**15  # elements of a row in float64 at a time: blocks of a few rows fit a cache
+CANCELLATION = 1e-6  # a sum below this share of its parts' squared norm has lost half its digits
 
 
 def adasum(a: Tensor, b: Tensor, leaves: tuple[int, int] = (1, 1)) -> Tensor:
-    r"""Combine two vectors: their sum where they are orthogonal, their mean where parallel.
+    r"""Combine two vectors: to their sum if they are orthogonal, to their mean if parallel.
 
     .. math::
         AS(a, b) = \left(1 - \frac{n_a}{N} \frac{a \cdot b}{|a|^2}\right) a
         + \left(1 - \frac{n_b}{N} \frac{a \cdot b}{|b|^2}\right) b, \quad N = n_a + n_b
 
-    ``leaves`` says how many ranks' vectors a and b hold already; equal numbers give the paper's
-    operator, any others keep the mean of parallel vectors true. A zero vector passes the other
-    through. Same shape and dtype in and out; dot products accumulate in float64, and only the
-    result is rounded. Four passes; memory: two vectors in float64.
+    ``leaves`` are :math:`n_a` and :math:`n_b`, the numbers of ranks whose vectors a and b already
+    combine. Equal numbers give the paper's operator; with others, parallel vectors still combine
+    to their mean. If one vector is zero, the result is the other. ``a``, ``b`` and the result have
+    one shape and dtype. Dot products accumulate in float64 and only the result is rounded. Four
+    passes; extra memory: two vectors in float64.
 
     Source: Maleki et al. 2021, equation 8; there :math:`n_a = n_b`.
 
@@ -36,9 +37,9 @@ def adasum(a: Tensor, b: Tensor, leaves: tuple[int, int] = (1, 1)) -> Tensor:
 
 
 def pair_coefficients(products: Tensor, share: Tensor | float = 0.5) -> tuple[Tensor, Tensor]:
-    r"""The factors of a and b in their Adasum, from :math:`a \cdot a, a \cdot b, b \cdot b`.
+    r"""Compute the factors of a and b in :func:`adasum` from :math:`a \cdot a, a \cdot b, b \cdot b`.
 
-    ``products`` (..., 3) in float64, ``share`` is :math:`n_a / N`, see :func:`adasum`.
+    ``products`` is (..., 3) in float64, ``share`` is :math:`n_a / N`, see :func:`adasum`.
 
     >>> pair_coefficients(torch.tensor([1.0, 1.0, 2.0]))
     (tensor(0.5000), tensor(0.7500))
@@ -48,25 +49,26 @@ def pair_coefficients(products: Tensor, share: Tensor | float = 0.5) -> tuple[Te
 
 
 def factor(share: Array, ab: Array, aa: Array) -> Array:
-    r"""Return :math:`1 - (n_a/N)\, a \cdot b / |a|^2`, what Adasum multiplies a with.
+    r"""Compute :math:`1 - (n_a/N)\, a \cdot b / |a|^2`, the factor of a in :func:`adasum`.
 
     1 where a is a zero vector. ``share`` is :math:`n_a / N`; all shapes broadcast.
 
     >>> factor(0.5, torch.tensor(1.0), torch.tensor(2.0))
     tensor(0.7500)
     """
-    # Without a branch: for a zero vector a.b is zero as well. NaN stays NaN.
+    # For a zero vector a.b is zero as well: no branch is needed. NaN stays NaN.
     return 1.0 - share * (ab / (aa + (aa == 0.0)))
 
 
 def tree(rows: Tensor, total: Callable[[Tensor], Tensor] = lambda products: products) -> Tensor:
-    r"""Combine one layer of all ranks, ``rows`` (P, m), pair by pair; (m,) in float64.
+    r"""Combine one layer of all ranks, ``rows`` (P, m), pair by pair, to (m,) in float64.
 
     .. math:: AS(g_{[0,n)}) = AS(AS(g_{[0,n/2)}), AS(g_{[n/2,n)}))
 
-    Adjacent ranks first; where a level has an odd number of nodes the last is carried up. The
-    order of the ranks matters. ``total`` completes a level's products, (pairs, 3), where
-    ``rows`` are only a part of the layer. Memory: two copies in float64.
+    Adjacent ranks are combined first; the last node of a level with an odd number of nodes moves
+    up unchanged. The result depends on the order of the ranks. If ``rows`` are only a part of the
+    layer, ``total`` adds the products of the other parts to those of a level, (pairs, 3). Extra
+    memory: two copies in float64.
 
     Source: Maleki et al. 2021, equation 9, for powers of two.
 
@@ -91,7 +93,7 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
     .. math:: G_l \leftarrow G_l + X_l X_l^T
 
     ``rows`` (P, m) of any float dtype, ``out`` (layers, P, P) in float64. Products and sums are
-    in float64, so that nothing of a narrower dtype overflows or vanishes. One pass.
+    in float64, so that values of narrower dtypes neither overflow nor underflow. One pass.
 
     >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
     >>> add_gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Segment(0, 0, 2)], out)
@@ -183,9 +185,9 @@ def gram_tree(gram: Array, leaves: Array) -> tuple[Array, Array, Array, Array]:
     (tensor([[1., 1.]]), tensor([2.]))
     """
     size, layers = leaves.shape
-    weights = leaves * 1.0  # a copy: the product of the factors on the way to the root
+    weights = leaves * 1.0  # a copy, multiplied by the factors on the way to the root
     energy = gram.reshape(size * size, layers)[:: size + 1].sum(0)
-    cancelled = energy < 0.0  # False, or not even a NaN
+    cancelled = energy < 0.0  # False everywhere
     while size > 1:
         flat, pair = gram.reshape(size * size, layers), 2 * (size + 1)
         aa, ab, bb = flat[::pair], flat[1::pair], flat[size + 1 :: pair]
@@ -199,7 +201,7 @@ def gram_tree(gram: Array, leaves: Array) -> tuple[Array, Array, Array, Array]:
         halves[:, 1] *= cb[:, None]
         rows = ca[:, None] * gram[::2] + cb[:, None] * gram[1::2]
         gram = ca * rows[:, ::2] + cb * rows[:, 1::2]
-        if size > 1:  # the root is not an operand any more
+        if size > 1:  # the root is no operand
             parts = ca * ca * aa + cb * cb * bb
             left = gram.reshape(size * size, layers)[:: size + 1]
             lost = (left <= CANCELLATION * parts) & (parts > 0.0)
@@ -210,8 +212,8 @@ def gram_tree(gram: Array, leaves: Array) -> tuple[Array, Array, Array, Array]:
 def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
     r"""Write the weighted sum of the rows, layer by layer: :math:`out_l = \sum_i c_{li} x_{li}`.
 
-    ``rows`` (P, m), ``weights`` (layers, P) in float64, ``out`` (m,), which may be one of the
-    rows. Sums in float64, rounded once. One pass.
+    ``rows`` is (P, m), ``weights`` (layers, P) in float64, and ``out`` (m,), which may be one of
+    the rows. Sums are in float64 and rounded once. One pass.
 
     >>> out = torch.zeros(1)
     >>> combine_rows(
@@ -227,12 +229,12 @@ def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: T
 
 
 def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
-    r"""How close Adasum comes to the sum, layer by layer: 1 for orthogonal vectors.
+    r"""Compute how close Adasum is to the sum, for each layer: 1 for orthogonal vectors.
 
     .. math:: |AS(g_{[0,n)})|^2 \Big/ \sum_i |g_i|^2
 
-    ``gram`` (layers, P, P) and ``weights`` (layers, P), see :func:`coefficients`; 1/P for equal
-    vectors, NaN where all are zero. Source: Maleki et al. 2021, section 5.1.3.
+    ``gram`` is (layers, P, P) and ``weights`` (layers, P), see :func:`coefficients`. The result,
+    (layers,), is 1/P for equal vectors and NaN if all are zero. Source: Maleki et al. 2021, section 5.1.3.
 
     >>> orthogonality(torch.eye(2)[None], torch.ones(1, 2))
     tensor([1.])

@@ -1,1 +1,1 @@
-"""Machine code for the CPU, compiled by numba, and the choice of what runs where."""
+"""CPU kernels compiled by numba, and the choice of the implementation of each operation."""

@@ -1,4 +1,4 @@
-"""Adasum's two passes over the vectors of all ranks in machine code, for the CPU, with numba."""
+"""Adasum's passes over the vectors of all ranks, on the CPU, compiled by numba."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,15 @@ from offbeat.functional.packing import Segment, Segments
 from offbeat.kernels.bfloat16 import array_of, widened
 from offbeat.kernels.compile import Array, admit, compiled, inlined
 
-BLOCK = 256  # elements of a row in float64 at a time: those of eight rows fit half a core's cache
+BLOCK = 256  # elements of a row in float64 at a time: blocks of eight rows fit half a core's cache
 
 
 def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
-    """What :func:`offbeat.functional.add_gram` does, each product of a pair once.
+    """Add the inner products of all pairs of rows, as :func:`offbeat.functional.add_gram` does.
 
-    Of contiguous float32, float64 and bfloat16; all else is left to torch. The two agree up to
-    the order of the sums.
+    The product of a pair is computed once. The kernel runs for contiguous ``rows`` (P, m) of
+    float32, float64 or bfloat16; other inputs are passed to the torch implementation. The two
+    agree up to the order of the sums.
 
     >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
     >>> add_gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Segment(0, 0, 2)], out)
@@ -34,7 +35,10 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
 
 
 def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: Tensor) -> None:
-    """Write weighted sums of rows, as :func:`offbeat.functional.combine_rows` does.
+    """Write the weighted sum of the rows, as :func:`offbeat.functional.combine_rows` does.
+
+    The kernel runs for the ``rows`` of :func:`add_gram` and ``out`` (m,) of float32 or float64;
+    other inputs are passed to the torch implementation.
 
     >>> out = torch.zeros(1)
     >>> combine_rows(
@@ -49,14 +53,15 @@ def combine_rows(rows: Tensor, spans: Sequence[Segment], weights: Tensor, out: T
 
 
 def analyze(products: Tensor) -> GramAnalysis:
-    """What :func:`offbeat.functional.analyze` does, in one call; on the CPU.
+    """Compute coefficients and measures, as :func:`offbeat.functional.analyze` does.
 
-    The two agree up to rounding.
+    ``products`` is (layers, P, P) in float64. The kernel is the same function, compiled; the two
+    agree up to rounding.
 
     >>> analyze(torch.eye(2, dtype=torch.float64)[None]).weights
     tensor([[1., 1.]], dtype=torch.float64)
     """
-    # Arrays of NumPy's: where a process has just waited, an operation of torch's takes 20 us.
+    # NumPy arrays: just after a wait, an operation of torch takes 20 us.
     found = follow_tree(_gram_tree, products.numpy(), np.zeros)
     return GramAnalysis(*map(torch.from_numpy, found))
 
@@ -72,8 +77,8 @@ def _table(spans: Sequence[Segment]) -> Array:
     return Segments(spans).table
 
 
-# Kernels loop over slices of arrays, not over places in them: of those the compiler does not know
-# that they are not negative, which numba counts from the end, and makes no vector instructions.
+# Kernels loop over slices instead of indices into whole arrays: the compiler cannot know that such
+# an index is not negative, which numba counts from the end, and would not vectorize the loop.
 
 
 @compiled

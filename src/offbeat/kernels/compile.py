@@ -24,7 +24,7 @@ except ImportError as missing:
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
 _ORDERED: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}}
-_INLINED: dict[str, Any] = {**_OPTIONS, "forceinline": True}
+_INLINED: Any = {**_OPTIONS, "forceinline": True}
 
 
 def compiled(function: Callable[..., Any]) -> Any:

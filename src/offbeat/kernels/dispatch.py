@@ -1,6 +1,6 @@
-"""Which implementation of an operation runs here: torch, or machine code where numba is installed.
+"""Choice of the implementation of an operation: torch, or a kernel where numba is installed.
 
-numba is imported on the first use only: the import takes about a second.
+numba is imported at the first use, since the import takes about a second.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ BlockSelect = Callable[[Tensor, Sequence[tuple[int, int, int]]], Tensor]  # (x, 
 
 
 class PushSumPasses(NamedTuple):
-    """The two passes over memory of a push-sum exchange, and both in one."""
+    """Functions that read and write the parameters in a push-sum exchange."""
 
     fill_messages: Callable[[Tensor, Tensor | None, float, Messages], None]
     add_messages: Callable[[Tensor, Tensor | None, float, Messages, Sequence[Tensor]], None]
@@ -28,7 +28,7 @@ class PushSumPasses(NamedTuple):
 
 
 class AdasumPasses(NamedTuple):
-    """The two passes of Adasum over the vectors of all ranks, and the step between them."""
+    """Functions that read the vectors of all ranks in Adasum, and the analysis between them."""
 
     add_gram: Callable[[Tensor, Sequence[Segment], Tensor], None]
     analyze: Callable[[Tensor], GramAnalysis]
@@ -38,8 +38,9 @@ class AdasumPasses(NamedTuple):
 def push_sum_passes(device: torch.device) -> PushSumPasses:
     """Return the fastest push-sum passes on ``device``; results differ by rounding only.
 
-    On a CPU with numba those of :mod:`offbeat.kernels.push_sum`: 4.5 ms for 3.2 million
-    parameters and 16-bit messages, where the torch operations take 10 ms.
+    These are those of :mod:`offbeat.kernels.push_sum` on a CPU with numba (4.5 ms for 3.2 million
+    parameters and 16-bit messages), and those of :mod:`offbeat.functional.push_sum` otherwise
+    (10 ms).
 
     >>> push_sum_passes(torch.device("cuda")).add_messages.__module__
     'offbeat.functional.push_sum'
@@ -52,10 +53,10 @@ def push_sum_passes(device: torch.device) -> PushSumPasses:
 
 
 def adasum_passes(compiled: bool) -> AdasumPasses:
-    """Return the passes of Adasum in torch or, if ``compiled``, in machine code.
+    """Return the passes of Adasum in torch or, if ``compiled``, as compiled kernels.
 
     The caller decides, since all ranks must use the same (see :func:`machine_code`). Results
-    differ by the order of float64 sums only.
+    differ only by the order of float64 sums.
 
     >>> adasum_passes(compiled=False).add_gram.__module__
     'offbeat.functional.adasum'
@@ -69,10 +70,11 @@ def adasum_passes(compiled: bool) -> AdasumPasses:
 
 @cache
 def machine_code() -> str:
-    """Identify the code that numba generates here; ranks with equal strings round alike.
+    """Identify the code that numba generates; ranks with equal strings round alike.
 
-    The name of the processor is not sufficient: a virtual machine may hide its wider vectors, and
-    sums over those run in another order. "" without numba.
+    The string holds numba's version, the processor's name and its instruction sets; "" without
+    numba. The name alone is not sufficient: a virtual machine may disable wide vector
+    instructions, and sums then run in another order.
 
     >>> machine_code() == machine_code()
     True
@@ -89,7 +91,7 @@ def machine_code() -> str:
 def top_k_selection(device: torch.device, exact: bool = False) -> Select:
     """Return the fastest top-k selection on ``device``; results differ in ties only.
 
-    On a CPU with numba :func:`offbeat.kernels.top_k.scanned_top_k`; otherwise
+    This is :func:`offbeat.kernels.top_k.scanned_top_k` on a CPU with numba; otherwise
     :func:`offbeat.functional.sampled_top_k`, or :func:`offbeat.functional.top_k` if ``exact``.
 
     >>> top_k_selection(torch.device("cuda")).__name__
@@ -103,10 +105,10 @@ def top_k_selection(device: torch.device, exact: bool = False) -> Select:
 
 
 def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
-    """Return :func:`top_k_selection` for many blocks of one flat tensor in one call.
+    """Return a function that selects in many blocks of a flat tensor in one call.
 
-    The callable takes x and (start, stop, k) of every block, and returns indices into x, block
-    after block.
+    It takes x and the (start, stop, k) of each block, and returns indices into x, block after
+    block. Selection in a block is that of :func:`top_k_selection`.
 
     >>> select = top_k_of_blocks(torch.device("cpu"))
     >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
@@ -120,7 +122,7 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
 
 
 def each_block(select: Select) -> BlockSelect:
-    """Apply ``select`` to every block of a flat tensor.
+    """Turn a selection into one over blocks (start, stop, k) of a flat tensor.
 
     >>> select = each_block(functional.top_k)
     >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])

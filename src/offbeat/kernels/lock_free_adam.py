@@ -1,9 +1,9 @@
-"""Kernels of :class:`AsyncAdam`: one gradient applied to shared memory, coordinate by coordinate.
+"""Kernels of :class:`AsyncAdam`: a gradient is applied to shared memory, coordinate by coordinate.
 
 Loads and stores are plain. Two workers at one coordinate may both read the old value, and then
-one of the two updates is lost; a value itself is never torn, since aligned 4 and 8 bytes are
-written at once. Nothing is written where g = 0: writing an old value back there would undo what
-another worker wrote in between.
+one of the two updates is lost; a value is never torn, since aligned 4 and 8 bytes are written at
+once. Where g = 0 nothing is written: a write of the old value would undo an update that another
+worker made in between.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ import numpy as np
 from offbeat.kernels.compile import Array, compiled, inlined
 from offbeat.kernels.prefetch import prefetch
 
-LINE = 64  # bytes that memory delivers at a time
+LINE = 64  # bytes of a cache line
 AHEAD = 4  # rows
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
 @compiled
 def is_finite(g: Array) -> bool:
-    """Whether no element is infinite or NaN: their product with zero is not zero."""
+    """Return whether all elements are finite. The product of zero and infinity or NaN is NaN."""
     total = g.dtype.type(0)
     for i in range(g.shape[0]):
         total += abs(g[i] * g.dtype.type(0))
@@ -29,7 +29,7 @@ def is_finite(g: Array) -> bool:
 
 @inlined
 def adam(theta: Array, m: Array, v: Array, g: Array, i: int, numbers: Any) -> None:
-    """The update of coordinate ``i``."""
+    """Apply Adam's update to coordinate ``i``."""
     alpha, b1, c1, b2, c2, eps, keep = numbers
     first = b1 * m[i] + c1 * g[i]
     second = b2 * v[i] + c2 * g[i] * g[i]
@@ -42,12 +42,12 @@ def adam(theta: Array, m: Array, v: Array, g: Array, i: int, numbers: Any) -> No
 def update(
     theta: Array, m: Array, v: Array, at: int, g: Array, low: int, size: int, constants: Array
 ) -> None:
-    """The masked update of ``theta[at:at + size]`` by ``g[low:low + size]``.
+    """Update ``theta[at:at + size]`` by ``g[low:low + size]`` where the gradient is not zero.
 
-    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. The loop becomes
-    vector instructions that store under a mask. It would not if an index could be negative, which
-    counts from the end: hence places are unsigned. And slices are made here, since the references
-    to a slice that is passed are counted, atomically.
+    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. The loop compiles to
+    vector instructions with masked stores, provided that indices are unsigned: a negative index
+    counts from the end. Slices are made here, since numba counts references to a slice that is
+    passed, atomically.
     """
     alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
     numbers = (alpha, b1, c1, b2, constants[4], constants[5], constants[6])
@@ -63,24 +63,24 @@ def update(
 
 @compiled
 def update_dense(theta: Array, m: Array, v: Array, g: Array, constants: Array) -> None:
-    """The masked update of all coordinates."""
+    """Update all coordinates whose gradient is not zero; all arrays are (d,)."""
     start, size = np.uint64(0), np.uint64(g.shape[0])
     update(theta, m, v, start, g, start, size, constants)
 
 
 @inlined
 def link(rows: Array, heads: Array, following: Array) -> int:
-    """Chain the places of equal rows; returns how many chains, whose first places ``heads`` holds.
+    """Link the positions of equal rows; return the number of chains, whose heads are in ``heads``.
 
-    ``following[i]`` is the next place with the row of place i, or -1. Rows met are looked up by
-    multiplicative hashing with open addressing (Knuth, volume 3, 6.4), in a table that stays in
-    the cache, as one over all rows of a large embedding would not.
+    ``following[i]`` is the next position with the row of position i, or -1. Rows are looked up by
+    multiplicative hashing with open addressing (Knuth, volume 3, 6.4). The table fits the cache; a
+    table of all rows of a large embedding would not.
     """
     size = 4
     while size < 4 * rows.shape[0]:
         size *= 2
     table = np.full(size, -1, np.int32)
-    tails = np.empty(rows.shape[0], np.int32)  # of the chain that begins here
+    tails = np.empty(rows.shape[0], np.int32)  # last position of the chain with this head
     count = 0
     for i in range(rows.shape[0]):
         slot = np.int64(np.uint64(rows[i]) * GOLDEN >> np.uint64(32)) & (size - 1)
@@ -99,7 +99,7 @@ def link(rows: Array, heads: Array, following: Array) -> int:
 
 @inlined
 def fetch(theta: Array, m: Array, v: Array, at: int, size: int) -> None:
-    """Begin to load ``size`` coordinates of each, line by line."""
+    """Prefetch ``size`` coordinates of each array, line by line."""
     for i in range(at, at + size, np.uint64(LINE // theta.itemsize)):
         prefetch(theta, i)
         prefetch(m, i)
@@ -110,10 +110,11 @@ def fetch(theta: Array, m: Array, v: Array, at: int, size: int) -> None:
 def update_rows(
     theta: Array, m: Array, v: Array, rows: Array, values: Array, width: int, constants: Array
 ) -> None:
-    """The masked update of the rows of a sparse gradient; all but ``rows`` are flat.
+    """Update the rows of a sparse gradient where it is not zero.
 
-    Values of equal rows are added up first. Rows lie anywhere in memory: those a little ahead are
-    on their way while one is updated.
+    ``theta``, ``m`` and ``v`` are flat, ``rows`` (n,), ``values`` (n * width,). Values of equal
+    rows are added first. Access to rows is random, so that the rows of later updates are
+    prefetched.
     """
     size = np.uint64(width)
     heads = np.empty(rows.shape[0], np.int32)

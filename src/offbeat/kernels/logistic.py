@@ -1,7 +1,7 @@
-"""Kernels of logistic regression with asynchronous Adam: one call is many updates of one thread.
+"""Kernels of logistic regression with asynchronous Adam; a call makes many updates of one thread.
 
 All loads and stores of theta, m and v are plain; threads run the same kernel on the same memory.
-Everything else that a thread writes is its own: gradient buffer, order of rows, random state.
+Everything else that a thread writes is private: gradient buffer, order of rows, random state.
 """
 
 from math import exp, log, sqrt
@@ -12,14 +12,16 @@ import numpy as np
 from offbeat.kernels.compile import Array, compiled, inlined
 from offbeat.kernels.prefetch import claim, prefetch
 
-Place = Any  # unsigned: what could be negative would be tested for it at every access
+Place = Any  # an unsigned index; signed ones are tested for a negative value at every access
 ONE = np.uint64(1)
-STRIDE = np.uint64(16)  # indices in a cache line; values may take two, the second follows the first
-AHEAD = np.uint64(16)  # coordinates: about as many lines as a core can wait for at a time
+STRIDE = np.uint64(
+    16
+)  # indices in a cache line; of values two lines, the hardware prefetches the second
+AHEAD = np.uint64(16)  # coordinates: about the number of cache misses that a core keeps outstanding
 
 
 class Data(NamedTuple):
-    """Rows in CSR form: ``indices`` unsigned (no wrap-around to test for), ``y`` per row."""
+    """Rows in CSR form, with unsigned ``indices`` (no test for negative ones), and their ``y``."""
 
     indptr: Array
     indices: Array
@@ -28,21 +30,21 @@ class Data(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What one thread sees, flat: a row for each feature and the last for the intercept.
+    """Flat memory of one thread: a row for each feature and a last one for the intercept.
 
-    A row of ``shared`` has theta of each class and then the l2 factor, one of ``own`` m of each
-    class and then v. Shared moments are in the rows of theta: ``own`` is then the same memory, from
-    the first m on. One address a row is computed where four arrays would need four.
+    A row of ``shared`` holds theta of each class and then the l2 factor; a row of ``own`` holds m
+    of each class and then v. Shared moments are in the rows of theta, and ``own`` is then the same
+    memory from the first m on. A row takes one address computation; four arrays would take four.
     """
 
     shared: Array
     own: Array
-    width: Place  # numbers from row to row of ``shared``
-    stride: Place  # and of ``own``
+    width: Place  # elements of a row of ``shared``
+    stride: Place  # elements of a row of ``own``
 
 
 class Thread(NamedTuple):
-    """What belongs to one thread: rows by hand, [place, steps, hand], and its random state."""
+    """Private state of a thread: rows by hand, [position, steps, hand], and the random state."""
 
     hands: Array
     counts: Array
@@ -50,9 +52,9 @@ class Thread(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Numbers of the method; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
+    """Hyperparameters; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
 
-    They are no array: its elements would be loaded anew after every store.
+    A tuple, since the elements of an array would be loaded again after every store.
     """
 
     alpha: float
@@ -68,7 +70,7 @@ class Settings(NamedTuple):
 
 @compiled
 def draw(random: Array, bound: int) -> int:
-    """A uniform whole number below ``bound`` < 2^31, by xorshift64 (Marsaglia 2003)."""
+    """Draw a uniform integer below ``bound`` < 2^31, by xorshift64 (Marsaglia 2003)."""
     x = random[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -79,10 +81,10 @@ def draw(random: Array, bound: int) -> int:
 
 @compiled
 def draw_batch(thread: Thread, rows: Array) -> None:
-    """The next batch of a shuffled pass over a hand: one Fisher-Yates swap a row.
+    """Draw the next batch of a shuffled pass over a hand, by one Fisher-Yates swap per row.
 
-    In the next pass the thread takes the next hand, so that it sees all rows also where the
-    others get no time to run.
+    The next pass uses the next hand, so that a thread processes all rows even if the other
+    threads are not scheduled.
     """
     at, turn, n = thread.counts[0], thread.counts[2], thread.hands.shape[1]
     if at + rows.shape[0] > n:
@@ -102,17 +104,17 @@ def draw_batch(thread: Thread, rows: Array) -> None:
 
 @inlined
 def row_bounds(x: Data, row: Place) -> tuple[Place, Place]:
-    """Where a row begins and ends."""
+    """Return the start and the end of a row in ``x.indices``."""
     at = np.uint64(row)
     return np.uint64(x.indptr[at]), np.uint64(x.indptr[at + ONE])
 
 
 @compiled
 def prepare(x: Data, thread: Thread, rows: Array) -> None:
-    """Choose the next batch and begin to load it, while the last one's update is computed.
+    """Draw the next batch and prefetch it, before the update of the last one.
 
-    Its rows lie anywhere. With a few megabytes of them, waiting for memory would take as long as
-    computing, and longer where other programs use the same cache.
+    Access to rows is random. With a few megabytes of data, waiting for memory would take as long
+    as the computation, and longer where other programs use the same cache.
     """
     draw_batch(thread, rows)
     for row in rows:
@@ -124,7 +126,7 @@ def prepare(x: Data, thread: Thread, rows: Array) -> None:
 
 @compiled
 def step_size(thread: Thread, settings: Settings) -> float:
-    """alpha_t of the next update; t is one's own count, spread over all workers' in Shared."""
+    """Return alpha_t; t is this thread's count, with shared moments one drawn among all workers'."""
     t = thread.counts[1] + 1
     thread.counts[1] = t
     if not settings.private:
@@ -136,9 +138,9 @@ def step_size(thread: Thread, settings: Settings) -> float:
 def adam(
     memory: Memory, at: Place, m: Place, v: Place, g: Any, alpha: Any, settings: Settings
 ) -> None:
-    """One coordinate's update; a concurrent one of the same coordinate may be lost.
+    """Update one coordinate; a concurrent update of the same coordinate may be lost.
 
-    theta lies at ``at`` of the shared memory, the moments at ``m`` and ``v`` of the own.
+    ``at`` is the index of theta in the shared memory, ``m`` and ``v`` those in the own memory.
     """
     b1, c1, b2, c2, eps = settings.betas
     first = b1 * memory.own[m] + c1 * g
@@ -150,10 +152,10 @@ def adam(
 
 @compiled
 def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Array) -> float:
-    """Probability - y of each row, over the size of the batch. Returns the summed loss.
+    """Compute (probability - y) / batch size of each row; return the summed loss.
 
-    Logits of all rows come first: then a row need not wait until what another core wrote for the
-    row before it has arrived.
+    The logits of all rows are computed first: a row then need not wait for a cache line of the
+    row before it, which another core wrote.
     """
     theta, width, real = memory.shared, memory.width, errors.dtype.type
     zero, one, share = real(0), real(1), real(1.0 / rows.shape[0])
@@ -181,10 +183,10 @@ def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Arra
 def binary_gradient(
     x: Data, rows: Array, bias: bool, errors: Array, g: Array, touched: Array
 ) -> Place:
-    """Add the batch's gradient to ``g``, all zero before. Returns how many coordinates it touched.
+    """Add the batch's gradient to a zero ``g``; return the number of entries of ``touched``.
 
-    A coordinate whose sum is zero is noted again when it is met again: :func:`binary` zeroes
-    ``g`` at its first place and passes over the second.
+    A coordinate whose sum is zero in between is entered twice: :func:`apply_binary` zeroes ``g``
+    at the first entry and skips the second.
     """
     zero, count = g.dtype.type(0), np.uint64(0)
     for b in range(rows.shape[0]):
@@ -193,7 +195,7 @@ def binary_gradient(
         for q in range(low, high):
             j = x.indices[q]
             before = g[j]
-            touched[count] = j  # counts only if this is the first time: no branch to mispredict
+            touched[count] = j  # kept only the first time; without a branch to mispredict
             count += np.uint64(before == zero)
             g[j] = before + e * x.data[q]
         if bias:
@@ -207,9 +209,9 @@ def apply_binary(
 ) -> None:
     """Update the touched coordinates and zero ``g``.
 
-    A line that another core wrote last has arrived with theta, but only to be read. The right to
-    write has to come from there too, and stores wait for it one after another: it is asked for
-    some coordinates early. Alone a thread has all rights, and would only compute addresses.
+    A cache line that another core wrote last was loaded with theta in shared state. A store needs
+    it in exclusive state, and stores wait for that one after another: it is requested a few
+    coordinates ahead. With a single thread all lines are exclusive already.
     """
     shared, width, stride, zero = memory.shared, memory.width, memory.stride, g.dtype.type(0)
     several = settings.workers > 1
@@ -231,7 +233,7 @@ def binary(
 ) -> None:
     """``updates`` updates for each entry of ``losses``, which receives their summed loss.
 
-    The batch that was prepared last is not used: the next call begins a pass anew.
+    The batch that was prepared last is not used: the next call starts a new pass.
     """
     kind = memory.shared.dtype
     features = memory.shared.shape[0] // memory.width
@@ -241,7 +243,7 @@ def binary(
     longest = 0
     for row in range(x.indptr.shape[0] - 1):
         longest = max(longest, x.indptr[row + 1] - x.indptr[row])
-    # A coordinate may be noted more than once, where a sum was zero in between.
+    # A coordinate is entered more than once if its sum was zero in between.
     touched = np.zeros(settings.batch * longest + 2 + AHEAD, np.uint32)
     prepare(x, thread, rows)
     for p in range(losses.shape[0]):
@@ -258,7 +260,7 @@ def binary(
 
 @compiled
 def softmax(z: Array) -> float:
-    """Turn logits into probabilities in place; returns log of the sum of exponentials."""
+    """Replace logits by probabilities in place; return the log of the sum of exponentials."""
     top = z.max()
     total = z.dtype.type(0)
     for k in range(z.shape[0]):
@@ -273,7 +275,7 @@ def softmax(z: Array) -> float:
 def multinomial_gradient(
     x: Data, memory: Memory, rows: Array, bias: bool, g: Array, seen: Array, touched: Array
 ) -> tuple[int, float]:
-    """The loss too, for several classes; ``seen`` marks the touched features."""
+    """Compute the gradient of several classes; return the number of ``touched`` and the loss."""
     theta, width, last, classes = memory.shared, memory.width, g.shape[0] - 1, g.shape[1]
     share = g.dtype.type(1.0 / rows.shape[0])
     z = np.empty(classes, g.dtype)
@@ -321,7 +323,7 @@ def apply_multinomial(memory: Memory, settings: Settings, j: Place, g: Array, al
 def multinomial(
     x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
 ) -> None:
-    """As :func:`binary`, for several classes."""
+    """Make updates as :func:`binary` does, for several classes."""
     kind = memory.shared.dtype
     features = memory.shared.shape[0] // memory.width
     g = np.zeros((features, settings.columns), kind)

@@ -1,4 +1,4 @@
-"""Ask for memory before it is needed, for which numba has no function."""
+"""Prefetch instructions for compiled code; numba has no function for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-READ, WRITE, NEAR, DATA = 0, 1, 3, 1  # arguments of llvm.prefetch: why, all caches, no code
+READ, WRITE, NEAR, DATA = 0, 1, 3, 1  # arguments of llvm.prefetch: access, locality, cache type
 Typed = tuple[Any, Callable[..., Any]]
 
 
@@ -35,8 +35,9 @@ def _claim(typing: Any, array: Any, index: Any) -> Typed:
     return _typed(array, index, WRITE)
 
 
-# prefetch(array, index), in compiled code only: begin to load array[index] into the cache. It
-# never waits and never fails, not even past the end of the array.
+# prefetch(array, index), in compiled code only: start to load array[index] into the cache. It
+# does not block and does not fail, not even past the end of the array.
 prefetch: Any = intrinsic(_prefetch)
-# claim(array, index): the same for what will be written; other cores lose their copy of the line.
+# claim(array, index): the same before a write; the copies of the line in other cores are
+# invalidated.
 claim: Any = intrinsic(_claim)

@@ -1,4 +1,4 @@
-"""The k largest entries in one reading pass: machine code for the CPU, with numba."""
+"""Selection of the k largest magnitudes in one reading pass, on the CPU, compiled by numba."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from torch import Tensor
 
 from offbeat.kernels.compile import Array, compiled
 
-BLOCK = 32  # entries whose largest stands for all of them
-DIGIT = 11  # bits that one histogram tells apart
-_BITS = {  # integers as wide as a float, and all their bits but the sign
+BLOCK = 32  # entries that share one maximum
+DIGIT = 11  # bits that one histogram resolves
+_BITS = {  # integers of the width of a float, and the mask of all bits but the sign
     torch.float32: (torch.int32, np.int32(2**31 - 1)),
     torch.float64: (torch.int64, np.int64(2**63 - 1)),
 }
 
 
 def scanned_top_k(x: Tensor, k: int) -> Tensor:
-    """The same entries as :func:`offbeat.functional.top_k` finds, but for ties, sooner.
+    """Return the indices of the k largest magnitudes of ``x`` (d,), in float32 or float64.
 
-    Magnitudes are compared by their bits as integers, among which NaN is larger than infinity. The
-    k blocks of 32 with the largest maxima hold k of the k largest entries, so that a second look
-    goes only to blocks that reach the k-th largest maximum; the k-th largest of many is found by
-    histograms of 11 bits. Float32 and float64 on a CPU, one reading pass. Extra memory: d/32
-    entries, and those that reach that maximum.
+    The entries are those of :func:`offbeat.functional.top_k`, except for ties. Magnitudes are
+    compared by their bits as integers, where NaN is larger than infinity. The first pass takes
+    the maximum of each block of 32. At least k entries reach the k-th largest maximum, so that
+    only blocks that reach it are read again. Histograms of 11 bits find the k-th largest value.
+    Extra memory: d/32 entries, and those of the blocks that are read again.
 
     >>> scanned_top_k(torch.tensor([1.0, -3.0, 0.0, 2.0]), 2)
     tensor([1, 3])
@@ -34,10 +34,10 @@ def scanned_top_k(x: Tensor, k: int) -> Tensor:
 
 
 def scanned_blocks(x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
-    """The entries that :func:`scanned_top_k` finds in each ``x[start:end]``, by one call.
+    """Return what :func:`scanned_top_k` selects in each ``x[start:end]``, in one call.
 
-    ``blocks`` are (start, end, k), of any number; returns places in ``x``, block after block. What
-    calls from Python cost small layers, 10 us each, is paid once.
+    ``blocks`` are any number of (start, end, k). Returns indices into ``x``, block after block.
+    A call from Python takes 10 us, as long as the selection in a small layer.
 
     >>> scanned_blocks(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
     tensor([1, 3])
@@ -49,7 +49,7 @@ def scanned_blocks(x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
 
 @compiled
 def _of_each(bits: Array, blocks: Array, magnitude: Any) -> Array:
-    """Places of the ``k`` largest between ``start`` and ``end``, for each row of ``blocks``."""
+    """Return indices of the ``k`` largest of ``bits[start:end]`` for each row of ``blocks``."""
     places = np.empty(blocks[:, 2].sum(), np.int64)
     count = 0
     for start, end, k in blocks:
@@ -60,11 +60,11 @@ def _of_each(bits: Array, blocks: Array, magnitude: Any) -> Array:
 
 @compiled
 def _largest(bits: Array, k: int, magnitude: Any) -> Array:
-    """Places of the ``k`` largest of ``bits & magnitude``."""
+    """Return indices of the ``k`` largest of ``bits & magnitude``."""
     if 2 * k * BLOCK > bits.size:
         return _choose(bits & magnitude, np.arange(bits.size), k)
     maxima = _maxima(bits, magnitude)
-    # Not zeros: of an embedding most rows have no gradient, and all of them would be candidates.
+    # At least 1: most rows of an embedding have no gradient, and all would be candidates.
     least = max(_kth(maxima, k), 1)
     blocks = np.flatnonzero(maxima >= least)
     places = np.empty(max(k, blocks.size * BLOCK), np.int64)
@@ -81,7 +81,7 @@ def _largest(bits: Array, k: int, magnitude: Any) -> Array:
 
 @compiled
 def _with_zeros(bits: Array, magnitude: Any, places: Array, count: int, k: int) -> Array:
-    """The first ``count`` of ``places``, and of zeros as many as make ``k``."""
+    """Return the first ``count`` of ``places`` and, up to ``k``, indices of zeros."""
     for at in range(bits.size):
         if count == k:
             break
@@ -93,11 +93,11 @@ def _with_zeros(bits: Array, magnitude: Any, places: Array, count: int, k: int) 
 
 @compiled
 def _maxima(bits: Array, magnitude: Any) -> Array:
-    """The largest magnitude of every block; the last one may be short."""
+    """Return the largest magnitude of each block; the last block may be shorter."""
     found = np.zeros((bits.size + BLOCK - 1) // BLOCK, bits.dtype)
     whole = bits.size // BLOCK
-    # Rows of a length that the compiler does not know: of 32 it would unroll the loop before it
-    # could use vector instructions, and be seven times slower.
+    # The length of a row is computed, so that the compiler does not know it. A loop of 32 it
+    # unrolls before it vectorizes, which is seven times slower.
     even = bits[: whole * BLOCK]
     rows = even.reshape(whole, even.size // whole)
     for block in range(whole):
@@ -112,7 +112,7 @@ def _maxima(bits: Array, magnitude: Any) -> Array:
 
 @compiled
 def _kth(values: Array, k: int) -> int:
-    """The ``k``-th largest of integers that are not negative."""
+    """Return the ``k``-th largest of non-negative integers."""
     if k == 1:
         return int(values.max())
     shift = values.itemsize * 8 - 1
@@ -134,10 +134,10 @@ def _kth(values: Array, k: int) -> int:
 
 @compiled
 def _choose(values: Array, places: Array, k: int) -> Array:
-    """Of ``places`` those with the ``k`` largest ``values``; of equal ones any."""
+    """Return those of ``places`` with the ``k`` largest ``values``; ties are broken arbitrarily."""
     least = _kth(values, k)
     chosen = np.empty(k, np.int64)
-    count, last = 0, k  # larger ones come in from the front, equal ones from the back
+    count, last = 0, k  # larger values fill from the front, equal ones from the back
     for value, place in zip(values, places):  # noqa: B905 - numba knows no strict
         if value > least:
             chosen[count] = place
