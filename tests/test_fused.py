@@ -1,4 +1,4 @@
-"""Push-sum's passes in machine code do what torch's do."""
+"""The compiled push-sum passes agree with those in torch."""
 
 import math
 
@@ -126,3 +126,13 @@ def test_other_dtypes_and_several_messages_are_left_to_torch() -> None:
 
 def test_it_is_chosen_on_a_cpu() -> None:
     assert push_sum_passes(torch.device("cpu")).fill_messages is push_sum.fill_messages
+
+
+def test_a_cast_to_bfloat16_is_that_of_torch() -> None:
+    """Every value halfway between two neighbours, and random ones."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    halfway = (bits.float().view(torch.int32) + 2**15).view(torch.float32)
+    z = torch.cat([bits.float(), halfway, torch.randn(1000)])
+    out = torch.zeros_like(z, dtype=torch.bfloat16)
+    push_sum.fill_messages(z, torch.zeros_like(z), 1.0, [(1.0, 1, out)])
+    torch.testing.assert_close(out, z.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Adasum's passes over rows in machine code do what torch's do."""
+"""The compiled Adasum passes agree with those in torch."""
 
 import importlib
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llvmlite.binding import FeatureMap
 
 from offbeat.functional import Segment, add_gram, analyze, combine_rows
+from offbeat.functional.adasum import gram_tree
 from offbeat.kernels import adasum
 from offbeat.kernels.dispatch import machine_code
 
@@ -55,6 +56,10 @@ def test_both_ways_judge_alike(size: int, layers: int, seed: int) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         kept = ~found.cancelled  # of the others nothing is known
         torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_the_kernel_compiles_the_function_that_torch_runs() -> None:
+    assert adasum._gram_tree.py_func is gram_tree
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

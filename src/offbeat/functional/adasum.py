@@ -37,7 +37,7 @@ def adasum(a: Tensor, b: Tensor, leaves: tuple[int, int] = (1, 1)) -> Tensor:
 
 
 def pair_coefficients(products: Tensor, share: Tensor | float = 0.5) -> tuple[Tensor, Tensor]:
-    r"""Compute the factors of a and b in :func:`adasum` from :math:`a \cdot a, a \cdot b, b \cdot b`.
+    r"""Compute the factors of a and b from :math:`a \cdot a, a \cdot b, b \cdot b`.
 
     ``products`` is (..., 3) in float64, ``share`` is :math:`n_a / N`, see :func:`adasum`.
 
@@ -234,7 +234,9 @@ def orthogonality(gram: Tensor, weights: Tensor) -> Tensor:
     .. math:: |AS(g_{[0,n)})|^2 \Big/ \sum_i |g_i|^2
 
     ``gram`` is (layers, P, P) and ``weights`` (layers, P), see :func:`coefficients`. The result,
-    (layers,), is 1/P for equal vectors and NaN if all are zero. Source: Maleki et al. 2021, section 5.1.3.
+    (layers,), is 1/P for equal vectors and NaN if all are zero.
+
+    Source: Maleki et al. 2021, section 5.1.3.
 
     >>> orthogonality(torch.eye(2)[None], torch.ones(1, 2))
     tensor([1.])

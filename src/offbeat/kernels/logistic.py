@@ -126,7 +126,7 @@ def prepare(x: Data, thread: Thread, rows: Array) -> None:
 
 @compiled
 def step_size(thread: Thread, settings: Settings) -> float:
-    """Return alpha_t; t is this thread's count, with shared moments one drawn among all workers'."""
+    """Return alpha_t; t is this thread's count, with shared moments a draw among all workers'."""
     t = thread.counts[1] + 1
     thread.counts[1] = t
     if not settings.private:
