@@ -65,16 +65,25 @@ def documented(site: Path) -> set[str]:
 def public_names() -> set[str]:
     """What people may import: the packages' lists, and what single modules define themselves."""
     names = set()
-    packages = ("gradients", "parameters", "functional", "lab", "compare", "hogwild")
+    packages = (
+        "gradients",
+        "parameters",
+        "functional",
+        "topology",
+        "lab",
+        "compare",
+        "hogwild",
+    )
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in (
-        "topology",
-        "handle",
-        "rounds",
-        "collectives",
+        "comm.agreement",
+        "comm.collectives",
+        "comm.handle",
+        "comm.messages",
+        "integrations.ddp",
+        "replica.consensus",
         "schedule",
-        "consensus",
         "testing",
     ):
         path = f"offbeat.{module}"
@@ -153,11 +162,15 @@ def test_the_readme_names_its_two_commands() -> None:
         assert f"`{command}`" in text or command in "".join(blocks(ROOT / "README.md", "bash"))
 
 
-def test_contributing_shows_the_floors_that_the_tests_assert() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    rows = re.findall(r"^\| (\d) \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
-    shown = {int(number): set(re.findall(r"`(\w+)`", modules)) for number, modules in rows}
-    assert shown == {number: set(names) for number, names in enumerate(FLOORS, start=1)}
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md"])
+def test_the_pages_show_the_floors_that_the_tests_assert(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    rows = re.findall(r"^\| (\d) \|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
+    shown: dict[int, set[str]] = {}
+    for number, cell in rows:
+        rooms = {name.removesuffix(".py") for name in re.findall(r"`([\w.]+)`", cell)}
+        shown.setdefault(int(number), set()).update(rooms)
+    assert shown == {number: set(rooms) for number, rooms in FLOORS.items()}
 
 
 def test_the_messages_that_the_page_explains_exist() -> None:
