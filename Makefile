@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test lint types format demo bench docs serve-docs clean
+.PHONY: help setup test lint types format demo demo-hogwild bench docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -60,8 +60,11 @@ format: setup  ## rewrite the code as lint wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: setup  ## run examples/demo.py
+demo: setup  ## compare five methods on a slow network (about 4 minutes)
 	$(BIN)/python examples/demo.py
+
+demo-hogwild: setup  ## asynchronous Adam with one worker and with two (half a minute)
+	$(BIN)/python examples/demo_hogwild.py
 
 bench: setup  ## list the benchmarks and how to run one, some or all
 	@$(BIN)/python -m bench

@@ -1,4 +1,4 @@
-"""Train a character-level GPT on Python's own standard library, alone (plain python) or in a team.
+"""Train a character-level GPT on the source code of Python's standard library.
 
 torchrun --nproc-per-node 4 examples/char_gpt.py --algorithm "sgp()" --sample 300
 """
@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy
 
 import offbeat
 
-CHARACTERS = string.printable + "\N{REPLACEMENT CHARACTER}"  # the last stands for all others
+CHARACTERS = string.printable + "\N{REPLACEMENT CHARACTER}"  # the last one replaces all others
 
 
 class GPT(nn.Module):
-    """Characters in, logits of the next character out."""
+    """A causal transformer: tokens (n, length) to logits of the next token (n, length, tokens)."""
 
     def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class GPT(nn.Module):
 
 
 def read_corpus() -> list[Tensor]:
-    """Training and held-out text: the library's top-level modules, every tenth file held out."""
+    """Return the training and the held-out text: every tenth top-level module is held out."""
     index, parts = {c: i for i, c in enumerate(CHARACTERS)}, (bytearray(), bytearray())
     for i, path in enumerate(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -49,14 +49,14 @@ def read_corpus() -> list[Tensor]:
 
 
 def loss_of(model: nn.Module, text: Tensor, starts: Tensor, context: int) -> Tensor:
-    """Mean loss, in nats per character, over the windows of `text` that begin at `starts`."""
+    """Return the mean loss over the windows of `text` at `starts`, in nats per character."""
     window = text[starts[:, None] + torch.arange(context + 1)].to(next(model.parameters()).device)
     return cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
 
 
 @torch.no_grad()
 def write_text(model: nn.Module, length: int, context: int, device: torch.device) -> str:
-    """`def` and `length` more characters, drawn from the model one at a time."""
+    """Sample `length` characters from the model after the prompt `def`."""
     tokens = torch.tensor([[CHARACTERS.index(c) for c in "def "]], device=device)
     for _ in range(length):
         chances = (model(tokens[:, -context:])[:, -1] / 0.7).softmax(-1)
@@ -65,17 +65,19 @@ def write_text(model: nn.Module, length: int, context: int, device: torch.device
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train, report, finish."""
+    """Train, evaluate at regular intervals, and synchronize the replicas at the end."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(**({} if dist.is_torchelastic_launched() else alone))
     rank, world, device = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", dist.get_node_local_rank(0))
         torch.cuda.set_device(device)
-    torch.manual_seed(args.seed + rank)  # own data; the model will be rank 0's
+    torch.manual_seed(
+        args.seed + rank
+    )  # each rank draws its own data; replicate copies rank 0's model
     model = GPT(args.width, args.depth, args.heads, args.context).to(device)
-    replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm), optimizer=optimizer)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
     train, heldout = read_corpus()
     fixed = torch.linspace(0, len(heldout) - args.context - 1, args.windows).long()[rank::world]
@@ -99,19 +101,19 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("algorithm", "ddp()", "a recipe; see `offbeat recipes`"),
+        ("algorithm", "ddp()", "recipe, as listed by `offbeat recipes`"),
         ("steps", 1000, "optimizer steps"),
         ("batch-size", 8, "windows of text per rank and step"),
         ("context", 64, "characters per window"),
-        ("width", 128, "features of a character"),
+        ("width", 128, "embedding dimension"),
         ("depth", 2, "transformer layers"),
         ("heads", 4, "attention heads per layer"),
-        ("lr", 1e-2, "highest learning rate"),
-        ("seed", 0, "random seed, to which the rank is added"),
-        ("report-every", 50, "steps between reports"),
-        ("out", "", "file for the reports as JSON lines"),
-        ("windows", 128, "held-out windows of text, of all ranks together, in every report"),
-        ("sample", 0, "characters of text to write at the end"),
+        ("lr", 1e-2, "peak learning rate"),
+        ("seed", 0, "random seed; the rank is added to it"),
+        ("report-every", 50, "steps between evaluations"),
+        ("out", "", "file for the evaluations as JSON lines"),
+        ("windows", 128, "held-out windows per evaluation, over all ranks"),
+        ("sample", 0, "characters of text to sample at the end"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
     main(parser.parse_args())

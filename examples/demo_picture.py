@@ -1,8 +1,9 @@
-"""The demo's picture: the held-out loss of each run, over steps and over seconds."""
+"""The pictures of the demos: loss curves with labels at their ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib as mpl
 
@@ -10,17 +11,17 @@ mpl.use("Agg")  # writes files, opens no window
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from offbeat.compare import Comparison, Result
+from offbeat.compare import Comparison
 from offbeat.compare.curves import Point
 
-COLOURS = ("#6b7280", "#0f766e", "#c2410c", "#6d28d9", "#1d4ed8", "#a16207")
-INK, FAINT = "#1f2933", "#e3e7ec"
-LABEL_GAP = 0.075  # the least distance of two labels, as a share of the height
+# Distinguishable with the common colour vision deficiencies (Okabe and Ito), on white.
+COLOURS = ("#5b6470", "#0072b2", "#d55e00", "#008562", "#a2387f", "#8a6d00")
 STYLE = {
     "font.size": 11,
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    "text.color": "#1f2933",
+    "axes.labelcolor": "#1f2933",
     "axes.edgecolor": "#9aa5b1",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -28,78 +29,135 @@ STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "grid.color": FAINT,
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "grid.color": "#e3e7ec",
     "xtick.color": "#616e7c",
     "ytick.color": "#616e7c",
     "ytick.left": False,
 }
+SKIP = 0.1  # share of a run whose losses may lie above the picture
+GAP = 0.063  # between two labels, as a share of the panel's height
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve. ``label`` is written beside its end."""
+
+    label: str
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Write both panels to `path`."""
+    """Write the held-out loss of all methods, over steps and over seconds."""
     setup = comparison.setup
-    wire = f"behind {setup.rate / 1e6:g} Mbit/s" if setup.rate else "on one machine's loopback"
-    curves = [result for result in comparison.results if result.course is not None]
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.0), sharey=True, layout="constrained")
-        figure.suptitle(
-            f"Held-out loss of a character GPT, {len(setup.ranks_per_node)} nodes {wire}",
-            x=0.01,
-            ha="left",
-            fontsize=12.5,
-            fontweight="bold",
+    link = f"{setup.rate / 1e6:g} Mbit/s links" if setup.rate else "unlimited loopback"
+    with figure(f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}", 2, path) as drawn:
+        left, right = drawn.axes
+        panel(left, curves(comparison, lambda p: p.step, lambda p: f"{p.loss:.2f}"), beside, SKIP)
+        left.set(title="held-out loss over steps", xlabel="steps")
+        panel(
+            right,
+            curves(comparison, lambda p: p.seconds, lambda p: f"{p.seconds:.0f} s"),
+            below,
+            SKIP,
         )
-        ends = _panel(axes[0], curves, lambda point: point.step, "steps")
-        axes[0].set_xlim(0, 1.45 * max(end.x for end in ends))  # room for the names
-        axes[0].set_xticks([tick for tick in axes[0].get_xticks() if tick <= ends[0].x])
-        _name(axes[0], ends)
-        for end in _panel(axes[1], curves, lambda point: point.seconds, "seconds of training"):
-            _label(axes[1], end, f"{end.x:.0f} s", end.loss, (-4, -16))
-        low, high = axes[0].get_ylim()
-        axes[0].set_ylim(low - 0.06 * (high - low), high)  # room for the seconds
-        figure.savefig(path, dpi=160, facecolor="white")
-        plt.close(figure)
+        right.set(title="the same over seconds of training", xlabel="seconds")
 
 
-def _panel(
-    axes: Axes, results: Sequence[Result], unit: Callable[[Point], float], words: str
-) -> list["End"]:
-    ends = []
-    for result, colour in zip(results, COLOURS * len(results), strict=False):
-        assert result.course is not None, "only methods with a curve are drawn"
-        points = result.course.heldout
-        across, losses = [unit(point) for point in points], [point.loss for point in points]
-        axes.plot(across, losses, color=colour, linewidth=2.2)
-        ends.append(End(result.name, colour, across[-1], losses[-1]))
-    axes.set_xlim(left=0)
-    axes.set_xlabel(words)
-    return ends
+def curves(
+    comparison: Comparison, x: Callable[[Point], float], words: Callable[[Point], str]
+) -> list[Line]:
+    """Return the held-out curves; labels are the recipe's name and ``words`` of the last point."""
+    results = [(r.name, r.course.heldout) for r in comparison.results if r.course is not None]
+    recipes = [name.partition("(")[0] for name, _ in results]
+    lines = []
+    for number, ((name, points), recipe) in enumerate(zip(results, recipes, strict=True)):
+        shown = recipe if recipes.count(recipe) == 1 else name
+        label, colour = f"{shown}  {words(points[-1])}", COLOURS[number % len(COLOURS)]
+        lines.append(Line(label, colour, [x(p) for p in points], [p.loss for p in points]))
+    return lines
 
 
-class End(NamedTuple):
-    """Where a curve ends."""
-
-    name: str
-    colour: str
-    x: float
-    loss: float
-
-
-def _name(axes: Axes, ends: Sequence[End]) -> None:
-    """Each curve's name and last loss beside its end, moved up until they are apart."""
-    low, high = axes.get_ylim()
-    below = -1.0
-    for end in sorted(ends, key=lambda end: end.loss):
-        below = max((end.loss - low) / (high - low), below + LABEL_GAP)
-        _label(axes, end, f"{end.name}  {end.loss:.2f}", low + below * (high - low), (6, -4))
+@contextmanager
+def figure(title: str, panels: int, path: Path) -> Iterator[Figure]:
+    """Open a figure whose panels share the vertical axis, and write it to ``path`` at the end."""
+    with mpl.rc_context(STYLE):
+        drawn, _ = plt.subplots(
+            1, panels, figsize=(9.5, 4.4), sharey=True, layout="constrained", squeeze=False
+        )
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+        yield drawn
+        drawn.savefig(path, dpi=150, facecolor="white")
+        plt.close(drawn)
 
 
-def _label(axes: Axes, end: End, words: str, height: float, offset: tuple[int, int]) -> None:
-    axes.annotate(
-        words,
-        (end.x, height),
-        xytext=offset,
-        textcoords="offset points",
-        color=end.colour,
-        fontweight="bold",
+def panel(
+    axes: Axes, lines: Sequence[Line], place: Callable[[Axes, Sequence[Line]], None], skip: float
+) -> None:
+    """Draw the lines and label their ends.
+
+    The axis ends at the highest loss after the share ``skip`` of the runs, since losses fall
+    steeply at the start.
+    """
+    low = min(min(line.y) for line in lines)
+    high = max(y for line in lines for x, y in zip(line.x, line.y, strict=True)
+               if x >= skip * line.x[-1])  # fmt: skip
+    labels = GAP * (len(lines) + 1)  # the share of the height that stays free for them
+    axes.set_ylim(low - labels / (1 - labels) * (high - low), high)
+    axes.set_yticks(
+        [tick for tick in axes.get_yticks() if low - 0.02 * (high - low) <= tick <= high]
     )
+    for line in lines:
+        axes.plot(line.x, line.y, color=line.colour, linewidth=2.1)
+        axes.plot(line.x[-1], line.y[-1], "o", color=line.colour, markersize=4.5)
+    place(axes, lines)
+
+
+def beside(axes: Axes, lines: Sequence[Line]) -> None:
+    """Put labels to the right of the curves, in the order of their ends."""
+    end = _widen(axes, lines, 1.45)
+    gap, height = _gap(axes), float("-inf")
+    ordered = sorted(lines, key=lambda line: line.y[-1])
+    ends = [line.y[-1] for line in ordered]
+    start = (ends[0] + ends[-1] - (len(ends) - 1) * gap) / 2
+    for number, line in enumerate(ordered):
+        # Centred on the ends if these are close together, else level with each end.
+        height = max(height + gap, min(ends[number], start + number * gap))
+        axes.annotate(
+            line.label,
+            (end, ends[number]),
+            xytext=(1.07 * end, height),
+            color=line.colour,
+            fontweight="bold",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": line.colour, "relpos": (0, 0.5)},
+        )
+
+
+def below(axes: Axes, lines: Sequence[Line]) -> None:
+    """Put labels below the ends as stairs: the later a curve ends, the higher its label."""
+    end = _widen(axes, lines, 1.25)
+    gap = _gap(axes)
+    height = min(line.y[-1] for line in lines)
+    for line in sorted(lines, key=lambda line: -line.x[-1]):
+        height -= gap
+        x = line.x[-1]
+        axes.plot([x, x], [height, line.y[-1]], color=line.colour, linewidth=0.9)
+        at = (x + 0.015 * end, height)
+        axes.text(*at, line.label, color=line.colour, fontweight="bold", va="center")
+
+
+def _widen(axes: Axes, lines: Sequence[Line], factor: float) -> float:
+    """Leave room for labels to the right of the last end; returns that end."""
+    end = max(line.x[-1] for line in lines)
+    axes.set_xlim(0, factor * end)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.001 * end])
+    return end
+
+
+def _gap(axes: Axes) -> float:
+    low, high = axes.get_ylim()
+    return GAP * (high - low)

@@ -1,4 +1,4 @@
-"""Images of digits without a download: scikit-learn's, drawn from fonts, or MNIST's own files."""
+"""Images of digits: generated from fonts, scikit-learn's scans, or local MNIST files."""
 
 import gzip
 import struct
@@ -19,9 +19,9 @@ FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIX
 
 
 def generated(count: int, seed: int) -> Images:
-    """Digits in six fonts, turned, scaled, sheared and shifted at random, with noise.
+    """Generate digits in six fonts under random affine maps, with Gaussian noise.
 
-    The same for the same seed; 60,000 take about ten seconds.
+    Deterministic for a given seed. 60,000 images take about ten seconds.
     """
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=random)
@@ -35,7 +35,7 @@ def generated(count: int, seed: int) -> Images:
 
 
 def move(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image under its own random affine map."""
+    """Apply an independent random affine map to each image."""
     turn, shear = (0.25 * torch.randn(2, len(images), generator=random)).unbind()
     scale = 1.1 + 0.3 * torch.rand(len(images), generator=random)
     shift = 0.2 * torch.rand(len(images), 2, generator=random) - 0.1
@@ -52,17 +52,17 @@ def move(images: Tensor, random: torch.Generator) -> Tensor:
 
 @lru_cache
 def glyph(digit: int, font: int) -> Tensor:
-    """One digit of one font, filling most of 28 x 28 pixels."""
+    """Rasterize one digit of one font to (1, 28, 28)."""
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     file = FontProperties(fname=str(folder / f"{FONTS[font]}.ttf"))
     path = TextPath((0, 0), str(digit), size=10, prop=file)
     box = path.get_extents()
-    ticks = (np.arange(56) - 27.5) / 20  # two samples a pixel
+    ticks = (np.arange(56) - 27.5) / 20  # two samples per pixel and axis
     size = max(box.width, box.height)
     x = box.x0 + box.width / 2 + ticks * size / 2
     y = box.y0 + box.height / 2 - ticks * size / 2
     points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
-    # TextPath joins outlines without telling holes apart: even-odd filling over its polygons.
+    # TextPath does not mark holes: apply the even-odd rule to its polygons.
     polygons = path.to_polygons(closed_only=True)
     inside = sum(matplotlib.path.Path(polygon).contains_points(points) for polygon in polygons)
     pixels = (np.asarray(inside) % 2).reshape(28, 2, 28, 2).mean((1, 3))
@@ -70,7 +70,7 @@ def glyph(digit: int, font: int) -> Tensor:
 
 
 def small() -> tuple[Images, Images]:
-    """scikit-learn's 1,797 scanned digits of 8 x 8 pixels, enlarged; every fifth held out."""
+    """Load scikit-learn's 1,797 scans, resized from 8 x 8; every fifth is held out."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -82,7 +82,7 @@ def small() -> tuple[Images, Images]:
 
 
 def mnist(folder: Path) -> tuple[Images, Images]:
-    """The four IDX files of MNIST, plain or gzipped, from a folder of yours."""
+    """Load the four IDX files of MNIST, plain or gzipped."""
     parts = [(idx(folder, f"{p}-images-idx3-ubyte"), idx(folder, f"{p}-labels-idx1-ubyte"))
              for p in ("train", "t10k")]  # fmt: skip
     train, test = [
@@ -92,7 +92,7 @@ def mnist(folder: Path) -> tuple[Images, Images]:
 
 
 def idx(folder: Path, name: str) -> NDArray[np.uint8]:
-    """One file of the IDX format: two zero bytes, type, dimensions, sizes, data."""
+    """Read an IDX file: two zero bytes, type, number of dimensions, sizes, data."""
     plain = folder / name
     raw = (
         plain.read_bytes() if plain.exists() else gzip.decompress(Path(f"{plain}.gz").read_bytes())

@@ -1,4 +1,4 @@
-"""Train a convolutional net with BatchNorm on images of digits.
+"""Train a convolutional network with BatchNorm on images of digits.
 
 torchrun --nproc-per-node 4 examples/digits_cnn.py --algorithm "local_sgd(every=8)"
 """
@@ -16,7 +16,7 @@ import offbeat
 
 
 def net() -> nn.Module:
-    """Two blocks of convolution, BatchNorm and pooling, then two linear layers."""
+    """Build two blocks of convolution, BatchNorm and pooling, then two linear layers."""
 
     def block(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 
 def load(args: argparse.Namespace) -> tuple[digits.Images, digits.Images]:
-    """Training and held-out images."""
+    """Return training and held-out images."""
     if args.data_dir:
         return digits.mnist(Path(args.data_dir))
     if args.data == "scanned":
@@ -36,7 +36,7 @@ def load(args: argparse.Namespace) -> tuple[digits.Images, digits.Images]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean loss and accuracy."""
+    """Return mean loss and accuracy."""
     model.eval()
     logits = torch.cat([model(part) for part in images.split(500)])
     model.train()
@@ -44,12 +44,12 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, f
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train, finish, evaluate the average model."""
+    """Train, then evaluate the averaged model."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(**({} if dist.is_torchelastic_launched() else alone))
     rank, world = dist.get_rank(), dist.get_world_size()
     (images, labels), held_out = load(args)
-    images, labels = images[rank::world], labels[rank::world]  # each rank its own share
+    images, labels = images[rank::world], labels[rank::world]  # disjoint shares
     torch.manual_seed(args.seed + rank)
     model = net()
     replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
@@ -77,15 +77,15 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("algorithm", "ddp()", "a recipe; see `offbeat recipes`"),
+        ("algorithm", "ddp()", "recipe, as listed by `offbeat recipes`"),
         ("steps", 300, "optimizer steps"),
         ("batch-size", 32, "images per rank and step"),
-        ("lr", 0.05, "highest learning rate"),
-        ("seed", 0, "random seed, to which the rank is added"),
+        ("lr", 0.05, "peak learning rate"),
+        ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between reports"),
-        ("data", "generated", "generated, or scanned (scikit-learn's digits)"),
-        ("train-size", 60000, "generated training images"),
-        ("data-dir", "", "folder with the MNIST files, instead"),
+        ("data", "generated", "generated or scanned (scikit-learn's digits)"),
+        ("train-size", 60000, "number of generated training images"),
+        ("data-dir", "", "folder with the MNIST files; replaces --data"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
     main(parser.parse_args())

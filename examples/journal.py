@@ -1,4 +1,4 @@
-"""How an example reports: a progress bar or plain lines for people, JSON lines for programs."""
+"""Periodic evaluation of a training run, with a progress bar and JSON lines."""
 
 import argparse
 import json
@@ -20,10 +20,11 @@ COUNTERS = ("bytes_sent", "messages", "seconds_stalled")
 
 
 class Journal:
-    """Reports at the start and every `args.report_every` steps; all ranks take part, rank 0 writes.
+    """Evaluate before the first step and every `args.report_every` steps; rank 0 writes.
 
-    `evaluate` gives this rank's part of the held-out loss; it is called while the model holds the
-    average of all replicas. The clock stops during reports, and what they send is not counted.
+    `evaluate` returns the held-out loss of this rank's share of the data. It is called inside
+    `replica.consensus()`, on the average of all replicas. Time and traffic of evaluations are
+    excluded from the records. All ranks must call every method.
     """
 
     def __init__(
@@ -34,11 +35,11 @@ class Journal:
     ) -> None:
         self.args, self.replica, self.evaluate = args, replica, evaluate
         self.losses: list[Tensor] = []
-        self.aside = Counter(self.counters())  # what belongs to no step: attaching and reporting
-        self.out = Path(args.out) if args.out and leads() else None
+        self.aside = Counter(self.counters())  # traffic outside of steps
+        self.out = Path(args.out) if args.out and is_first() else None
         if self.out:
             self.out.write_text("", encoding="utf-8")
-        self.console = Console(highlight=False, quiet=not leads())
+        self.console = Console(highlight=False, quiet=not is_first())
         self.progress = Progress(console=self.console, disable=not self.console.is_terminal)
         self.task = self.progress.add_task(args.algorithm, total=args.steps)
         self.progress.start()
@@ -46,12 +47,12 @@ class Journal:
         self.report(0)
 
     def take(self, loss: Tensor) -> None:
-        """Take note of a step's loss."""
+        """Record the training loss of a step."""
         self.losses.append(loss.detach())
         self.replica.report_loss(loss)
 
     def after(self, step: int) -> None:
-        """Report when it is time."""
+        """Evaluate if a report is due after this step."""
         self.progress.update(self.task, completed=step)
         if step % self.args.report_every == 0 or step == self.args.steps:
             self.report(step)
@@ -59,7 +60,7 @@ class Journal:
             self.progress.stop()
 
     def report(self, step: int) -> None:
-        """Write one record: losses and counters as means over the ranks."""
+        """Evaluate, and write losses and counters averaged over the ranks."""
         row = {"train_loss": torch.stack(self.losses).mean().item()} if self.losses else {}
         self.losses.clear()
         paused, before = time.perf_counter(), self.counters()
@@ -74,30 +75,30 @@ class Journal:
         self.started += time.perf_counter() - paused
 
     def counters(self) -> dict[str, float]:
-        """What the replica sent and how long it waited, ever."""
+        """Return the replica's counters of traffic and stalled time since its creation."""
         total = self.replica.stats()["total"]
         return {name: total[name] for name in COUNTERS}
 
     def distance(self) -> dict[str, float]:
-        """How far the replicas are from their average."""
+        """Return the distances of the replicas from their average."""
         distance = self.replica.consensus_distance()
         return {f"distance_{name}": value for name, value in distance.items()}
 
     def write(self, record: dict[str, Any]) -> None:
-        """Add a record to the file and show it."""
+        """Append a record to the file and print it."""
         if self.out:
             with self.out.open("a", encoding="utf-8") as file:
                 print(json.dumps(record), file=file)
         self.console.print(described(record), markup=False, soft_wrap=True)
 
 
-def leads() -> bool:
-    """Whether this is rank 0."""
+def is_first() -> bool:
+    """Return whether this is rank 0."""
     return dist.get_rank() == 0
 
 
 def mean_over_ranks(row: dict[str, float]) -> dict[str, float]:
-    """`row` with each value averaged over the ranks."""
+    """Return `row` with each value averaged over the ranks."""
     values = torch.tensor(list(row.values()), dtype=torch.float64)
     if torch.cuda.is_available():
         values = values.cuda()
@@ -106,7 +107,7 @@ def mean_over_ranks(row: dict[str, float]) -> dict[str, float]:
 
 
 def described(record: dict[str, Any]) -> str:
-    """A record in words."""
+    """Format a record for the console."""
     if "sample" in record:
         return str(record["sample"])
     line = f"step {record['step']:5d} {record['seconds']:7.1f} s"
@@ -114,4 +115,4 @@ def described(record: dict[str, Any]) -> str:
         line += f"  train {record['train_loss']:.3f}"
     line += f"  held-out {record['heldout_loss']:.3f}"
     line += f"  sent {record['bytes_sent'] / 1e6:.1f} MB"
-    return line + f"  waited {record['seconds_stalled']:.1f} s"
+    return line + f"  stalled {record['seconds_stalled']:.1f} s"

@@ -1,4 +1,4 @@
-"""Train a two-layer LSTM on the characters of Python's own standard library.
+"""Train a two-layer LSTM on the source code of Python's standard library.
 
 torchrun --nproc-per-node 4 examples/lstm_text.py --algorithm sgp
 """
@@ -14,7 +14,7 @@ import offbeat
 
 
 class LSTM(nn.Module):
-    """Characters in, logits of the next character out; most weights in embedding and softmax."""
+    """Embedding, two LSTM layers and a linear output layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LSTM(nn.Module):
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train with clipping and accumulation, finish, evaluate the average model."""
+    """Train with clipping and gradient accumulation, then evaluate the averaged model."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(**({} if dist.is_torchelastic_launched() else alone))
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -64,14 +64,14 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("algorithm", "ddp()", "a recipe; see `offbeat recipes`"),
+        ("algorithm", "ddp()", "recipe, as listed by `offbeat recipes`"),
         ("steps", 300, "optimizer steps"),
         ("batch-size", 8, "windows of text per rank and micro-batch"),
         ("accumulate", 1, "micro-batches per step"),
         ("context", 64, "characters per window"),
-        ("width", 256, "features of a character"),
+        ("width", 256, "embedding and hidden dimension"),
         ("lr", 3e-3, "learning rate"),
-        ("seed", 0, "random seed, to which the rank is added"),
+        ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between reports"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)

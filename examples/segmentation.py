@@ -1,4 +1,4 @@
-"""Train a small U-Net to tell the shapes in generated pictures apart, pixel by pixel.
+"""Train a small U-Net to segment generated images of shapes.
 
 torchrun --nproc-per-node 4 examples/segmentation.py --algorithm "daso(total_steps=300)"
 """
@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy, interpolate
 import offbeat
 
 Pictures = tuple[Tensor, Tensor]  # (n, 1, size, size), and (n, size, size) classes
-CLASSES, SHAPES = 4, 5  # background, disc, square, diamond; shapes in a picture
+CLASSES, SHAPES = 4, 5  # background, disc, square, diamond; shapes per image
 
 
 def pictures(count: int, seed: int, size: int = 32) -> Pictures:
-    """Discs, squares and diamonds of any brightness, the later ones in front, under noise.
+    """Generate images of discs, squares and diamonds with random brightness and noise.
 
-    The same for the same seed. Only the outline tells the class.
+    Deterministic for a given seed. The class depends on the outline alone.
     """
     random = torch.Generator().manual_seed(seed)
     ticks = torch.arange(size).float()
@@ -32,13 +32,13 @@ def pictures(count: int, seed: int, size: int = 32) -> Pictures:
         x, y = (ticks - across).abs()[:, None, :], (ticks - down).abs()[:, :, None]
         disc, square, diamond = torch.hypot(x, y), 1.13 * torch.maximum(x, y), 0.8 * (x + y)
         distance = torch.where(kind == 1, disc, torch.where(kind == 2, square, diamond))
-        inside = distance < radius  # all three have the same area
+        inside = distance < radius  # equal area for all three
         image, target = torch.where(inside, light, image), torch.where(inside, kind, target)
     return (image + 0.1 * torch.randn(image.shape, generator=random))[:, None], target
 
 
 class UNet(nn.Module):
-    """Two levels down, two up; each level up also sees what the same level down saw."""
+    """Two levels of downsampling and upsampling with skip connections."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class UNet(nn.Module):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: Tensor, target: Tensor) -> tuple[float, float]:
-    """Mean loss, and intersection over union of a class in all pictures, the mean over classes."""
+    """Return the mean loss and the intersection over union, averaged over classes."""
     model.eval()
     logits = torch.cat([model(part) for part in images.split(100)])
     model.train()
@@ -76,11 +76,11 @@ def evaluate(model: nn.Module, images: Tensor, target: Tensor) -> tuple[float, f
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train, finish, evaluate the average model."""
+    """Train, then evaluate the averaged model."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(**({} if dist.is_torchelastic_launched() else alone))
     rank, world = dist.get_rank(), dist.get_world_size()
-    images, target = pictures(args.train_size // world, seed=1 + rank)  # each rank its own
+    images, target = pictures(args.train_size // world, seed=1 + rank)  # disjoint data
     torch.manual_seed(args.seed + rank)
     model = UNet()
     replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
@@ -108,13 +108,13 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("algorithm", "ddp()", "a recipe; see `offbeat recipes`"),
+        ("algorithm", "ddp()", "recipe, as listed by `offbeat recipes`"),
         ("steps", 300, "optimizer steps"),
-        ("batch-size", 8, "pictures per rank and step"),
-        ("lr", 0.2, "highest learning rate"),
-        ("seed", 0, "random seed, to which the rank is added"),
+        ("batch-size", 8, "images per rank and step"),
+        ("lr", 0.2, "peak learning rate"),
+        ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between reports"),
-        ("train-size", 4000, "training pictures of all ranks together"),
+        ("train-size", 4000, "training images over all ranks"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
     main(parser.parse_args())

@@ -1,8 +1,8 @@
-"""Word vectors of Python's own standard library by skip-gram, with workers that share memory.
+"""Train skip-gram word vectors with asynchronous Adam in shared memory.
 
 python examples/skipgram.py --workers 2
 
-Between nodes too, where each node's process exchanges with the others while its workers go on:
+With several nodes, each node's parent process exchanges parameters while its workers train:
 
 torchrun --nproc-per-node 2 examples/skipgram.py --workers 2 --algorithm "sgp()"
 """
@@ -22,7 +22,7 @@ from offbeat.hogwild import AsyncAdam, NodeReplica, launch, report_loss
 
 
 class SkipGram(nn.Module):
-    """One vector of a word as centre and one as context (Mikolov et al. 2013)."""
+    """Skip-gram with negative sampling (Mikolov et al. 2013): two vectors per word."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SkipGram(nn.Module):
         nn.init.zeros_(self.context.weight)
 
     def forward(self, centres: Tensor, contexts: Tensor) -> Tensor:
-        """Mean loss; of each row of ``contexts`` the first is right, the others are noise."""
+        """Return the mean loss; in each row of ``contexts`` all but the first are noise."""
         around = embedding(contexts, self.context.weight, sparse=True)
         scores = (around @ self.centre(centres)[:, :, None]).squeeze(2)
         signs = torch.full_like(scores, -1.0)
@@ -43,7 +43,7 @@ class SkipGram(nn.Module):
 def work(
     worker: int, model: SkipGram, optimizer: AsyncAdam, text: Tensor, args: argparse.Namespace
 ) -> list[tuple[float, float]]:
-    """One worker's steps; the first also measures loss over time, on a fixed batch."""
+    """Run the steps of one worker; worker 0 also evaluates on a fixed batch."""
     random = torch.Generator().manual_seed(args.seed + worker)
     fixed = batch(text, 4096, torch.Generator().manual_seed(-1))
     curve, start = [], time.perf_counter()
@@ -62,16 +62,16 @@ def work(
 
 
 def exchange_while(optimizer: AsyncAdam, node: NodeReplica, args: argparse.Namespace) -> None:
-    """Make up for exchanges that the workers' steps are due for.
+    """Perform the exchanges that are due after the workers' steps.
 
-    All nodes make the same number of steps, and so of exchanges, however fast each is.
+    All nodes run the same number of steps and therefore of exchanges, at any speed.
     """
     while node.replica.steps < (optimizer.steps + optimizer.skipped) // args.exchange_every:
         node.step()
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train, alone or with other nodes, and print loss over seconds."""
+    """Train on one node or several, and print loss over seconds."""
     torch.manual_seed(args.seed)
     text, words = read_words(args.words)
     model = SkipGram(words, args.width)
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> None:
             exchange_while(optimizer, node, args)
 
     curve, *_ = launch(work, args.workers, (model, optimizer, text, args), meanwhile=meanwhile)
-    meanwhile()  # what came due since the last look
+    meanwhile()  # exchanges due since the last call
     if together:
         node.finish()
         node.detach()
@@ -104,17 +104,17 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value, text in (
-        ("workers", 2, "processes that share the vectors"),
-        ("moments", "shared", "or private"),
-        ("algorithm", "sgp()", "between nodes; see `offbeat recipes`"),
-        ("exchange-every", 200, "steps of a node's workers between two exchanges"),
-        ("steps", 2000, "steps of all workers of a node together"),
+        ("workers", 2, "worker processes per node"),
+        ("moments", "shared", "shared or private moments"),
+        ("algorithm", "sgp()", "recipe between nodes, as listed by `offbeat recipes`"),
+        ("exchange-every", 200, "steps between two exchanges, over a node's workers"),
+        ("steps", 2000, "steps per node, over all its workers"),
         ("batch-size", 256, "centres per step"),
-        ("width", 64, "features of a word"),
-        ("words", 1_000_000, "length of the text"),
+        ("width", 64, "dimension of a word vector"),
+        ("words", 1_000_000, "number of words of text"),
         ("lr", 3e-3, "learning rate"),
         ("seed", 0, "random seed"),
-        ("report-every", 100, "steps of the first worker between two measurements"),
+        ("report-every", 100, "steps of worker 0 between two evaluations"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
     main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""Words of Python's own standard library, and pairs of them that stand together."""
+"""Words of the source code of Python's standard library, and batches for skip-gram."""
 
 import re
 import sysconfig
@@ -12,7 +12,7 @@ WINDOW, NEGATIVES = 4, 5
 
 
 def read_words(limit: int) -> tuple[Tensor, int]:
-    """The names and words of the standard library's sources as numbers, and how many differ."""
+    """Return the text as word indices, and the size of the vocabulary."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(p for p in folder.rglob("*.py") if "site-packages" not in p.parts)
     words: list[str] = []
@@ -25,7 +25,7 @@ def read_words(limit: int) -> tuple[Tensor, int]:
 
 
 def batch(text: Tensor, size: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Centres, and for each a word within the window and words drawn from the text at large."""
+    """Return centres (n,), and contexts (n, 1 + NEGATIVES): a neighbour, then negative samples."""
     at = torch.randint(WINDOW, len(text) - WINDOW, (size,), generator=random)
     offset = torch.randint(1, WINDOW + 1, (size,), generator=random)
     side = 2 * torch.randint(2, (size,), generator=random) - 1
