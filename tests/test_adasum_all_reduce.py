@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offbeat
@@ -144,6 +145,69 @@ def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch
 
     for found in world(3, work):
         np.testing.assert_allclose(found, expected(3, 0), rtol=0, atol=1e-12)
+
+
+def of_threads(size: int, work: Any) -> list[Any]:
+    """Call ``work(process_group)`` on every rank, with groups that offbeat does not own."""
+
+    def worker(world: World) -> Any:
+        assert world.opener is not None
+        return work(world.opener(world.store, world.rank, world.size))
+
+    return ThreadWorld(size).run(worker)
+
+
+@pytest.mark.parametrize("method", ["gather", "gram"])
+def test_accepts_a_process_group_of_torch(method: Any) -> None:
+    def work(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        tensors = drawn(group.rank())
+        handle = offbeat.adasum_all_reduce(tensors, group, method=method, async_op=True)
+        assert handle is not None
+        handle.wait()
+        ones = torch.ones(2)
+        group.allreduce([ones]).wait()  # the group is its owner's still
+        assert ones.tolist() == [3, 3]
+        return tensors
+
+    results = of_threads(3, work)
+    for index in range(3):
+        found = [result[index] for result in results]
+        assert all(torch.equal(f, found[0]) for f in found)
+        tolerance = 100 * torch.finfo(found[0].dtype).eps
+        np.testing.assert_allclose(
+            found[0].double().flatten(), expected(3, index), rtol=tolerance, atol=tolerance
+        )
+
+
+def test_a_nan_is_an_error_on_all_ranks_of_a_process_group_of_torch() -> None:
+    def work(group: dist.ProcessGroup) -> str:
+        tensors = drawn(group.rank())
+        if group.rank() == 1:
+            tensors[1][2] = torch.nan
+        with pytest.raises(ValueError, match="tensor 1 is not finite") as error:
+            offbeat.adasum_all_reduce(tensors, group)
+        return str(error.value)
+
+    assert len(set(of_threads(3, work))) == 1
+
+
+def test_the_default_group() -> None:
+    with pytest.raises(ValueError, match="no process group"):
+        offbeat.adasum_all_reduce([torch.ones(2)])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tensors = [torch.tensor([1.0, 2.0]), torch.tensor(3.0, dtype=torch.float64)]
+        assert offbeat.adasum_all_reduce(tensors) is None
+        assert [t.tolist() for t in tensors] == [[1, 2], 3]
+        assert Group.of().ranks == (0,)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_is_no_process_group_is_refused() -> None:
+    """``new_group`` of torch returns a number on ranks that are not members."""
+    with pytest.raises(ValueError, match="of which this rank is a member"):
+        offbeat.adasum_all_reduce([torch.ones(2)], cast(Any, -100))
 
 
 def test_of_a_gpu_nobody_is_asked_for_kernels() -> None:

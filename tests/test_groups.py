@@ -2,7 +2,10 @@
 
 import gc
 import os
+import threading
+import weakref
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from torch import nn
 from torch.distributed import DeviceMesh, HashStore, PrefixStore, init_device_mesh
 
 import offbeat
+from offbeat.comm.failure import PeerLost
+from offbeat.comm.group import Group
+from offbeat.comm.process_group import open_group, open_loopback
 from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.parameters import Average
@@ -277,3 +283,50 @@ def test_a_world_of_threads_lets_go_of_detached_groups_and_of_no_others() -> Non
     world.run(lambda world: replicas[world.rank].step())  # they still reach each other
     world.run(lambda world: replicas[world.rank].detach())
     assert threads() <= before
+
+
+# ---- groups of another owner --------------------------------------------------------------------
+
+
+def test_a_process_group_is_adapted_once_and_not_kept_alive() -> None:
+    def names() -> set[str]:
+        return {thread.name for thread in threading.enumerate()}
+
+    process_group = open_loopback(HashStore(), 0, 1)
+    group = Group.of(process_group)
+    assert Group.of(process_group) is group
+    assert (group.rank, group.size, group.ranks) == (0, 1, (0,))
+    group.lane.submit(lambda: None).result(10)
+    lane = group.lane._thread
+    alive = weakref.ref(process_group)
+    del process_group
+    gc.collect()
+    assert alive() is None
+    assert not lane.is_alive(), "nothing runs on a group that is gone"
+
+
+@pytest.mark.usefixtures("world_of_six")
+def test_an_adapted_group_knows_its_ranks_in_the_world() -> None:
+    process_group = dist.new_group([4, 2, 5])
+    group = Group.of(process_group)
+    assert (group.ranks, group.ranks[group.rank]) == ((2, 4, 5), 2)
+
+
+def test_a_wait_on_an_adapted_group_ends_by_its_timeout() -> None:
+    groups: list[dist.ProcessGroup] = []
+
+    def worker(world: World) -> str | None:
+        backends = {torch.device("cpu"): "gloo"}
+        timeout = timedelta(seconds=0.5)
+        own = open_group(
+            world.store, world.rank, world.size, backends, host="127.0.0.1", timeout=timeout
+        )
+        groups.append(own)  # until both ranks are done
+        if world.rank == 1:
+            return None
+        with pytest.raises(PeerLost, match="rank 0: an exchange between the ranks") as error:
+            offbeat.adasum_all_reduce([torch.ones(3)], own)
+        return str(error.value)
+
+    said = ThreadWorld(2).run(worker)
+    assert "within the timeout of the process group" in str(said[0])

@@ -14,7 +14,7 @@ from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
 from offbeat.comm import links as links_module
-from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.failure import PeerLost
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.gradients import Mean

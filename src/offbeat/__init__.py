@@ -13,7 +13,7 @@ Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :fun
 :func:`torch_ddp` and :func:`alone`.
 """
 
-from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.failure import PeerLost
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.parameters.adasum.all_reduce import adasum_all_reduce

@@ -1,17 +1,16 @@
-"""Worlds of threads: real collectives and real messages in one process, in milliseconds."""
+"""Worlds of threads: real collectives and messages in one process, in milliseconds."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.distributed import HashStore, ProcessGroup, Store
+from torch.distributed import ProcessGroup, Store
 from torch.optim import SGD, Optimizer
 
 from offbeat.comm.group import close_sockets, closed_among
-from offbeat.comm.process_group import open_group
+from offbeat.comm.process_group import open_loopback, thread_store
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.replicate import replicate
@@ -21,9 +20,11 @@ Snapshot = dict[str, Tensor]
 
 
 class ThreadWorld:
-    """``size`` ranks as threads of this process, with real Gloo groups over loopback.
+    """World of ranks that are threads of this process, with real Gloo groups over loopback.
 
-    ``nodes`` says who sits with whom; by default every rank is a node of its own.
+    Args:
+        size: the number of ranks, each on a node of its own.
+        nodes: instead of ``size``, the ranks of each node.
 
     >>> world = ThreadWorld(3)
     >>> world.run(lambda world: world.rank)
@@ -31,25 +32,25 @@ class ThreadWorld:
     """
 
     def __init__(self, size: int = 0, nodes: Sequence[Sequence[int]] | None = None) -> None:
-        """Lay out ``size`` ranks, or the ranks of ``nodes``."""
         self.nodes = tuple(map(tuple, nodes or [(rank,) for rank in range(size)]))
         self.size = sum(map(len, self.nodes))
-        self._store = HashStore()
+        self._store = thread_store()
         self._opened: list[ProcessGroup] = []
 
     def world(self, rank: int) -> World:
-        """What to pass as ``replicate(mesh=...)`` on ``rank``."""
+        """Return the layout to pass as ``replicate(mesh=...)`` on ``rank``."""
         return World(rank, self.nodes, self._store, self._open)
 
     def _open(self, store: Store, rank: int, size: int) -> ProcessGroup:
-        group = open_group(store, rank, size, {torch.device("cpu"): "gloo"}, host="127.0.0.1")
+        group = open_loopback(store, rank, size)
         self._opened.append(group)
         return group
 
     def run(self, work: Callable[[World], Result], timeout: float = 60.0) -> list[Result]:
-        """Call ``work`` on every rank at once; results by rank, or the first rank's error.
+        """Call ``work`` on all ranks at once; return the results by rank.
 
-        Raises ``TimeoutError`` that names the ranks that did not come back in ``timeout`` s.
+        Raises the error of the first rank that failed, or ``TimeoutError`` with the ranks that did
+        not return within ``timeout`` seconds.
         """
         results: dict[int, Result] = {}
         errors: dict[int, BaseException] = {}
@@ -75,7 +76,7 @@ class ThreadWorld:
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if stuck:
             raise TimeoutError(f"ranks {stuck} did not come back within {timeout:.0f} s")
-        # Nobody reads any more. A hundred worlds later Gloo's idle threads would take a core.
+        # All messages were read. The idle threads of Gloo of a hundred worlds would take a core.
         through = closed_among(self._opened)
         self._opened = [g for g in self._opened if all(g is not t.process_group for t in through)]
         close_sockets(through)
@@ -93,10 +94,18 @@ def simulate(
     optimizer: Callable[[Any], Optimizer] = lambda parameters: SGD(parameters, lr=0.1),
     delay: Callable[[int, int], float] = lambda rank, step: 0.0,
 ) -> list[list[Snapshot]]:
-    """Train ``size`` virtual workers; returns parameters by rank and step, the start first.
+    """Train ``size`` workers in threads; return parameters by rank and step, initial ones first.
 
-    ``loss(model, rank, step)`` is each worker's own; ``delay(rank, step)`` seconds are slept
-    before its backward, to shake the order in which ranks arrive.
+    Args:
+        algorithm: what a recipe returns.
+        model: builds the model; equal on all ranks.
+        loss: called with (model, rank, step).
+        steps: the number of optimizer steps.
+        size: the number of ranks.
+        nodes: instead of ``size``, the ranks of each node.
+        optimizer: builds the optimizer from the parameters.
+        delay: called with (rank, step); seconds to sleep before the backward, to vary the order
+            in which ranks arrive.
 
     >>> from offbeat import ddp
     >>> torch.nn.init.constant_((line := nn.Linear(1, 1, bias=False)).weight, 1.0) is line.weight
@@ -132,5 +141,5 @@ def simulate(
 
 
 def snapshot(model: nn.Module) -> Snapshot:
-    """A copy of all parameters by name."""
+    """Return copies of all parameters by name."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}

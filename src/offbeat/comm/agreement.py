@@ -1,4 +1,4 @@
-"""Small values that all members of a group compare or share."""
+"""Small values that the members of a group gather, to compare or to combine."""
 
 import struct
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from offbeat.comm.group import Group, message_device
 
 
 def gather_bytes(payload: bytes, group: Group) -> list[bytes]:
-    """Every member's ``payload``, whatever the lengths; two small all-gathers."""
+    """Gather every member's ``payload``, of any lengths; two small all-gathers."""
     device = message_device(group)
     sizes = torch.zeros(group.size, dtype=torch.int64, device=device)
     all_gather(sizes, torch.tensor([len(payload)], device=device), group).wait()
@@ -24,7 +24,7 @@ def gather_bytes(payload: bytes, group: Group) -> list[bytes]:
 
 
 def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, ...]]:
-    """Every member's few float64 ``numbers``; one small all-gather."""
+    """Gather every member's ``numbers`` as float64, equally many each; one small all-gather."""
     packed = struct.pack(f"{len(numbers)}d", *numbers)
     device = message_device(group)
     mine = torch.frombuffer(bytearray(packed), dtype=torch.float64).to(device)
@@ -34,7 +34,10 @@ def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, 
 
 
 def raise_alike(fault: str | None, group: Group | None) -> None:
-    """Raise a ValueError on all ranks if any has a ``fault``, naming the first that has."""
+    """Raise ``ValueError`` on all ranks if any has a ``fault``, with the first such rank's text.
+
+    All members call, those without a fault with None. ``group`` is None in a world of one.
+    """
     faults = (
         [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
     )

@@ -1,4 +1,4 @@
-"""One process group whose waits end and whose bytes are counted."""
+"""A process group whose waits end and whose bytes are counted, and the end of its sockets."""
 
 import atexit
 import contextlib
@@ -11,39 +11,69 @@ from functools import cached_property
 import torch
 from torch.distributed import ProcessGroup
 
-from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.failure import FailureDetector, NoHeartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
-from offbeat.comm.process_group import backends_of
+from offbeat.comm.process_group import backends_of, default_group, world_ranks
 from offbeat.comm.world import Axis
 
-_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_adapted: "weakref.WeakKeyDictionary[ProcessGroup, Group]" = weakref.WeakKeyDictionary()
+_adapting = threading.Lock()
 _DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it waiting
 
 
 @dataclass(eq=False)
 class Group:
-    """A process group whose waits end, and whose bytes are counted.
+    """Process group with failure detection, counters and a thread of its own.
 
-    ``ranks`` are the members' ranks in the world, in group order. ``alike`` is what the members
-    have asked each other, and whether all gave the same answer.
+    Attributes:
+        process_group: the process group of torch.
+        ranks: the members' ranks in the world, in group order.
+        axis: "world", "node" (between nodes) or "local" (inside one), for the counters.
+        detector: what ends the waits of this group.
+        meter: counts bytes, messages and stalled seconds.
+        closed: whether the replica that opened this group has been detached.
+        alike: questions that the members have compared their answers to, and whether all answers
+            were equal.
     """
 
     process_group: ProcessGroup
     ranks: tuple[int, ...]
     axis: Axis
-    heartbeat: Heartbeat
+    detector: FailureDetector
     meter: Meter
     closed: bool = False
     alike: dict[str, bool] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Remember to let go of the process group before Python ends."""
-        _groups.add(self)
+    @classmethod
+    def of(cls, process_group: ProcessGroup | None = None) -> "Group":
+        """Adapt a process group that the caller owns, by default torch's default group.
+
+        Waits end by the timeout of the process group (:class:`NoHeartbeat`). The same process
+        group gives the same Group, for as long as the caller keeps it. Raises ``ValueError`` if
+        this rank is not a member, or if there is no default group.
+        """
+        owner = default_group() if process_group is None else process_group
+        if not isinstance(owner, ProcessGroup):
+            raise ValueError(
+                f"group={process_group!r}, expected a torch.distributed.ProcessGroup of which "
+                "this rank is a member; call on the members only"
+            )
+        with _adapting:
+            group = _adapted.get(owner)
+            if group is None:
+                ranks = world_ranks(owner)
+                detector = NoHeartbeat(ranks[owner.rank()], ranks)
+                # A proxy: a reference from here would keep the process group alive for ever.
+                group = cls(weakref.proxy(owner), ranks, "world", detector, Meter())
+                _adapted[owner] = group
+                weakref.finalize(owner, group.close_lane).atexit = False  # lanes close themselves
+        return group
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """The number of this rank in the group, from 0."""
         return self.process_group.rank()
 
     @property
@@ -52,7 +82,7 @@ class Group:
         return len(self.ranks)
 
     def backend(self, device: torch.device | str) -> str:
-        """The name of the backend that carries tensors on ``device``; "" where there is none."""
+        """Return the name of the backend for tensors on ``device``, or ""."""
         return self._backends.get(torch.device(device).type, "")
 
     @cached_property
@@ -62,11 +92,21 @@ class Group:
     @cached_property
     def lane(self) -> Lane:
         """The one thread that runs this group's longer exchanges; never two."""
-        return Lane(f"offbeat-{self.axis}", lambda: self.heartbeat.release(self.process_group))
+        return Lane(f"offbeat-{self.axis}", lambda: self.detector.release(self.process_group))
+
+    def close_lane(self) -> None:
+        """End the thread, if it was started."""
+        if "lane" in vars(self):
+            self.lane.close()
+
+
+def close_at_exit(group: Group) -> None:
+    """Close the sockets of ``group``, which offbeat has opened, before Python ends."""
+    _owned.add(group)
 
 
 def message_device(group: Group, device: torch.device | str = "cpu") -> torch.device:
-    """Where messages about tensors on ``device`` must live.
+    """Return the device on which messages about tensors on ``device`` must live.
 
     Gloo sends no point-to-point messages from a GPU: they go through the host.
     """
@@ -77,15 +117,16 @@ def message_device(group: Group, device: torch.device | str = "cpu") -> torch.de
 
 
 def close_sockets(groups: Iterable[Group]) -> None:
-    """Let go of process groups, which ends the threads of Gloo; several at a time.
+    """Drop process groups, which closes their sockets and ends the threads of Gloo.
 
-    A closed socket takes away what a peer has yet to read: only for groups of which all members
-    are through. And not in this thread: one that still waits for a peer would keep us.
+    Only for groups of which all members are done: a closed socket discards what a peer has not
+    read yet. In threads of their own, since the end of a group that waits for a peer would block
+    the caller.
     """
     dropped = []
     for group in groups:
-        _groups.discard(group)
-        group.heartbeat.forget_groups()
+        _owned.discard(group)
+        group.detector.forget_groups()
         dropped.append(group.process_group)
         del group.process_group
     threads = [
@@ -95,23 +136,23 @@ def close_sockets(groups: Iterable[Group]) -> None:
         thread.start()
     for thread in threads:
         left = -1
-        while thread.is_alive() and len(dropped) != left:  # until a while goes by without progress
+        while thread.is_alive() and len(dropped) != left:  # until 5 s go by without progress
             left = len(dropped)
             thread.join(timeout=5.0)
 
 
 def closed_among(process_groups: Collection[ProcessGroup]) -> list[Group]:
-    """Those groups whose replica has been detached."""
-    return [g for g in _groups if g.closed and g.process_group in process_groups]
+    """Return the groups over ``process_groups`` whose replica has been detached."""
+    return [g for g in _owned if g.closed and g.process_group in process_groups]
 
 
 @atexit.register
 def _drop_all() -> None:
-    """Let go of all process groups before Python ends.
+    """Drop all process groups before Python ends.
 
-    A thread of Gloo's that lets go of a tensor after Python has ended aborts the process.
+    A thread of Gloo that frees a tensor after Python has ended aborts the process.
     """
-    close_sockets(list(_groups))
+    close_sockets(list(_owned))
 
 
 def _empty(dropped: list[ProcessGroup]) -> None:

@@ -1,4 +1,4 @@
-"""A thread that runs jobs one after the other, and that no process waits for at its end."""
+"""A daemon thread that runs jobs one after the other."""
 
 import atexit
 import threading
@@ -12,42 +12,42 @@ Job = tuple["Future[None]", Callable[[], None]]
 
 
 class Lane:
-    """Runs a group's longer exchanges in the order submitted.
+    """Thread that runs the longer exchanges of a group in the order submitted.
 
     Like an executor with one worker, except that its thread is a daemon: an executor's is joined
     when the interpreter exits, and a rank that fails while its lane waits for a message would
-    never exit, and go on beating. ``wake`` ends such a wait; a job that waits for something else
-    looks at ``closing``.
+    never exit, and its heartbeat would go on. ``wake`` ends such a wait; a job that waits for
+    something else polls ``closing``.
     """
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
-        """Start the thread."""
         self.closing = threading.Event()
         self._wake = wake
         self._last: Future[None] | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        # A daemon thread that wakes up inside a finalizing interpreter aborts the process.
+        # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self.close)
 
     def submit(
         self, job: Callable[Arguments, None], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> "Future[None]":
-        """Run ``job`` after all that was submitted before; the future tells when, or its error."""
+        """Run ``job`` after all jobs submitted before; return a future of its end or its error."""
         future: Future[None] = Future()
         self._last = future
         self._jobs.put((future, lambda: job(*args, **kwargs)))
         return future
 
     def close(self) -> None:
-        """End the thread, with an error of the job that it runs."""
+        """End the thread; a job that still runs ends with an error."""
         atexit.unregister(self.close)
         self.closing.set()
         self._jobs.put(None)
         if self._last is not None and not self._last.done():
             self._wake()
-        self._thread.join(timeout=5.0)
+        if self._thread is not threading.current_thread():  # the garbage collector may run there
+            self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

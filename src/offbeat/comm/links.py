@@ -7,18 +7,28 @@ from functools import partial
 
 from torch.distributed import PrefixStore, ProcessGroup, Store
 
-from offbeat.comm.group import Group
-from offbeat.comm.heartbeat import Heartbeat, PeerLost
+from offbeat.comm.failure import PeerLost
+from offbeat.comm.group import Group, close_at_exit
+from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
 from offbeat.comm.world import Axis, Opener, World
 
-RECONNECT = 60.0  # seconds that survivors of a loss have to connect anew
+RECONNECT = 60.0  # seconds in which the survivors of a loss must connect
 
 
 @dataclass(eq=False)
 class Links:
-    """The process groups of one replica: opened on demand, guarded and closed together."""
+    """Process groups of one replica, with one heartbeat and one set of counters.
+
+    Attributes:
+        world: the layout of ranks on nodes.
+        name: prefix of all keys of this replica in the store; equal on all ranks.
+        heartbeat: failure detector of all groups.
+        meter: counters of all groups.
+        opened: the groups that are open.
+        numbers: numbers for the names of groups.
+    """
 
     world: World
     name: str
@@ -29,23 +39,30 @@ class Links:
 
     @classmethod
     def connect(cls, world: World) -> "Links":
-        """Start a replica's heartbeat under a name that all its ranks derive alike."""
+        """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
         # Ranks attach their replicas in the same order, so their counts agree.
         number = world.store.add(f"attached/{world.rank}", 1)
         store = PrefixStore(str(number), world.store)
         return cls(world, str(number), Heartbeat(store, world.rank, world.ranks), Meter())
 
     def among(self, living: Collection[int]) -> "Links":
-        """New links between the living, whose counters go on; these are then to be closed."""
+        """Return links between the ranks ``living``, with the same counters; then close these."""
         world = self.world.among(living)
         name = f"{self.name} without {world.lost}"
         heartbeat = Heartbeat(PrefixStore(name, world.store), world.rank, world.ranks)
         heartbeat.phase = (self.heartbeat.phase[0], "")
         return Links(world, name, heartbeat, self.meter)
 
+    def store(self, name: str) -> Store:
+        """Return a part of the world's store, under ``name``, that this replica alone uses."""
+        return PrefixStore(f"{name} of {self.name}", self.world.store)
+
     def open(self, axis: Axis) -> Group | None:
-        """A new group over ``axis``; None where this rank would be alone in it or has no part."""
-        number = next(self.numbers)  # counted even where this rank has no part: names must agree
+        """Open a new group over ``axis``; all ranks must call.
+
+        Returns None on a rank that would be alone in the group, or that is not a member.
+        """
+        number = next(self.numbers)  # counted on non-members too: names must agree
         members = self.world.members(axis, self.world.local_rank)
         if len(members) < 2:
             return None
@@ -56,25 +73,25 @@ class Links:
         process_group = opener(meet, place, len(members))
         self.heartbeat.guard(process_group)
         group = Group(process_group, members, axis, self.heartbeat, self.meter)
+        close_at_exit(group)
         self.opened.append(group)
         return group
 
     def close(self) -> None:
-        """End the heartbeat, the lanes and the groups."""
+        """Stop the heartbeat and end all groups and their threads."""
         self.heartbeat.stop()
         for group in self.opened:
-            if "lane" in vars(group):
-                group.lane.close()
+            group.close_lane()
             group.process_group.shutdown()
             group.closed = True
         self.opened.clear()
 
 
 def _open_in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:
-    """Open a group of survivors, who all come at once.
+    """Open a group of survivors, which all call at the same time.
 
-    If another rank dies now, the others would wait for it until the timeout of the process group,
-    half an hour: so they do it in a thread, and leave it behind.
+    If another rank dies now, the others wait for it until the timeout of the process group, half
+    an hour: so they wait in a thread, and abandon it after ``RECONNECT`` seconds.
     """
     opened: list[ProcessGroup] = []
     lane = Lane("offbeat-reconnect", wake=lambda: None)

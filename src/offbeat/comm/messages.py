@@ -1,11 +1,11 @@
-"""Messages from rank to rank, once or again and again, and the small sums made of them.
+"""Point-to-point messages, sent once or repeatedly, and a small sum made of them.
 
 Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
 
 - The exchange of a pair is half-duplex for large messages (12.5 MB each way at 1 Gbit/s: 209 ms
-  where 100 are ideal); cut into 1 MiB pieces with tags of their own it takes 110 ms.
-- A send completes only when its receive is posted: receives are posted first, and small ones, where
-  it is known what comes, before there is anything to send (:class:`MessageRounds`).
+  where 100 are ideal); cut into 1 MiB pieces with their own tags it takes 110 ms.
+- A send completes only when its receive is posted: receives are posted first, and small ones, if
+  their shapes are known, before there is anything to send (:class:`MessageRounds`).
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,16 @@ from torch.distributed import Work
 
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
+from offbeat.comm.process_group import coalesced
 
 PIECE = 2**20  # bytes of one point-to-point message
-EARLY = 2**18  # bytes of a round, up to which its receives may wait for it
+EARLY = 2**18  # bytes: receives of smaller rounds may be posted before the messages are sent
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
-Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # what is sent, what is received
+Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # sends, receives
 
 
 def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Group) -> Handle:
-    """Point-to-point messages in both directions at once, in pieces of 1 MiB.
+    """Launch point-to-point messages in both directions at once, in pieces of 1 MiB.
 
     At most 1,000 pieces a message keep their own tag; later ones share tags in order. On both
     sides the messages of one pair are matched in the order listed.
@@ -33,13 +34,12 @@ def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Gro
 
 
 class MessageRounds:
-    """Several exchanges, one after the other, made again and again between the same tensors.
+    """Several exchanges, launched one after the other, repeatedly, between the same tensors.
 
-    What :func:`exchange` does with each, but for what can be prepared once: pieces and tags.
+    The same as :func:`exchange` for each, with pieces and tags prepared once.
     """
 
     def __init__(self, rounds: Sequence[Round], group: Group) -> None:
-        """Prepare ``rounds``: what is sent in each, and what is received."""
         self._group, self._next = group, 0
         self._sends = [_pieces(sends) for sends, _ in rounds]
         self._receives = [_pieces(receives) for _, receives in rounds]
@@ -53,27 +53,27 @@ class MessageRounds:
         self._expected: list[list[Work]] = []
 
     def expect(self) -> bool:
-        """Post the receives of all rounds already, if those are small; whether they are posted.
+        """Post the receives of all rounds, if those are small; return whether they are posted.
 
-        Messages of one pair meet receives in the order in which these are posted, so that receives
-        of what is sent later must not be posted while any of these are not.
+        Messages of one pair meet receives in the order in which these are posted: receives of
+        later messages must not be posted before these.
 
-        A message whose receive waits for it leaves at once. Else both sides tell each other
+        A message whose receive is posted is sent at once. Otherwise both sides exchange requests
         first, which wakes a thread on each: three hops of 64 KiB between 4 ranks take 1.7 ms
-        instead of 4.1. Large ones that leave at once come while another rank's still do, and two
-        senders share the link of one receiver: 16 MiB between 8 nodes take 1.37 instead of 1.05
-        times as long as an all-reduce.
+        instead of 4.1. Large messages that are sent at once arrive together with another rank's,
+        and two senders share the link of one receiver: 16 MiB between 8 nodes take 1.37 instead
+        of 1.05 times as long as an all-reduce.
         """
         if self._early and not self._expected:
-            with self._group.heartbeat.explaining():
+            with self._group.detector.explaining():
                 self._expected = [self._post(index) for index in range(len(self._receives))]
         return bool(self._expected)
 
     def start(self) -> Handle:
-        """Launch the next round; after the last comes the first again."""
+        """Launch the next round; the first follows the last."""
         self.expect()
         index = self._next
-        with self._group.heartbeat.explaining():
+        with self._group.detector.explaining():
             works = self._launch(index)
         if works:
             self._group.meter.sent(self._group.axis, *self._counts[index])
@@ -87,26 +87,27 @@ class MessageRounds:
         if self._nccl is None:
             receives = self._expected[index] if self._expected else self._post(index)
             return [*receives, *(process_group.send(*piece) for piece in self._sends[index])]
-        process_group._start_coalescing(self._nccl)
-        for piece in self._receives[index]:
-            process_group.recv(*piece)
-        for piece in self._sends[index]:
-            process_group.send(*piece)
-        return [process_group._end_coalescing(self._nccl)]
+
+        def launch() -> None:
+            for piece in self._receives[index]:
+                process_group.recv(*piece)
+            for piece in self._sends[index]:
+                process_group.send(*piece)
+
+        return [coalesced(process_group, self._nccl, launch)]
 
     def _post(self, index: int) -> list[Work]:
         return [self._group.process_group.recv(*piece) for piece in self._receives[index]]
 
 
 class DirectSum:
-    """Sums a small tensor over the group, in place and again and again; equal bit for bit.
+    """Repeated sum of a small contiguous ``tensor`` over the group, in place.
 
-    Sends n-1 times its bytes, in one hop instead of the 2 (n-1) of a ring: 2 KiB between 4 nodes
-    at 250 Mbit/s take 4 ms instead of 10.
+    Equal on all members bit for bit. Sends n-1 times its bytes, in one hop instead of the 2 (n-1)
+    of a ring: 2 KiB between 4 nodes at 250 Mbit/s take 4 ms instead of 10.
     """
 
     def __init__(self, tensor: Tensor, group: Group) -> None:
-        """Prepare to sum ``tensor``, contiguous."""
         self._flat = tensor.view(-1)
         self._everyone = tensor.new_empty(group.size, tensor.numel())
         self._mine = self._everyone[group.rank]
@@ -116,11 +117,11 @@ class DirectSum:
         self._rounds = MessageRounds([(sends, receives)], group)
 
     def expect(self) -> None:
-        """Post the receives already."""
+        """Post the receives of the next sum."""
         self._rounds.expect()
 
     def start(self) -> Handle:
-        """Sum what the tensor holds now."""
+        """Launch the sum of what the tensor holds now."""
         self._mine.copy_(self._flat)
         handle = self._rounds.start()
         # In the order of ranks, the same everywhere: sums of floats depend on it.
@@ -129,7 +130,7 @@ class DirectSum:
 
 
 def _pieces(transfers: Sequence[Transfer]) -> list[tuple[list[Tensor], int, int]]:
-    """What a process group's ``send`` and ``recv`` take: tensors, peer, tag."""
+    """Return the arguments of a process group's ``send`` and ``recv``: tensors, peer, tag."""
     # Tags need only differ within a pair: the n-th message of a pair takes n * 1000 and up.
     seen: dict[int, int] = {}
     pieces = []

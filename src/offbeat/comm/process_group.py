@@ -1,24 +1,67 @@
-"""Process groups of our own, apart from the registry of ``torch.distributed``.
+"""All that offbeat uses of ``torch.distributed`` beyond its documented interface, in one file.
 
+Tested with torch 2.13, on Gloo; written for 2.11 to 2.13.
+
+Process groups are opened here, apart from the registry of ``torch.distributed``.
 ``dist.new_group`` would do for groups that live as long as the process. But its groups must be
 made by all ranks of the world together, or else are named by a hash of their members, and a name
 that comes back after ``detach()`` meets the first group's addresses in the store and hangs.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, ProcessGroupGloo, Store
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
+NEVER_SENT = 2**30  # a tag that no message has
+
+
+def is_running() -> bool:
+    """Return whether ``torch.distributed`` has a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def default_group() -> ProcessGroup:
+    """Return the default process group; raise ``ValueError`` if there is none."""
+    if not is_running():
+        raise ValueError(
+            "no process group: torch.distributed is not initialized; call "
+            "torch.distributed.init_process_group() first and start with torchrun"
+        )
+    return dist.distributed_c10d._get_default_group()
+
+
+def default_store() -> Store:
+    """Return the store through which the ranks of the default process group have met."""
+    return default_group().get_group_store()
+
+
+def world_ranks(group: ProcessGroup) -> tuple[int, ...]:
+    """Return the members' ranks in the world, in group order.
+
+    They are 0, 1, ... for a group that ``torch.distributed`` does not know.
+    """
+    if is_running() and group in dist.distributed_c10d._world.pg_map:
+        return tuple(dist.get_process_group_ranks(group))
+    return tuple(range(group.size()))
 
 
 def backends_of(group: ProcessGroup) -> dict[torch.device, str]:
-    """Which backend carries the tensors of which kind of device."""
+    """Return the name of the backend for each type of device."""
     return {d: str(group._get_backend(d).name()).lower() for d in group._device_types}
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """Return the timeout that ``init_process_group`` was given."""
+    backend = group._get_backend(group._device_types[0])
+    found = getattr(getattr(backend, "options", None), "_timeout", TIMEOUT)
+    return found if isinstance(found, timedelta) else TIMEOUT
 
 
 def open_group(
@@ -29,7 +72,7 @@ def open_group(
     host: str | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> ProcessGroup:
-    """A group of ``size`` members that meet in ``store``; all of them must call.
+    """Open a group of ``size`` members that meet in ``store``; all of them must call.
 
     Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names. The
     backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.
@@ -39,21 +82,73 @@ def open_group(
     for device, name in backends.items():
         if name not in opened:
             meet = dist.PrefixStore(name, store)
-            opened[name] = _open(name, meet, rank, size, host, timeout)
+            opened[name] = _open_backend(name, meet, rank, size, host, timeout)
         kind = getattr(ProcessGroup.BackendType, name.upper())
         group._register_backend(device, kind, opened[name])
         group._set_default_backend(kind)
     return group
 
 
-def timeout_of(group: ProcessGroup) -> timedelta:
-    """How long members wait for one that does not come, as ``init_process_group`` was told."""
-    backend = group._get_backend(group._device_types[0])
-    found = getattr(getattr(backend, "options", None), "_timeout", TIMEOUT)
-    return found if isinstance(found, timedelta) else TIMEOUT
+def open_loopback(store: Store, rank: int, size: int) -> ProcessGroup:
+    """Open a Gloo group over the loopback interface, for ranks that are threads."""
+    return open_group(store, rank, size, {torch.device("cpu"): "gloo"}, host="127.0.0.1")
 
 
-def _open(
+def thread_store() -> Store:
+    """Return a store in memory, for ranks that are threads of this process."""
+    return dist.HashStore()
+
+
+def open_subgroup(groups: Sequence[Sequence[int]]) -> ProcessGroup:
+    """Open, in the registry of torch, one process group for each list of ranks; return this rank's.
+
+    For modules of torch that take a registered group. All ranks of the world must call.
+    """
+    own: ProcessGroup
+    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+    return own
+
+
+def attach_torch_ddp(model: nn.Module, bucket_mb: float) -> None:
+    """Attach DistributedDataParallel to ``model`` in place, over the default process group."""
+    from torch.distributed._composable.replicate import replicate
+
+    replicate(model, bucket_cap_mb=bucket_mb)
+
+
+def all_gather_flat(group: ProcessGroup, out: Tensor, tensor: Tensor) -> Work:
+    """Launch an all-gather of ``tensor`` (m) into ``out`` (n * m)."""
+    # The tensor form of torch.distributed is deprecated in 2.13 and its successor is missing in
+    # 2.11; the process group's own method is the same in both.
+    return group._allgather_base(out, tensor)
+
+
+def coalesced(group: ProcessGroup, device: torch.device, launch: Callable[[], object]) -> Work:
+    """Make the calls of ``launch`` one launch: NCCL pairs sends and receives within one only."""
+    group._start_coalescing(device)
+    launch()
+    return group._end_coalescing(device)
+
+
+def end_waits(group: ProcessGroup) -> None:
+    """Make every pending wait on ``group`` raise.
+
+    ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
+    all pairs of the group, and with them all its waits: so we let one time out on purpose. From
+    each peer in turn: where the peer has closed its side, ours fails at once and wakes no wait.
+    """
+    for device, backend in backends_of(group).items():
+        if backend != "gloo":
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+        elif device.type == "cpu":
+            for peer in set(range(group.size())) - {group.rank()}:
+                with contextlib.suppress(RuntimeError):
+                    work = group.recv([torch.empty(1)], peer, NEVER_SENT)
+                    work.wait(timedelta(milliseconds=1))
+
+
+def _open_backend(
     name: str, store: Store, rank: int, size: int, host: str | None, timeout: timedelta
 ) -> Any:
     if name == "gloo":

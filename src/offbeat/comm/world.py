@@ -1,4 +1,4 @@
-"""Which rank sits on which node: given, from a DeviceMesh, or discovered."""
+"""Which rank is on which node: as given, from a DeviceMesh, or discovered."""
 
 import itertools
 import os
@@ -8,24 +8,38 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
 
-import torch.distributed as dist
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
-from offbeat.comm.process_group import backends_of, open_group, timeout_of
+from offbeat.comm.process_group import (
+    backends_of,
+    default_group,
+    default_store,
+    open_group,
+    timeout_of,
+)
 
 Axis = Literal["world", "node", "local"]
-Opener = Callable[[Store, int, int], ProcessGroup]  # where to meet, rank, size
+Opener = Callable[[Store, int, int], ProcessGroup]  # store, rank, size
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """The layout of a world: ``nodes[i]`` lists the ranks on node i, which may be unequal.
+    """Layout of the ranks on nodes, which may be of unequal size.
 
-    Give it to ``replicate(mesh=...)`` to describe nodes yourself. It opens no connection until
-    then, and every replica opens its own. ``lost`` are ranks that a run has gone on without; the
-    others keep their numbers.
+    Pass it as ``replicate(mesh=...)`` to describe the nodes yourself; :meth:`of`,
+    :meth:`from_mesh` and :meth:`discover` make one for a running world. It opens no connection:
+    every replica opens its own.
 
-    >>> world = World(rank=2, nodes=((0, 1), (2,)), store=dist.HashStore(), opener=None)
+    Attributes:
+        rank: this rank.
+        nodes: the ranks of each node; ``nodes[i][j]`` is local rank j of node i.
+        store: the store through which ranks meet.
+        opener: opens a process group, given a store, a rank and a size; None for a layout that
+            cannot connect.
+        lost: ranks that a run continues without; the others keep their numbers.
+
+    >>> from torch.distributed import HashStore
+    >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
     >>> world.size, world.local_rank, world.slices, world.members("node", 0)
     (3, 0, 1, (0, 2))
     """
@@ -37,7 +51,7 @@ class World:
     lost: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a layout in which somebody is missing or sits twice."""
+        """Raise ``ValueError`` unless each rank is on exactly one node."""
         placed = sorted((*itertools.chain(*self.nodes), *self.lost))
         here = self.rank in placed and self.rank not in self.lost
         if placed != list(range(len(placed))) or not here or () in self.nodes:
@@ -48,22 +62,24 @@ class World:
 
     @classmethod
     def of(cls, nodes: Sequence[Sequence[int]]) -> "World":
-        """These nodes, in the running world of ``torch.distributed``."""
-        _require_world()
+        """Describe ``nodes``, lists of ranks, in the running world of ``torch.distributed``.
+
+        Raises ``ValueError`` if there is no process group, or if they do not place every rank.
+        """
+        world = default_group()
         layout = tuple(tuple(node) for node in nodes)
-        if sum(map(len, layout)) != dist.get_world_size():
+        if sum(map(len, layout)) != world.size():
             raise ValueError(
-                f"nodes {layout} do not place {dist.get_world_size()} ranks; list every rank in "
+                f"nodes {layout} do not place {world.size()} ranks; list every rank in "
                 "one node, for example ((0, 1), (2,))"
             )
-        world = dist.distributed_c10d._get_default_group()
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
-        store = PrefixStore("offbeat", world.get_group_store())
-        return cls(dist.get_rank(), layout, store, opener)
+        store = PrefixStore("offbeat", default_store())
+        return cls(world.rank(), layout, store, opener)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
-        """A DeviceMesh with the axes ``("node", "local")``."""
+        """Take the nodes from a DeviceMesh with the axes ``("node", "local")``."""
         if mesh.mesh_dim_names != ("node", "local"):
             raise ValueError(
                 f"the mesh has the axes {mesh.mesh_dim_names}, expected ('node', 'local'); make "
@@ -74,28 +90,28 @@ class World:
 
     @classmethod
     def discover(cls) -> "World":
-        """What the ranks say of themselves: one node for each host they name.
+        """Group the ranks by host: ``GROUP_RANK`` where torchrun sets it, else the host name.
 
-        The host is the launcher's ``GROUP_RANK`` where torchrun sets it and the host name
-        elsewhere. One small all-gather through the store; all ranks must call.
+        One small all-gather through the store; all ranks must call. Raises ``ValueError`` if there
+        is no process group.
         """
-        _require_world()
+        world, store = default_group(), default_store()
         mine = os.environ.get("GROUP_RANK") or socket.gethostname()
-        store = dist.distributed_c10d._get_default_group().get_group_store()
-        # Counted per rank, not waited for: a second discovery must not read the first one's names.
-        turn = store.add(f"offbeat/discoveries/{dist.get_rank()}", 1)
+        # Counted by each rank for itself: a second discovery must not read the first one's names.
+        turn = store.add(f"offbeat/discoveries/{world.rank()}", 1)
         here = PrefixStore(f"offbeat/discover/{turn}", store)
-        here.set(str(dist.get_rank()), mine)
-        hosts = here.multi_get([str(rank) for rank in range(dist.get_world_size())])
+        here.set(str(world.rank()), mine)
+        hosts = here.multi_get([str(rank) for rank in range(world.size())])
         nodes: dict[bytes, list[int]] = {}
         for rank, host in enumerate(hosts):
             nodes.setdefault(host, []).append(rank)
         return cls.of(list(nodes.values()))
 
     def among(self, living: Collection[int]) -> "World":
-        """This layout without the ranks that are lost.
+        """Return this layout with the ranks ``living`` alone, the others marked as lost.
 
-        >>> world = World(rank=2, nodes=((0, 1), (2,)), store=dist.HashStore(), opener=None)
+        >>> from torch.distributed import HashStore
+        >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
         >>> world.among((1, 2)).nodes, world.among((1, 2)).lost
         (((1,), (2,)), (0,))
         """
@@ -105,7 +121,7 @@ class World:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks of this world, ascending."""
+        """All ranks that are not lost, ascending."""
         return tuple(sorted(itertools.chain(*self.nodes)))
 
     @property
@@ -120,26 +136,18 @@ class World:
 
     @property
     def local_rank(self) -> int:
-        """This rank's place in its node."""
+        """The number of this rank in its node, from 0."""
         return self.nodes[self.node].index(self.rank)
 
     @property
     def slices(self) -> int:
-        """Into how many slices a model is cut between nodes: the smallest node's size."""
+        """The number of slices in which nodes exchange a model: the size of the smallest node."""
         return min(len(node) for node in self.nodes)
 
     def members(self, axis: Axis, local_rank: int) -> tuple[int, ...]:
-        """The ranks that the rank at ``local_rank`` of this node meets on ``axis``."""
+        """Return the group of the rank at ``local_rank`` of this node on ``axis``, or ()."""
         if axis == "world":
             return self.ranks
         if axis == "local":
             return self.nodes[self.node]
         return tuple(node[local_rank] for node in self.nodes) if local_rank < self.slices else ()
-
-
-def _require_world() -> None:
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError(
-            "no process group: torch.distributed is not initialized; call "
-            "torch.distributed.init_process_group() first and start with torchrun"
-        )

@@ -77,7 +77,7 @@ class Bucket:
             else:
                 require_plain(self.group, name, grad)
                 if grad is self.given.get(name):
-                    raise self.group.heartbeat.condemn(_twice(name))
+                    raise self.group.detector.condemn(_twice(name))
                 filled[name] = grad
         pack([self.views[name] for name in filled], filled.values())
 
@@ -143,7 +143,7 @@ def require_plain(group: Group, name: str, grad: Tensor) -> None:
         f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
         "sparse=False on its embedding, call backward() without create_graph"
     )
-    raise group.heartbeat.condemn(fault)
+    raise group.detector.condemn(fault)
 
 
 def require_first(group: Group, name: str, missing: set[str]) -> None:
@@ -154,7 +154,7 @@ def require_first(group: Group, name: str, missing: set[str]) -> None:
         f"parameter {name!r} got a gradient twice in one backward: it is used inside and "
         "outside of a block checkpointed with use_reentrant=True; use use_reentrant=False"
     )
-    raise group.heartbeat.condemn(fault)
+    raise group.detector.condemn(fault)
 
 
 def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> list[str]:

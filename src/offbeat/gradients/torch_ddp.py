@@ -1,18 +1,16 @@
-"""Torch's own DistributedDataParallel in the gradients slot, to compare with."""
+"""DistributedDataParallel of torch in the gradients slot, as a baseline."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
-import torch.distributed as dist
-from torch.distributed._composable.replicate import replicate
-
+from offbeat.comm.process_group import attach_torch_ddp, is_running
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.settings import above, check_settings
 
 
 @dataclass(eq=False)
 class TorchDDPState:
-    """Nothing of ours: torch keeps it."""
+    """State of :class:`TorchDDP` on one replica; torch holds the rest."""
 
     site: Site
 
@@ -24,7 +22,7 @@ class TorchDDP(GradientExchange[TorchDDPState]):
 
     A baseline for ``offbeat compare``: same script, same counters. In real processes only, over
     the default group; ``detach()`` cannot remove torch's hooks. Bytes are counted as for
-    :class:`Mean`; time spent waiting is not known, because torch waits inside backward.
+    :class:`Mean`; stalled seconds are unknown, because torch waits inside backward.
 
     Source: Li et al. 2020, "PyTorch Distributed".
     """
@@ -37,32 +35,32 @@ class TorchDDP(GradientExchange[TorchDDPState]):
         check_settings(self)
 
     def init(self, site: Site) -> TorchDDPState:
-        """Hand the model over to torch."""
-        if not dist.is_initialized():
+        """Attach torch's reducer to the model; raise ``ValueError`` without a default group."""
+        if not is_running():
             raise ValueError(
                 "torch_ddp() runs over torch's default group, and there is none in a world of "
                 "threads; call torch.distributed.init_process_group() in real processes"
             )
-        replicate(site.model, bucket_cap_mb=self.bucket_mb)
+        attach_torch_ddp(site.model, self.bucket_mb)
         return TorchDDPState(site)
 
     def ready(self, state: TorchDDPState, name: str) -> None:
-        """Torch sees it too."""
+        """Do nothing: torch has a hook on ``name`` of its own."""
 
     def complete(self, state: TorchDDPState) -> bool:
-        """Torch's own callback ends the exchange."""
+        """Return True: torch's own callback completes the exchange."""
         return True
 
     def finish(self, state: TorchDDPState) -> None:
-        """Count what torch has sent."""
+        """Count the bytes that torch has sent."""
         group = state.site.group
-        assert group is not None, "a slot alone in its group is replaced by nothing"
+        assert group is not None, "a slot alone in its group is disabled"
         sizes = sum(parameter.nbytes for parameter in state.site.parameters.values())
         group.meter.sent(group.axis, 2 * (group.size - 1) * sizes // group.size)
 
     def save(self, state: TorchDDPState) -> Saved:
-        """Nothing of ours."""
+        """Return an empty dict: a resumed run attaches torch's reducer anew."""
         return {}
 
     def load(self, state: TorchDDPState, saved: Saved) -> None:
-        """Nothing to take over."""
+        """Do nothing: :meth:`save` returns nothing."""

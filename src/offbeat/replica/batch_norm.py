@@ -1,21 +1,21 @@
 """Batch normalization over the ranks of a node."""
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from offbeat.comm.process_group import open_subgroup
 from offbeat.comm.world import World
 from offbeat.replica.replicate import world_of
 
 
 def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) -> nn.Module:
-    r"""Let BatchNorm layers see the batch of the whole node, as with one large GPU.
+    r"""Replace BatchNorm layers by ones that normalize over the batches of the whole node.
 
     .. math:: \mu = \frac{1}{|B|} \sum_{i \in B} x_i, \quad B = \bigcup_{p \text{ in the node}} B_p
 
-    Replaces them by :class:`torch.nn.SyncBatchNorm` over the node's ranks; use what it returns,
-    on all ranks, before :func:`replicate`. Running statistics then agree inside a node;
+    They become :class:`torch.nn.SyncBatchNorm` over the node's ranks. Call on all ranks, before
+    :func:`replicate`, and use the returned model. Running statistics then agree inside a node;
     ``finish()`` averages them between nodes. Bytes sent per layer and forward: 2 C + 1 numbers to
     each other rank of the node, for C channels, and 2 C in backward.
 
@@ -39,6 +39,5 @@ def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) ->
             "only; move the model to its GPU first, or leave the layers as they are: each rank "
             "then normalizes its own batch, and finish() averages the running statistics"
         )
-    own, _ = dist.new_subgroups_by_enumeration([list(node) for node in nodes])
-    synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, own)
+    synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, open_subgroup(nodes))
     return synced

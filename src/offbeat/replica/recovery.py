@@ -1,27 +1,28 @@
-"""Going on without a lost rank: survivors agree through the store, all that still works."""
+"""Continuation without a lost rank: survivors agree through the store, which still works."""
 
 import json
 import time
 from typing import NamedTuple
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
-from offbeat.comm.heartbeat import Heartbeat, PeerLost
+from offbeat.comm.failure import PeerLost
+from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 
-LOOK = 0.2  # seconds between two looks at the store
-PATIENCE = 1800.0  # seconds for which a rank that lives and does not come is waited for
+POLL = 0.2  # seconds between two looks at the store
+PATIENCE = 1800.0  # seconds for which survivors wait for a rank that lives but is busy
 
 
 class Agreement(NamedTuple):
-    """Who goes on and who is lost, and the first step at which all exchange again."""
+    """Ranks that continue, ranks that are lost, and the first step with exchanges between all."""
 
     living: tuple[int, ...]
     lost: tuple[int, ...]
     step: int
 
     def text(self, rank: int) -> str:
-        """For the log of ``rank``."""
+        """Return a line for the log of ``rank``."""
         return (
             f"rank {rank}: ranks {list(self.lost)} are lost; {list(self.living)} train on, with "
             f"exchanges from step {self.step}. The logs of the lost may say why"
@@ -29,20 +30,20 @@ class Agreement(NamedTuple):
 
 
 def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
-    r"""Who lives, and how far the furthest of them is; all ranks that live must call.
+    r"""Agree on the living ranks and on the largest step count; all living ranks must call.
 
     .. math:: k = \max_{i \in \mathrm{living}} k_i
 
-    Everyone writes its number of ``steps`` into the store, and waits until every other rank has
-    done so or is lost: at most half an hour for one that lives but is busy. Those behind step k
-    then reach it without exchanges, so that all exchanges fall on the same steps again.
+    Each rank writes its number of ``steps`` into the store, and waits until every other rank has
+    done so or is lost: at most half an hour for one that lives but is busy. Ranks behind step k
+    then reach it without exchanges, so that all exchange at the same steps again.
 
-    Raises ``loss`` again where going on is no cure: a rank has left (that is a shutdown), nobody
-    is lost (a connection broke), the store is gone, or somebody does not come. Raises
+    Raises ``loss`` again where the run cannot continue: a rank has left (that is a shutdown), no
+    rank is lost (a connection broke), the store is gone, or a living rank does not call. Raises
     :class:`PeerLost` about this rank itself if the others have given it up.
     """
     rank = links.world.rank
-    meet = PrefixStore(f"survivors of {links.name}", links.world.store)
+    meet = links.store("survivors")
     try:
         meet.set(str(rank), str(steps))
         agreed = _outcome(meet, links.heartbeat)
@@ -59,9 +60,9 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
 
 
 def regroup(links: Links, agreed: Agreement) -> Links | None:
-    """Links between the living, in place of ``links``; None for one that is left alone."""
+    """Replace ``links`` by links between the living ranks; None for a rank that is left alone."""
     between = links.among(agreed.living) if len(agreed.living) > 1 else None
-    # Not before all have agreed: in the old world, this says that we have left.
+    # Not before all have agreed: in the old world, it publishes that this rank has left.
     links.close()
     return between
 
@@ -72,12 +73,12 @@ def _outcome(meet: Store, heartbeat: Heartbeat) -> Agreement | None:
         proposal = _proposal(meet, heartbeat, since)
         if proposal is not None:
             # Two ranks may see different things, for instance that one is late and that it came
-            # after all: the first proposal stands, and everybody takes that one.
+            # after all: the first proposal stands, and all ranks take that one.
             meet.compare_set("agreed", "", proposal)
         elif time.monotonic() - since > PATIENCE:
             return None
         else:
-            time.sleep(LOOK)
+            time.sleep(POLL)
     agreed = json.loads(meet.get("agreed"))
     if agreed is None:
         return None
@@ -86,9 +87,9 @@ def _outcome(meet: Store, heartbeat: Heartbeat) -> Agreement | None:
 
 
 def _proposal(meet: Store, heartbeat: Heartbeat, since: float) -> str | None:
-    """What to agree on, as JSON: null for an end of the run. None as long as that is not clear."""
+    """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
     gone = heartbeat.gone(since)
-    # Read after the heartbeats: whoever has come may have agreed by now, and have left this world.
+    # Read after the heartbeats: a rank that has called may have agreed and left by now.
     steps = {r: int(meet.get(str(r))) for r in heartbeat.ranks if meet.check([str(r)])}
     missing = set(heartbeat.ranks) - set(steps)
     if missing - set(gone):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.comm.heartbeat import PeerLost
+from offbeat.comm.failure import PeerLost
 from offbeat.exchange import Saved, Site
 from offbeat.functional import pack
 from offbeat.replica import checkpoint, checks, recovery

@@ -1,15 +1,18 @@
 """LAGS-SGD as a communication hook of torch's DistributedDataParallel."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket, ProcessGroup
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from offbeat.comm.collectives import all_gather, all_reduce
+from offbeat.comm.group import Group
+from offbeat.comm.handle import Handle, when_arrived
 from offbeat.exchange import Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
 from offbeat.gradients import TopK
@@ -20,16 +23,23 @@ __all__ = ["LagsState", "lags_hook"]
 
 
 class LagsState:
-    """What :func:`lags_hook` knows of one rank: the residual of every layer, by its name.
-
-    ``model`` is the module or its wrapper; ``density``, ``selection``, ``units``, ``optimizer``
-    and ``scaler`` mean what they mean for :func:`offbeat.lags` and :func:`offbeat.replicate`.
-    ``process_group`` is the wrapper's own, torch's default group unless given. Extra memory: two
-    models.
+    """State of :func:`lags_hook` on one rank: the residual of every layer, by name.
 
     :meth:`state_dict` has this rank's residuals under ``rank<r>``; save it on every rank, between
     steps. Another world size takes all ranks' parts, ``{**one, **another}``, and keeps the mean.
-    Raises ``ValueError`` for settings that mean nothing, and for a saved state of another model.
+    Extra memory: two models.
+
+    Args:
+        model: the module, or the DistributedDataParallel that wraps it.
+        density: as for :func:`offbeat.lags`, a number.
+        selection: as for :func:`offbeat.lags`.
+        units: as for :class:`offbeat.gradients.TopK`.
+        optimizer: as for :func:`offbeat.replicate`.
+        scaler: as for :func:`offbeat.replicate`.
+        process_group: that of the DistributedDataParallel, by default the default group.
+
+    Raises:
+        ValueError: for invalid settings, and when loading the state of another model.
     """
 
     def __init__(
@@ -41,7 +51,7 @@ class LagsState:
         *,
         optimizer: Optimizer | Sequence[Optimizer] = (),
         scaler: torch.amp.GradScaler | None = None,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.exchange = TopK(density=density, selection=selection, units=units)
         if isinstance(density, str):
@@ -54,7 +64,8 @@ class LagsState:
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.units = Units.of(parameters, optimizers, scaler, units)
         self.scales = self.units.read()
-        self.group = process_group or cast(dist.ProcessGroup, dist.group.WORLD)
+        self.process_group = process_group  # a Group does not keep it alive
+        self.group = Group.of(process_group)
         self.residual = {
             name: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype), requires_grad=False)
             for name, p in parameters.items()
@@ -67,20 +78,20 @@ class LagsState:
         self.sums: list[Tensor] = []  # of what the last backward's buckets brought
 
     def kept(self, layer: Tensor) -> int:
-        """How many entries of a layer are sent; 0 where all are, because that costs no more."""
+        """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
         numel, bytes_, size = (
             layer.numel(),
             accumulation_dtype(layer.dtype).itemsize,
-            self.group.size(),
+            self.group.size,
         )
         k = count_kept(numel, float(self.exchange.density))
         return 0 if is_cheaper_dense(numel, k, bytes_, size, layer.dtype.itemsize) else k
 
     def settle(self) -> None:
-        """The last backward is over: keep its residuals if all that it sent was finite.
+        """Keep the residuals of the last backward if all that it sent was finite.
 
-        All or none, of all buckets, as all ranks see the same sums. The next backward's first
-        bucket calls it: no earlier moment knows of every bucket's message.
+        Those of all buckets or of none, alike on all ranks, which see the same sums. Called at the
+        first bucket of the next backward: the hook does not see the end of a backward.
         """
         if all(bool(total.isfinite()) for total in self.sums):
             for name in self.touched:
@@ -90,16 +101,16 @@ class LagsState:
         self.sums.clear()
 
     def state_dict(self) -> Saved:
-        """This rank's residuals; no communication."""
+        """Return this rank's residuals; no communication."""
         self.settle()
         residual = {name: tensor.clone() for name, tensor in self.residual.items()}
-        return {f"rank{self.group.rank()}": {"size": self.group.size(), "residual": residual}}
+        return {f"rank{self.group.rank}": {"size": self.group.size, "residual": residual}}
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Go on from them; every rank calls it, before the next backward."""
+        """Load residuals; on every rank, before the next backward."""
         parts: dict[int, Saved] = {int(key.removeprefix("rank")): saved[key] for key in saved}
         before = next(iter(parts.values()))["size"]
-        own = self.exchange.inherit(parts, before, self.group.rank(), self.group.size())
+        own = self.exchange.inherit(parts, before, self.group.rank, self.group.size)
         shapes = {name: tensor.shape for name, tensor in own["residual"].items()}
         # Which layers are sparse depends on the number of ranks: a residual may be missing, none
         # may be lost.
@@ -116,18 +127,16 @@ class LagsState:
                 tensor.copy_(own["residual"][name])
 
 
-def lags_hook(state: LagsState, bucket: dist.GradBucket) -> Future[Tensor]:
-    r"""Send the largest entries of every layer of a bucket, keep the others for later.
+def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
+    r"""Communicate the largest entries of every layer of a bucket; keep the others as residual.
 
     .. math::
         g = \frac{1}{P} \sum_p TopK(\epsilon_p + \alpha G_p, k^{(l)}) / \alpha
 
-    Like :func:`offbeat.lags`, for programs whose DistributedDataParallel belongs to somebody
-    else: ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt, since
-    nothing is kept by bucket. Both messages of a bucket leave here and never from a future's
-    callback, where ranks would launch them in different orders and Gloo would crash. A gradient
-    that is not finite spreads to all ranks, and then all keep the residuals of before. Gradients
-    must be zeroed between backwards that synchronize.
+    The counterpart of :func:`offbeat.lags` for programs that use DistributedDataParallel:
+    ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt: no state is
+    kept by bucket. A gradient that is not finite reaches all ranks, and all then keep their former
+    residuals. Gradients must be zeroed between backwards that synchronize.
 
     Bytes sent per step: those of :class:`offbeat.gradients.TopK`, without its flags.
 
@@ -136,7 +145,7 @@ def lags_hook(state: LagsState, bucket: dist.GradBucket) -> Future[Tensor]:
     if bucket.index() == 0:
         state.settle()
         state.scales = state.units.read()
-    buffer, size = bucket.buffer(), state.group.size()
+    buffer, size = bucket.buffer(), state.group.size
     sparse, whole = _Parcel(buffer), list[Tensor]()
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
@@ -149,26 +158,26 @@ def lags_hook(state: LagsState, bucket: dist.GradBucket) -> Future[Tensor]:
     dense = torch.cat([*whole, buffer[:0]]).div_(size)
     row = sparse.packed()
     rows = row.new_empty(size, row.numel())
-    works = []
+    # Both launched here and never from a future's callback, where ranks would launch them in
+    # different orders: Gloo would pair an all-gather with an all-reduce, and crash.
+    handles: list[Handle] = []
     if row.numel():
-        works.append(state.group._allgather_base(rows.view(-1), row))
+        handles.append(all_gather(rows.view(-1), row, state.group))
     if dense.numel():
-        works.append(state.group.allreduce([dense]))
+        handles.append(all_reduce(dense, state.group))
 
-    def combine(done: Future[list[Future[object]]]) -> Tensor:
-        for arrived in done.value():
-            arrived.value()  # raises if a peer was lost
+    def combine() -> Tensor:
         buffer.zero_()
         for flat, part in zip(whole, dense.split([flat.numel() for flat in whole]), strict=True):
             flat.copy_(part)
         state.sums += [dense.sum(dtype=torch.float64), sparse.spread(rows)]
         return buffer
 
-    return torch.futures.collect_all([work.get_future() for work in works]).then(combine)
+    return when_arrived(handles, combine)
 
 
 class _Parcel:
-    """Selected entries of a bucket's layers, values and places, as one row of int32."""
+    """Selected entries of a bucket's layers, values and positions, as one row of int32."""
 
     def __init__(self, buffer: Tensor) -> None:
         self.buffer, self.dtype = buffer, accumulation_dtype(buffer.dtype)
@@ -176,24 +185,24 @@ class _Parcel:
         self.places = [buffer.new_empty(0, dtype=torch.int32)]
 
     def put(self, layer: Tensor, values: Tensor, chosen: Tensor) -> None:
-        """Add the ``chosen`` entries of a flat ``layer``, which lies in the buffer."""
+        """Append the ``chosen`` entries of a flat ``layer``, which is a view of the buffer."""
         self.values.append(values)
         first = int(layer.storage_offset()) - int(self.buffer.storage_offset())
         self.places.append(chosen.add(first).int())
 
     def packed(self) -> Tensor:
-        """The row; of even length, so that others behind it begin at a multiple of 8 bytes."""
+        """Return the row, of even length: each rank's row then begins at a multiple of 8 bytes."""
         row = torch.cat([torch.cat(self.values).view(torch.int32), *self.places])
         return nn.functional.pad(row, (0, row.numel() % 2))
 
     def spread(self, rows: Tensor) -> Tensor:
-        """Add all ranks' entries to the layers, zero before; returns the sum of all values."""
+        """Add all ranks' entries to the layers, which are zero; return the sum of all values."""
         exact = self.buffer.dtype == self.dtype
         total = self.buffer if exact else torch.zeros_like(self.buffer, dtype=self.dtype)
         count = sum(places.numel() for places in self.places)
         words = count * self.dtype.itemsize // 4
         checksum = torch.zeros((), dtype=torch.float64, device=rows.device)
-        # One by one: ranks must add in one order, or rounding sets them apart.
+        # One by one: ranks must add in the same order, or their results differ by rounding.
         for row in rows if count else ():
             values = row[:words].view(self.dtype)
             total.index_add_(0, row[words : words + count], values)
@@ -204,7 +213,7 @@ class _Parcel:
 
 
 def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What is sent of a layer, in the gradient's units, and where; the rest is its residual."""
+    """Return what is sent of a layer, in units of the gradient, and its positions."""
     before, acc, scale = (
         flat_view(state.residual[name]),
         flat_view(state.fresh[name]),

@@ -1,10 +1,11 @@
-"""Adasum of tensors by hand, as an all-reduce would sum them."""
+"""Adasum of tensors, called like an all-reduce."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
@@ -16,41 +17,54 @@ from offbeat.parameters.adasum.slice_layout import SliceLayout
 
 def adasum_all_reduce(
     tensors: Sequence[Tensor],
-    group: Group,
+    group: ProcessGroup | Group | None = None,
     *,
     wire: Literal["bf16", "fp16"] | None = None,
     method: Method = "auto",
     async_op: bool = False,
 ) -> Handle | None:
-    r"""Replace each tensor by its Adasum over the group, in place; equal on all ranks.
+    r"""Combine each tensor by Adasum over the group, in place; equal on all ranks.
 
     .. math:: t_l \leftarrow AS(t_l^{(0)}, \ldots, t_l^{(P-1)})
 
-    For those who combine by hand, with clipping and so on in between; gradients of plain SGD, or
-    updates of any optimizer. All members call with tensors of the same shapes and dtypes, in the
-    same order. With ``async_op`` returns a handle at once: ``wait()`` on it before the tensors are
-    read or written. Exchanges of one group run one after the other, in the order of the calls.
+    For gradients of plain SGD, or updates of any optimizer, that are combined outside of
+    :func:`offbeat.replicate`. All members call with tensors of the same shapes and dtypes, in the
+    same order. Exchanges of one group run one after the other, in the order of the calls, on a
+    thread of the group (on CUDA: on the current stream). Point-to-point messages of the caller's
+    own on the same group must not be in flight meanwhile.
 
-    ``group`` is one of offbeat's, whose waits end: ``Links.connect(World.discover())`` opens
-    them, ``.open("world")`` one over all ranks. ``wire`` and ``method`` as for
-    :class:`offbeat.parameters.AdasumUpdate`; what rounding to 16 bits takes is lost here.
+    Args:
+        tensors: dense floating-point tensors; each is one layer.
+        group: as in ``torch.distributed``, the process group, by default the default group. Waits
+            end with :class:`offbeat.PeerLost` by its timeout. Or a
+            :class:`~offbeat.comm.group.Group`, with heartbeats.
+        wire: dtype of the messages, None for full precision. What rounding removes is lost here.
+        method: as for :class:`offbeat.parameters.AdasumUpdate`.
+        async_op: return a handle at once: call its ``wait()`` before the tensors are read or
+            written.
 
-    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 a tensor, to each
-    of the others while that is little. Extra memory: twice the tensors'.
-    Raises ``ValueError`` on all ranks, before a tensor is changed, if one is not finite, if there
-    is none, or if one is not of floats. Source: Maleki et al. 2021, section 4.
+    Returns:
+        A :class:`~offbeat.comm.handle.Handle` with ``async_op``, else None.
 
-    >>> from offbeat.comm.links import Links
+    Raises:
+        ValueError: on all ranks, before a tensor is changed, if one is not finite, if there is
+            none, or if one is not of floats; without a process group.
+
+    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 a tensor, to each of the others while that is
+    little. Extra memory: twice the tensors'.
+
+    Source: Maleki et al. 2021, section 4.
+
     >>> from offbeat.testing import ThreadWorld
     >>> def work(world):
-    ...     links = Links.connect(world)
+    ...     group = world.opener(world.store, world.rank, world.size)  # a torch ProcessGroup
     ...     tensor = torch.tensor([1.0, float(world.rank)])
-    ...     adasum_all_reduce([tensor], links.open("world"))
-    ...     links.close()
+    ...     adasum_all_reduce([tensor], group)
     ...     return tensor
     >>> ThreadWorld(2).run(work)
     [tensor([1.2500, 0.7500]), tensor([1.2500, 0.7500])]
     """
+    members = group if isinstance(group, Group) else Group.of(group)
     named = {str(index): tensor.detach() for index, tensor in enumerate(tensors)}
     wrong = [str(t.dtype) for t in named.values() if not t.is_floating_point()]
     if wrong or not named:
@@ -58,13 +72,12 @@ def adasum_all_reduce(
             f"adasum_all_reduce got {len(named)} tensors{', of ' + wrong[0] if wrong else ''}; "
             "pass one or more tensors of floats"
         )
-    layout = Layout.of(named, group.size)
-    flat = layout.empty(message_device(group, next(iter(named.values())).device))
+    layout = Layout.of(named, members.size)
+    flat = layout.empty(message_device(members, next(iter(named.values())).device))
     pack(layout.views(flat).values(), named.values())
     on_lane = not flat[0].is_cuda  # streams keep the order there, on the calling thread
-    algorithm = build_reduction(
-        method, SliceLayout(layout, Participants(group.size, group, on_lane=on_lane)), flat, wire
-    )
+    peers = Participants(members.size, members, on_lane=on_lane)
+    algorithm = build_reduction(method, SliceLayout(layout, peers), flat, wire)
 
     def run() -> None:
         with torch.no_grad():
@@ -79,10 +92,10 @@ def adasum_all_reduce(
             pack(named.values(), layout.views(flat).values())
 
     if on_lane:
-        handle = Handle(group, buffers=list(flat), future=group.lane.submit(run))
+        handle = Handle(members, buffers=list(flat), future=members.lane.submit(run))
     else:
         run()
-        handle = Handle(group, buffers=list(flat))
+        handle = Handle(members, buffers=list(flat))
     if async_op:
         return handle
     handle.wait()

@@ -94,7 +94,7 @@ class PairExchanger:
         if self.is_initiator:
             jobs.append(self.group.lane.submit(self._sign_off))
         for job in jobs:
-            with self.group.heartbeat.watching():
+            with self.group.detector.watching():
                 job.result()
         self.job = None
 
@@ -105,7 +105,7 @@ class PairExchanger:
         self.newest, self.arrived = self.steps, False
 
     def _initiate(self, partner: int) -> None:
-        with self.group.heartbeat.attending():
+        with self.group.detector.attending():
             call(EXCHANGE, [partner], self.group)
             self._exchange(partner)
 
@@ -115,7 +115,7 @@ class PairExchanger:
     def _respond(self) -> None:
         initiators = set(range(0, self.group.size, 2))
         calls = Calls(self.group, sorted(initiators))
-        with self.group.heartbeat.attending():
+        with self.group.detector.attending():
             while initiators and (received := calls.next()) is not None:
                 initiator, word = received
                 if word == SIGN_OFF:
@@ -131,7 +131,7 @@ class PairExchanger:
                 take_snapshot(part, delta, out)
         sends = [(partner, part) for part in self.outgoing]
         receives = [(partner, part) for part in self.incoming]
-        with self.group.heartbeat.explaining():
+        with self.group.detector.explaining():
             exchange(sends, receives, self.group).join()
         with self.lock:
             for delta, mine, theirs in zip(self.delta, self.outgoing, self.incoming, strict=True):

@@ -1,0 +1,102 @@
+"""What a wait needs to know about failures, and the error that it raises."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from torch.distributed import ProcessGroup
+
+from offbeat.comm.process_group import end_waits
+
+
+class PeerLost(RuntimeError):
+    """Failure or early departure of a rank; raised with the same text on all survivors.
+
+    On a process group without heartbeats the text is this rank's own, and names no rank.
+    """
+
+
+class FailureDetector(ABC):
+    """Decides when a wait on a group has failed, and with which error.
+
+    The three contexts differ in what they check: :meth:`watching` expects all ranks in the same
+    collective call, :meth:`attending` only that they live, :meth:`explaining` only replaces the
+    error of a wait that has failed already.
+    """
+
+    @abstractmethod
+    def require_no_verdict(self) -> None:
+        """Raise the error that the ranks have agreed on, if there is one."""
+
+    @abstractmethod
+    def watching(self) -> AbstractContextManager[None]:
+        """Check the other ranks during a wait of the training thread in a collective call."""
+
+    @abstractmethod
+    def attending(self) -> AbstractContextManager[None]:
+        """Check that the other ranks live during a wait of a group's own thread."""
+
+    @abstractmethod
+    def explaining(self) -> AbstractContextManager[None]:
+        """Replace a ``RuntimeError`` of torch by one that names the cause; from any thread."""
+
+    @abstractmethod
+    def condemn(self, error: Exception) -> Exception:
+        """Publish ``error`` and return the error to raise, which is equal on all ranks."""
+
+    @abstractmethod
+    def release(self, group: ProcessGroup) -> None:
+        """End this rank's own waits on ``group``, without an error on other ranks."""
+
+    @abstractmethod
+    def forget_groups(self) -> None:
+        """Drop all references to process groups."""
+
+
+class NoHeartbeat(FailureDetector):
+    """Failure detection of a process group that another library has opened: its own timeout.
+
+    Nothing is checked during a wait. A wait ends when the backend reports a broken connection, or
+    when the timeout of the process group is over, with a :class:`PeerLost` on this rank.
+    """
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    def require_no_verdict(self) -> None:
+        """Return at once: without a store, ranks agree on no error."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Replace an error as :meth:`explaining` does."""
+        return self.explaining()
+
+    def attending(self) -> AbstractContextManager[None]:
+        """Check nothing."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Replace a ``RuntimeError`` of torch by a :class:`PeerLost`."""
+        try:
+            yield
+        except PeerLost:
+            raise
+        except RuntimeError as error:
+            raise PeerLost(
+                f"rank {self.rank}: an exchange between the ranks {list(self.ranks)} failed "
+                f"({error}); a rank has ended, or did not make the same call within the timeout "
+                "of the process group: look at the end of all ranks' logs"
+            ) from error
+
+    def condemn(self, error: Exception) -> Exception:
+        """Return ``error``; the other ranks end by the timeout."""
+        return error
+
+    def release(self, group: ProcessGroup) -> None:
+        """Make all pending waits on ``group`` fail; it is of no use afterwards."""
+        with contextlib.suppress(ReferenceError):  # its owner has destroyed it
+            end_waits(group)
+
+    def forget_groups(self) -> None:
+        """Return at once: no process group is referenced here."""
