@@ -1,4 +1,4 @@
-"""Whether the assumption behind the convergence of LAGS-SGD holds, measured."""
+"""Measurement of the assumption behind the convergence of LAGS-SGD."""
 
 from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import message_device
@@ -7,29 +7,27 @@ from offbeat.gradients.top_k.top_k import TopKState
 
 
 def deltas(state: TopKState) -> dict[str, float]:
-    r"""The paper's :math:`\delta^{(l)}` of the last backward, for every layer that is sparse.
+    r"""Measure the paper's :math:`\delta^{(l)}` of the last backward, for every sparse layer.
 
     .. math::
         \delta^{(l)} = \frac{\|\sum_p x^{p,(l)} - \sum_p TopK(x^{p,(l)}, k^{(l)})\|^2}
             {E \|\sum_p x^{p,(l)} - RandK(\sum_p x^{p,(l)}, k^{(l)})\|^2}
 
     ``state`` is ``replica.gradients_state`` under :func:`offbeat.lags`. All ranks call, between
-    ``backward()`` and whatever changes ``.grad`` next; layers for which nobody had a gradient are
-    left out. Sends 2 (n-1)/n of the model in float64: for a look now and then.
+    ``backward()`` and the next change of ``.grad``; layers without a gradient on any rank are left
+    out. Sends 2 (n-1)/n of the model in float64: not for every step.
 
     Source: Shi et al. 2020, eq. 20; assumption 1 holds where it is at most 1.
     """
-    found = {}
+    found, pipeline, group = {}, state.pipeline, state.pipeline.group
     for name, parameter in state.site.parameters.items():
-        residual = state.home[name].residual.get(name)
+        residual = pipeline.home[name].residual.get(name)
         density = state.plan.density_of(name)
         if residual is None or parameter.grad is None or density == 1:
             continue
-        left = (
-            residual.double().contiguous().view(-1).to(message_device(state.group, residual.device))
-        )
-        all_reduce(left, state.group).wait()
-        sent = parameter.grad.double().mul(state.scales[name].enter * state.group.size)
+        left = residual.double().contiguous().view(-1).to(message_device(group, residual.device))
+        all_reduce(left, group).wait()
+        sent = parameter.grad.double().mul(pipeline.scales[name].enter * group.size)
         total = left + sent.contiguous().view(-1).to(left.device)
         found[name] = delta(total, left, count_kept(parameter.numel(), density))
     return found

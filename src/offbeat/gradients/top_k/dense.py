@@ -1,4 +1,4 @@
-"""Layers that are sent whole, and what they still owe from when they were not."""
+"""Layers that are sent whole, with residuals of earlier, sparse messages."""
 
 import math
 from collections.abc import Sequence
@@ -10,37 +10,36 @@ from offbeat.comm.group import Group
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost
 from offbeat.gradients.bucket import Bucket
-from offbeat.gradients.top_k.message import Message, Scales
+from offbeat.gradients.message import Message, Scales
 
 
 class DenseMessage(Message):
-    """A bucket whose gradients take along what earlier, sparse messages left behind."""
+    """Bucket whose gradients are added to the residuals that earlier, sparse messages left."""
 
     def __init__(
         self, site: Site, group: Group, names: Sequence[str], momentum: float = 0.0
     ) -> None:
-        """Room for ``names``, without residuals."""
         self.bucket = Bucket.of(site, group, names)
         self.momentum = momentum
         self.residual: dict[str, Tensor] = {}
         self.velocity = {name: _wide(site.parameters[name]) for name in names if momentum}
         self.faster: dict[str, Tensor] = {}  # the velocities of this backward
-        self.sent: set[str] = set()  # whose residual goes with it
+        self.sent: set[str] = set()  # whose residual is part of it
         self.missing = self.bucket.missing
 
     def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
-        """A residual is owed until the next exchange; one of zeros is none."""
+        """Keep a residual until the next exchange; one of zeros is dropped."""
         if residual is not None and residual.any():
             self.residual[name] = residual
         if velocity is not None and name in self.velocity:
             self.velocity[name].copy_(velocity)
 
     def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
-        """Nothing yet: a bucket is filled in one go when it leaves."""
+        """Mark ``name`` as ready: a bucket is filled in one pass at its launch."""
         self.missing.discard(name)
 
     def launch(self, scales: Scales) -> None:
-        """Fill the bucket and send it."""
+        """Fill the bucket and launch its all-reduce."""
         self.bucket.fill()
         for name, before in self.velocity.items():
             view, loss = self.bucket.views[name], scales[name].loss
@@ -54,30 +53,27 @@ class DenseMessage(Message):
         self.bucket.send()
 
     def wait(self) -> bool:
-        """Until the mean is there: a sum is finite only if every rank's part was."""
+        """Wait for the mean; its sum is finite only if every rank's gradients are."""
         self.bucket.wait()
         self.missing = self.bucket.missing
         return math.isfinite(self.bucket.buffer.sum(dtype=torch.float64))
 
     def commit(self) -> None:
-        """Hand the means out; what was owed is paid."""
+        """Put the means into ``.grad`` and drop the residuals that were sent."""
         had = self._had() if self.sent or self.faster else set()
         self.residual = {n: r for n, r in self.residual.items() if n not in self.sent & had}
         self.velocity |= {name: now for name, now in self.faster.items() if name in had}
         self.bucket.hand_out()
 
     def undo(self) -> None:
-        """Neither residuals nor velocities were touched."""
+        """Set every ``.grad`` to NaN; residuals and velocities were not changed."""
         for view in self.bucket.views.values():
             view.fill_(math.nan)
         self.bucket.hand_out()
 
     def seconds(self, link: LinkCost) -> float:
-        """An all-reduce of the bucket."""
+        """Return the duration of an all-reduce of the bucket."""
         return link.all_reduce(self.bucket.buffer.nbytes)
-
-    def stepped(self) -> None:
-        """Nothing: a mean that is averaged again stays what it is."""
 
     def _had(self) -> set[str]:
         flags = self.bucket.flags.tolist()

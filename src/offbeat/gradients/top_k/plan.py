@@ -1,4 +1,4 @@
-"""Which layers are sent whole, how much of the others, and what travels together."""
+"""Which layers are sent whole, how much of the others, and in which messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,19 +8,25 @@ import torch
 from offbeat.exchange import Site
 from offbeat.functional import count_kept, is_cheaper_dense, runs_within
 from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
+from offbeat.gradients.message import Message
+from offbeat.gradients.pipeline import by_readiness
 from offbeat.gradients.top_k.dense import DenseMessage
-from offbeat.gradients.top_k.message import Message
 from offbeat.gradients.top_k.sparse import SparseMessage
+from offbeat.kernels.dispatch import BlockSelect
 
 Choice = tuple[Sequence[str], int]  # parameters, and how many of their entries are sent; 0: all
 
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """How dense each layer is sent; two plans are equal if they send the same.
+    """Density of each layer; two plans are equal if they send the same.
 
-    ``densities`` hold what differs from ``density``. With ``whole`` the entries of the model (of
-    each dtype) compete with each other, otherwise those of each parameter.
+    Attributes:
+        site: the parameters and the group.
+        density: the share of entries that is sent.
+        message_mb: MiB of a sparse message.
+        whole: select among all entries of the model (of each dtype), not of each parameter.
+        densities: by parameter, where it differs from ``density``.
     """
 
     site: Site = field(compare=False)
@@ -29,25 +35,31 @@ class MessagePlan:
     whole: bool = False
     densities: Mapping[str, float] = field(default_factory=dict)
 
-    def messages(self, order: Sequence[str], *, momentum: float, exact: bool) -> list[Message]:
-        """The messages of a backward, in the order in which all ranks launch them."""
+    def messages(
+        self, order: Sequence[str], *, select: BlockSelect, momentum: float
+    ) -> list[Message]:
+        """Build the messages of a backward, in the order in which all ranks launch them.
+
+        Args:
+            order: the parameters in the order in which their gradients become ready.
+            select: selects the entries of sparse layers, see
+                :func:`offbeat.kernels.dispatch.top_k_of_blocks`.
+            momentum: factor of momentum correction, 0 for none.
+        """
         group = self.site.group
-        assert group is not None, "a slot alone in its group is replaced by nothing"
-        placed: list[tuple[int, Message]] = []
-        place = {name: index for index, name in enumerate(order)}
+        assert group is not None, "a slot alone in its group is disabled"
+        messages: list[Message] = []
         for blocks in self._parted(self._blocks(order)):
-            members = [name for names, _ in blocks for name in names]
-            message: Message
             if blocks[0][1] == 0:
-                message = DenseMessage(self.site, group, members, momentum)
+                members = [name for names, _ in blocks for name in names]
+                messages.append(DenseMessage(self.site, group, members, momentum))
             else:
-                message = SparseMessage(self.site, group, blocks, momentum=momentum, exact=exact)
-            placed.append((max(map(place.__getitem__, members)), message))
-        # A message can leave when its last gradient is ready; whoever can leave first goes first.
-        return [message for _, message in sorted(placed, key=lambda pair: pair[0])]
+                sparse = SparseMessage(self.site, group, blocks, select=select, momentum=momentum)
+                messages.append(sparse)
+        return by_readiness(messages, order)
 
     def density_of(self, name: str) -> float:
-        """How much of a layer is sent; 1 where all is."""
+        """Return the share of a layer that is sent; 1 if all is."""
         parameter = self.site.parameters[name]
         k = self._kept([name])
         return k / parameter.numel() if k else 1.0
@@ -58,13 +70,13 @@ class MessagePlan:
         dtypes = dict.fromkeys(self.site.parameters[name].dtype for name in order)
         runs = [[n for n in order if self.site.parameters[n].dtype == dtype] for dtype in dtypes]
         blocks = [(names, self._kept(names)) for names in runs]
-        # A whole model that is sent dense need not wait for its last layer.
+        # A model that is sent dense need not wait for its last layer.
         return [
             b for names, k in blocks for b in ([(names, k)] if k else [((n,), 0) for n in names])
         ]
 
     def _kept(self, names: Sequence[str]) -> int:
-        """How many entries are sent; 0 where sending all costs no more."""
+        """Return how many entries are sent; 0 where sending all costs no more."""
         parameters = [self.site.parameters[name] for name in names]
         numel = sum(parameter.numel() for parameter in parameters)
         k = count_kept(numel, self.densities.get(names[0], self.density))
@@ -73,7 +85,7 @@ class MessagePlan:
         return 0 if is_cheaper_dense(numel, k, wide, self.site.size, narrow) else k
 
     def _parted(self, blocks: Sequence[Choice]) -> list[list[Choice]]:
-        """Blocks of one kind and dtype, in runs that fit a message."""
+        """Part blocks of one kind and dtype into runs that fit a message."""
         kinds: dict[tuple[torch.dtype, bool], list[Choice]] = {}
         for names, k in blocks:
             kinds.setdefault((self.site.parameters[names[0]].dtype, k == 0), []).append((names, k))

@@ -1,4 +1,4 @@
-"""The largest entries of several layers, as one message, and what is left of them."""
+"""Messages of the largest entries of several layers, and their residuals."""
 
 import math
 from collections.abc import Sequence
@@ -13,46 +13,35 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
-from offbeat.gradients.bucket import like, put, require_plain
-from offbeat.gradients.top_k.message import Message, Scales
-from offbeat.kernels.dispatch import top_k_of_blocks
+from offbeat.gradients.bucket import put, require_plain
+from offbeat.gradients.flat import Flat
+from offbeat.gradients.message import Message, Scales
+from offbeat.kernels.dispatch import BlockSelect
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
 
 
 class Range(NamedTuple):
-    """Where ``k`` entries are chosen in the flat tensors: from a layer, or the whole model."""
+    """Range of a flat tensor of which ``k`` entries are selected: a layer, or the whole model."""
 
     start: int
     end: int
     k: int
 
 
-@dataclass(eq=False)
-class Flat:
-    """One flat tensor and its views by parameter."""
-
-    whole: Tensor
-    views: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, site: Site, names: Sequence[str], dtype: torch.dtype) -> "Flat":
-        """Zeros, laid out in the order of ``names``."""
-        parameters = [site.parameters[name] for name in names]
-        sizes = [parameter.numel() for parameter in parameters]
-        whole = torch.zeros(sum(sizes), dtype=dtype, device=parameters[0].device)
-        parts = map(like, whole.split(sizes), parameters)
-        # .data: a view counts the writes to its base as its own, and we ask each for its own.
-        return cls(whole, {name: part.data for name, part in zip(names, parts, strict=True)})
-
-
 class SparseMessage(Message):
     """Values and int32 indices of the largest entries, and one flag for each parameter.
 
-    Two flat tensors take turns. One holds the residuals of before while ``residual + gradient``
-    is written into the other; when everybody's message is there, what was left in the other is
-    the new residual, and the first becomes ``.grad``. So nothing has to be copied to be able to
-    go back.
+    Two flat tensors take turns. One holds the former residuals while ``residual + gradient`` is
+    written into the other. When all ranks' messages have arrived, the rest in the other is the
+    new residual, and the memory of the first becomes ``.grad``. So :meth:`undo` needs no copy.
+
+    Args:
+        site: the parameters.
+        group: the members that exchange.
+        blocks: runs of parameters, and how many entries are sent of each run.
+        select: returns indices into a flat tensor, given the tensor and the ranges of the blocks.
+        momentum: factor of momentum correction, 0 for none.
     """
 
     def __init__(
@@ -61,14 +50,13 @@ class SparseMessage(Message):
         group: Group,
         blocks: Sequence[tuple[Sequence[str], int]],
         *,
+        select: BlockSelect,
         momentum: float = 0.0,
-        exact: bool = False,
     ) -> None:
-        """Room for ``blocks``, pairs of parameters and how many of their entries are sent."""
         self.site, self.group = site, group
         self.momentum = momentum
         self.names = [name for names, _ in blocks for name in names]
-        self.select = top_k_of_blocks(site.parameters[self.names[0]].device, exact)
+        self.select = select
         dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
         self.old, self.new = (Flat.of(site, self.names, dtype) for _ in range(2))
         pair = [Flat.of(site, self.names, dtype) for _ in range(2)] if momentum else []
@@ -82,7 +70,7 @@ class SparseMessage(Message):
         self.rows = _rows(self)
         self.handle: Handle | None = None
         self.mine_has = [False] * len(self.names)  # written in one go: an element costs as much
-        self.had: dict[str, bool] = {}  # whether anybody had this gradient
+        self.had: dict[str, bool] = {}  # whether any rank had this gradient
         self.handed: dict[str, tuple[Tensor, int]] = {}  # what we put into .grad, as we left it
         # A further backward before the step: what .grad held before it, and of the exchanges
         # before the last one.
@@ -92,7 +80,7 @@ class SparseMessage(Message):
         self.missing = set(self.names)
 
     def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
-        """Copy them into the flat tensors."""
+        """Copy a residual and a velocity into the flat tensors."""
         if residual is not None:
             self.residual[name].copy_(residual)
         if velocity is not None and self.velocity:
@@ -119,9 +107,9 @@ class SparseMessage(Message):
         self.missing.discard(name)
 
     def launch(self, scales: Scales) -> None:
-        """Choose, and send; what is not finite is chosen, so a look at that is enough."""
-        # All blocks at once, not each when it is full and still in the cache: between two layers'
-        # products neither the code is in the cache nor is its next branch foreseen.
+        """Select and launch; a value that is not finite is selected, so only these are checked."""
+        # All blocks at once, not each when its gradient is ready and still in the cache: between
+        # two matrix products the code is not in the cache and its branches are mispredicted.
         indices, mine = self.select(self.new.whole, self.blocks), self._mine
         factor = self._factor(indices, scales)
         values = _remove(self.new.whole, indices, factor)
@@ -134,7 +122,7 @@ class SparseMessage(Message):
         self.handle = all_gather(self.rows.whole, mine.words, self.group)
 
     def wait(self) -> bool:
-        """Until all rows are there."""
+        """Wait for all members' rows; False if a flag says that one is not finite."""
         assert self.handle is not None, "every message was launched"
         self.handle.wait()
         self.handle, self.missing = None, set(self.names)
@@ -143,8 +131,8 @@ class SparseMessage(Message):
         return not broken
 
     def commit(self) -> None:
-        """The residuals of before have served: their memory becomes the gradients."""
-        for name in self._nobody():  # no gradient, no step: its residual waits for the next
+        """Spread all rows into ``.grad``, in the memory of the former residuals."""
+        for name in self._unused():  # no gradient on any rank: the residual waits for one
             for old, new in ((self.old, self.new), *([tuple(self.speeds)] if self.speeds else [])):
                 new.views[name].copy_(old.views[name])
         self.old.whole.zero_()
@@ -162,17 +150,17 @@ class SparseMessage(Message):
             self.velocity = self.speeds[0].views
 
     def undo(self) -> None:
-        """Nothing was written over the residuals of before."""
+        """Set every ``.grad`` to NaN; the former residuals were not overwritten."""
         self.new.whole.fill_(math.nan)
         self.carried = None
         self._hand_out(self.new)
 
     def seconds(self, link: LinkCost) -> float:
-        """An all-gather of one row."""
+        """Return the duration of an all-gather of one row."""
         return link.all_gather(self._mine.words.nbytes)
 
     def stepped(self) -> None:
-        """What lies in ``.grad`` now is no longer part of what comes."""
+        """Note that ``.grad`` was used: what accumulates there from now on is new."""
         self.handed.clear()
         self.carried = None
 
@@ -180,11 +168,11 @@ class SparseMessage(Message):
     def _mine(self) -> "Payload":
         return self.rows.parts[self.group.rank]
 
-    def _nobody(self) -> list[str]:
+    def _unused(self) -> list[str]:
         return [name for name, had in self.had.items() if not had]
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
-        """From the residual's units to the gradient's: one factor, or one for each entry."""
+        """Return the factor from units of the residual to the gradient's: one, or one an entry."""
         factors = [scales[name].leave for name in self.names]
         if len(set(factors)) == 1:
             return factors[0]
@@ -193,13 +181,13 @@ class SparseMessage(Message):
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
-        # and ranks would drift apart by rounding.
+        # and ranks would differ by rounding.
         for row in self.rows.parts:
             device = whole.device
             whole.index_add_(0, row.indices.to(device), row.values.to(device))
 
     def _new_part(self, name: str, grad: Tensor, accumulated: bool) -> Tensor:
-        """What was added to ``.grad`` since we put the last exchange's result there."""
+        """Return what was added to ``.grad`` since the last exchange's result was put there."""
         last, version = self.handed.pop(name, (None, 0))
         if grad is not last or grad._version != version + accumulated:
             return grad  # made anew, zeroed or clipped since: all of it counts
@@ -222,7 +210,7 @@ class SparseMessage(Message):
 
 @dataclass(eq=False)
 class Payload:
-    """One rank's part of a message."""
+    """Part of one rank in a message."""
 
     words: Tensor  # what follows, as int32
     values: Tensor
@@ -232,7 +220,7 @@ class Payload:
 
 @dataclass(eq=False)
 class Payloads:
-    """Everybody's parts, in one tensor of int32."""
+    """Parts of all ranks, in one tensor of int32."""
 
     whole: Tensor
     parts: list[Payload]
@@ -268,7 +256,7 @@ def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[Ra
 
 
 def _remove(flat: Tensor, indices: Tensor, factor: Tensor | float) -> Tensor:
-    """Take entries out, but leave those that a learning rate of 0 does not let go."""
+    """Extract entries; those whose factor is 0, at a learning rate of 0, stay in ``flat``."""
     values = extract(flat, indices)
     if isinstance(factor, Tensor):
         flat.index_copy_(0, indices, torch.where(factor == 0, values, 0.0))

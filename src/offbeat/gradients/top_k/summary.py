@@ -1,10 +1,10 @@
-"""What adaptive sparsification has chosen, and how much of the possible it reaches."""
+"""Statistics of adaptive sparsification: compression ratios and share of the possible speedup."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.functional import max_speedup, speedup
-from offbeat.gradients.top_k.message import Message
+from offbeat.gradients.message import Message
 from offbeat.gradients.top_k.timing import LayerTimes
 
 
@@ -14,10 +14,10 @@ def summary(
     times: LayerTimes | None,
     waited: float,
 ) -> dict[str, Any]:
-    """``replica.stats()["lags"]``: ratios c_l, and once they were measured, times in seconds.
+    """Return ``replica.stats()["lags"]``: ratios c_l and, once measured, times in seconds.
 
-    ``S_max`` is the bound of eq. 19 and ``share`` how much of its gain is reached: the exchange
-    takes t_c in all, and of that the last step waited for ``waited``.
+    ``S_max`` is the bound of eq. 19 and ``share`` the share of its gain that is reached: the
+    exchange takes t_c in all, of which the last step waited ``waited`` seconds.
     """
     found: dict[str, Any] = {"c": dict(ratios), "messages": len(messages)}
     if times is None:

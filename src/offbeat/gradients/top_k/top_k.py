@@ -1,23 +1,21 @@
-"""The largest entries of each layer, exchanged while backward goes on, and a memory of the rest."""
+"""LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
-import torch
 from torch import Tensor
 
 from offbeat.comm.agreement import raise_alike
-from offbeat.comm.group import Group
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
-from offbeat.gradients.bucket import agree_on_order, require_first
-from offbeat.gradients.top_k.message import Message
+from offbeat.gradients.pipeline import Pipeline
+from offbeat.gradients.residuals import inherit_means
 from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
-from offbeat.gradients.top_k.units import Scale, Units, optimizer_fault
+from offbeat.gradients.units import Units, optimizer_fault
+from offbeat.kernels.dispatch import top_k_of_blocks
 from offbeat.settings import above, at_least, between, check_settings
 
 WATCHED = 5  # backwards whose times decide about ratios
@@ -25,31 +23,31 @@ WATCHED = 5  # backwards whose times decide about ratios
 
 @dataclass(eq=False)
 class TopKState:
-    """What :class:`TopK` knows of one replica; residuals and velocities live in its messages."""
+    """State of :class:`TopK` on one replica; residuals and velocities are in the messages.
+
+    Attributes:
+        site: the parameters and the group.
+        pipeline: the messages of a backward.
+        plan: the densities from which the messages were made.
+        exchanges: the number of backwards so far.
+        densities: by parameter, where they were adapted.
+        timer: measures backwards, while adaptive ratios need it.
+        times: what the last measurement has found.
+    """
 
     site: Site
-    group: Group
-    units: Units
+    pipeline: Pipeline
     plan: MessagePlan
-    order: list[str]
-    order_is_measured: bool = False
     exchanges: int = 0
-    seen: list[str] = field(default_factory=list)
-    first_seen: list[str] = field(default_factory=list)  # in the first exchange
-    messages: list[Message] = field(default_factory=list)
-    home: dict[str, Message] = field(default_factory=dict)
-    scales: Mapping[str, Scale] = field(default_factory=dict)  # of this backward
-    launched: int = 0
-    densities: dict[str, float] = field(default_factory=dict)  # where they were adapted
-    pace: LayerTimer | None = None  # while backwards are watched
-    times: LayerTimes | None = None  # what the last watch found
-    waited: float = 0.0  # seconds, at the end of the last backward
+    densities: dict[str, float] = field(default_factory=dict)
+    timer: LayerTimer | None = None
+    times: LayerTimes | None = None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TopK(GradientExchange[TopKState]):
-    r"""Send the k largest entries of every layer, keep the others for later (LAGS-SGD).
+    r"""Exchange of the k largest entries of every layer; the others are residuals (LAGS-SGD).
 
     .. math::
         acc_t = \epsilon_{t-1} + \alpha_t G_t, \quad \epsilon_t = acc_t - TopK(acc_t, k), \quad
@@ -96,121 +94,77 @@ class TopK(GradientExchange[TopKState]):
             )
 
     def init(self, site: Site) -> TopKState:
-        """Messages in reverse order of registration, until backward shows the real order."""
-        assert site.group is not None, "a slot alone in its group is replaced by nothing"
+        """Build the messages; raise ``ValueError`` alike on all ranks for unfit optimizers."""
         given = (site.parameters, site.optimizers)
         raise_alike(optimizer_fault(*given, self.units, self.momentum), site.group)
-        order = list(site.parameters)[::-1]
-        units = Units.of(*given, site.scaler, self.units)
-        state = TopKState(site, site.group, units, self._plan(site, 0, {}), order)
-        self._build(state)
+        pipeline = Pipeline.on(site, Units.of(*given, site.scaler, self.units))
+        state = TopKState(site, pipeline, self._plan(site, 0, {}))
+        self._build(state, {}, {})
         return state
 
     def ready(self, state: TopKState, name: str) -> None:
         """Add this parameter's gradient to its message; launch those that are full, in order."""
-        if not state.seen:
-            state.scales = state.units.read()
-        if state.pace is not None:
-            state.pace.enter(name)
-        message = state.home[name]
-        require_first(state.group, name, message.missing)
-        state.seen.append(name)
-        message.add(name, state.scales, accumulated=True)
-        if state.pace is not None:
-            state.pace.added(name)
-        while not self.complete(state) and not state.messages[state.launched].missing:
-            sent = state.messages[state.launched]
-            _launch(state)
-            if state.pace is not None:
+        pipeline, timer = state.pipeline, state.timer
+        if timer is not None:
+            timer.enter(name)
+        pipeline.add(name)
+        if timer is not None:
+            timer.added(name)
+        while (sent := pipeline.launch_next()) is not None:
+            if timer is not None:
                 parameters = state.site.parameters
-                members = [name for name, home in state.home.items() if home is sent]
-                state.pace.launched({name: parameters[name].numel() for name in members})
+                members = [name for name, home in pipeline.home.items() if home is sent]
+                timer.launched({name: parameters[name].numel() for name in members})
 
     def complete(self, state: TopKState) -> bool:
-        """Whether every message is on its way."""
-        return state.launched == len(state.messages)
+        """Return whether every message was launched."""
+        return state.pipeline.is_launched
 
     def finish(self, state: TopKState) -> None:
-        """Send the messages that miss gradients too, wait, and hand out the result."""
-        if not state.seen:
-            state.scales = state.units.read()
-        while not self.complete(state):
-            message = state.messages[state.launched]
-            for name in [name for name in state.order if name in message.missing]:
-                message.add(name, state.scales, accumulated=False)
-            _launch(state)
-        # All or none: a message may not keep its new residuals while another goes back.
-        started = time.perf_counter()
-        finite = [message.wait() for message in state.messages]
-        state.waited = time.perf_counter() - started
-        if all(finite):
-            for message in state.messages:
-                message.commit()
-        else:
-            for message in state.messages:
-                message.undo()
-        state.launched = 0
+        """Launch the messages that miss gradients too, wait, and hand out the results."""
+        state.pipeline.finish()
         state.exchanges += 1
         if self.density == "adaptive":
             self._adapt(state)
-        if state.exchanges == 1:
-            state.first_seen = list(state.seen)
-        state.seen.clear()
 
     def stepped(self, state: TopKState) -> None:
-        """The gradients handed out are spent, and messages may change."""
-        for message in state.messages:
-            message.stepped()
+        """Rebuild the messages if the order was measured or the density has changed."""
+        state.pipeline.stepped()
         # Not in finish: a second backward of the same step must find what the first handed out.
         if state.exchanges > 0:
             self._rebuild_if_due(state)
 
     def save(self, state: TopKState) -> Saved:
-        """Residuals and velocities of this rank by name, and what fixes the messages."""
+        """Return residuals and velocities of this rank by name, and what fixes the messages."""
+        pipeline, parameters = state.pipeline, state.site.parameters
         return {
-            "order": list(state.order),
-            "measured": state.order_is_measured,
+            "order": list(pipeline.order),
+            "measured": pipeline.is_measured,
             "exchanges": state.exchanges,
             "densities": dict(state.densities),
-            "residual": _by_name(state, "residual"),
-            "velocity": _by_name(state, "velocity") if self.momentum else {},
+            "residual": pipeline.by_name("residual", parameters),
+            "velocity": pipeline.by_name("velocity", parameters) if self.momentum else {},
         }
 
     def load(self, state: TopKState, saved: Saved) -> None:
-        """Take them over."""
-        state.order, state.order_is_measured = list(saved["order"]), bool(saved["measured"])
+        """Restore what :meth:`save` returned."""
+        state.pipeline.resume(saved["order"], saved["measured"])
         state.exchanges, state.densities = int(saved["exchanges"]), dict(saved["densities"])
         state.plan = self._plan(state.site, state.exchanges, state.densities)
         self._build(state, saved["residual"], saved["velocity"])
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
-        r"""Keep the mean of the residuals in a world of another size; velocities likewise.
+        """Keep the mean of residuals and velocities in a world of another size.
 
-        .. math:: \frac{1}{P'} \sum_{r'} \epsilon_{r'} = \frac{1}{P} \sum_r \epsilon_r
-
-        Means of neighbouring ranks' residuals where the world shrinks by a whole factor, copies
-        where it grows by one, the mean of all for everybody otherwise.
+        See :func:`offbeat.gradients.residuals.inherit_means`.
         """
-        heirs = _heirs(before, rank, size)
-        lost = [r for r in heirs if r not in saved]
-        if lost:
-            raise ValueError(
-                f"the residuals of ranks {lost} are missing; every rank saves its own, and rank "
-                f"{rank} of {size} needs those of ranks {heirs} of {before}: pass them together, "
-                "{**one, **another}"
-            )
-        merged = dict(saved[heirs[0]])
-        for key in {"residual", "velocity"} & merged.keys() if len(heirs) > 1 else ():
-            merged[key] = {
-                name: torch.stack([saved[r][key][name] for r in heirs]).mean(0)
-                for name in merged[key]
-            }
-        return merged
+        return inherit_means(saved, before, rank, size, ("residual", "velocity"))
 
     def stats(self, state: TopKState) -> Saved:
-        """Compression ratios by layer, and what the last watch found."""
-        ratios = {name: 1 / state.plan.density_of(name) for name in state.order}
-        return {"lags": summary(ratios, state.messages, state.times, state.waited)}
+        """Return the compression ratio of every layer, and what the last measurement found."""
+        pipeline = state.pipeline
+        ratios = {name: 1 / state.plan.density_of(name) for name in pipeline.order}
+        return {"lags": summary(ratios, pipeline.messages, state.times, pipeline.waited)}
 
     def _plan(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
         adaptive = self.density == "adaptive"
@@ -219,65 +173,37 @@ class TopK(GradientExchange[TopKState]):
         return MessagePlan(site, density, self.message_mb, self.scope == "model", densities)
 
     def _adapt(self, state: TopKState) -> None:
-        """Watch some backwards, now and then, and choose ratios from what they took."""
+        """Measure some backwards, periodically, and choose the ratios that suit their times."""
         phase = state.exchanges % self.retune
-        if state.pace is not None:
-            state.pace.finish()
+        if state.timer is not None:
+            state.timer.finish()
         if phase == 1:
-            state.pace = LayerTimer(next(iter(state.site.parameters.values())).device)
-        elif phase == 1 + WATCHED and state.pace is not None:
-            state.times, state.pace = average_times(state.pace, state.order, state.group), None
+            state.timer = LayerTimer(next(iter(state.site.parameters.values())).device)
+        elif phase == 1 + WATCHED and state.timer is not None:
+            pipeline = state.pipeline
+            state.times = average_times(state.timer, pipeline.order, pipeline.group)
+            state.timer = None
             ratios = state.times.ratios(
                 state.site.parameters, self.max_ratio, self.message_mb * 2**20
             )
             state.densities |= {name: 1 / ratio for name, ratio in ratios.items()}
 
     def _build(
-        self,
-        state: TopKState,
-        residual: Mapping[str, Tensor] | None = None,
-        velocity: Mapping[str, Tensor] | None = None,
+        self, state: TopKState, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]
     ) -> None:
-        if residual is None or velocity is None:
-            residual, velocity = _by_name(state, "residual"), _by_name(state, "velocity")
-        exact = self.selection == "exact"
-        state.messages = state.plan.messages(state.order, momentum=self.momentum, exact=exact)
-        state.home = {n: message for message in state.messages for n in message.missing}
-        for name, message in state.home.items():
-            message.remember(name, residual.get(name), velocity.get(name))
+        device = next(iter(state.site.parameters.values())).device
+        select = top_k_of_blocks(device, exact=self.selection == "exact")
+        order = state.pipeline.order
+        messages = state.plan.messages(order, select=select, momentum=self.momentum)
+        state.pipeline.replace(messages, residual, velocity)
 
     def _rebuild_if_due(self, state: TopKState) -> None:
-        """The order of readiness is known after the first backward; the density may fall."""
+        pipeline, parameters = state.pipeline, state.site.parameters
         plan = self._plan(state.site, state.exchanges, dict(state.densities))
-        if state.order_is_measured and plan == state.plan:
+        if pipeline.is_measured and plan == state.plan:
             return
-        if not state.order_is_measured:
-            state.order = agree_on_order(state.order, state.first_seen, state.group)
-            state.order_is_measured = True
+        if not pipeline.is_measured:
+            pipeline.measure_order()
         state.plan = plan
-        self._build(state)
-
-
-def _launch(state: TopKState) -> None:
-    # In one order on every rank, whatever the order of readiness: see Mean.
-    state.messages[state.launched].launch(state.scales)
-    state.launched += 1
-
-
-def _by_name(state: TopKState, kind: Literal["residual", "velocity"]) -> dict[str, Tensor]:
-    """Copies for all parameters; zeros for those that keep nothing."""
-    found = {}
-    for name, parameter in state.site.parameters.items():
-        kept = getattr(state.home[name], kind).get(name) if name in state.home else None
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        zeros = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-        found[name] = zeros if kept is None else zeros.copy_(kept)
-    return found
-
-
-def _heirs(before: int, rank: int, size: int) -> list[int]:
-    """The ranks of the old world whose residuals this rank of the new one takes the mean of."""
-    if before % size == 0:
-        share = before // size
-        return list(range(rank * share, (rank + 1) * share))
-    return [rank % before] if size % before == 0 else list(range(before))
+        kept = (pipeline.by_name(kind, parameters) for kind in ("residual", "velocity"))
+        self._build(state, *kept)
