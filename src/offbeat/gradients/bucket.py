@@ -1,4 +1,4 @@
-"""Dense gradients that travel as one message."""
+"""Buckets of dense gradients, and what all gradient exchanges check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, pack
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
-FIRST_BUCKET = 2**20  # bytes; small, so that the wire starts working early in backward
-MESSAGES = 8  # at least, if they hold 1 MiB: one that holds most of a model overlaps with nothing
+FIRST_BUCKET = 2**20  # bytes; small, so that the first exchange starts early in backward
+MESSAGES = 8  # at least, if they hold 1 MiB: one of most of the model would not overlap
 
 
 def capacity(total: int, limit: int) -> int:
-    """Bytes of a bucket where ``total`` bytes travel in buckets of at most ``limit``.
+    """Return the bytes of a bucket for ``total`` bytes in buckets of at most ``limit``.
 
     >>> capacity(2**30, 25 * 2**20) == 25 * 2**20, capacity(2**24, 25 * 2**20) == 2**21
     (True, True)
@@ -28,9 +28,10 @@ def capacity(total: int, limit: int) -> int:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients that travel as one message, followed by one flag each: somebody has it.
+    """Gradients that are averaged as one message, followed by one flag for each.
 
-    The mean is for all, or for the member ``owner`` alone.
+    A flag that is not 0 after the exchange means that some rank has the gradient. The mean is for
+    all members, or for the member ``owner`` alone.
     """
 
     site: Site
@@ -41,7 +42,7 @@ class Bucket:
     missing: set[str] = field(default_factory=set)
     owner: int | None = None
     handle: Handle | None = None
-    given: dict[str, Tensor] = field(default_factory=dict)  # to the owner, for this step
+    given: dict[str, Tensor] = field(default_factory=dict)  # means of this step, to the owner
 
     @classmethod
     def of(
@@ -52,7 +53,7 @@ class Bucket:
         narrow: torch.dtype | None = None,
         owner: int | None = None,
     ) -> "Bucket":
-        """Room for the gradients of ``names``, all of one dtype, or ``narrow`` if that is less."""
+        """Allocate a bucket for ``names``, of their dtype, or of ``narrow`` if that is smaller."""
         parameters = [site.parameters[name] for name in names]
         # A reduction to one member rounds at every hop: not to 16 bits, inside a node.
         dtype = parameters[0].dtype if owner is None else accumulation_dtype(parameters[0].dtype)
@@ -66,7 +67,7 @@ class Bucket:
         return cls(site, group, buffer, views, flags, set(names), owner)
 
     def fill(self) -> None:
-        """Copy in the gradients, those of this backward and those that were not exchanged yet."""
+        """Copy the gradients in, with what earlier backwards have accumulated."""
         self.flags.fill_(1)
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
@@ -82,7 +83,7 @@ class Bucket:
         pack([self.views[name] for name in filled], filled.values())
 
     def send(self) -> None:
-        """Start the mean over the group."""
+        """Launch the mean over the group."""
         if self.owner is not None:
             self.handle = reduce(self.buffer.mul_(1.0 / self.group.size), self.owner, self.group)
         elif self.buffer.dtype.itemsize > 2:
@@ -91,13 +92,13 @@ class Bucket:
             self.handle = mean(self.buffer, self.group)
 
     def wait(self) -> None:
-        """Until the mean is there; the next backward starts anew."""
+        """Wait for the mean, and expect all gradients anew."""
         assert self.handle is not None, "every bucket was launched"
         self.handle.wait()
         self.handle, self.missing = None, set(self.views)
 
     def hand_out(self) -> None:
-        """Put what is in the bucket into ``.grad``, except where nobody had a gradient."""
+        """Put the bucket into ``.grad``, except where no rank has a gradient."""
         if self.owner not in (None, self.group.rank):
             for name in self.views:
                 self.site.parameters[name].grad = None
@@ -119,7 +120,7 @@ def _twice(name: str) -> ValueError:
 
 
 def put(parameter: Tensor, view: Tensor) -> None:
-    """Make ``view`` the gradient, or a copy where dtype or device differ."""
+    """Make ``view`` the gradient, or a copy if dtype or device differ."""
     if parameter.dtype == view.dtype and parameter.device == view.device:
         parameter.grad = view
     elif parameter.grad is None:
@@ -129,13 +130,13 @@ def put(parameter: Tensor, view: Tensor) -> None:
 
 
 def like(flat: Tensor, parameter: Tensor) -> Tensor:
-    """``flat`` in the shape and memory format of ``parameter``, as autograd makes gradients."""
+    """View ``flat`` in the shape and memory format of ``parameter``, as autograd does."""
     strides = torch.empty_like(parameter, device="meta").stride()
     return flat.as_strided(parameter.shape, strides, flat.storage_offset())
 
 
 def require_plain(group: Group, name: str, grad: Tensor) -> None:
-    """Refuse what cannot be exchanged, on all ranks."""
+    """Raise ``ValueError`` on all ranks for a sparse gradient or one with a graph."""
     if grad.layout is torch.strided and not grad.requires_grad:
         return
     fault = ValueError(
@@ -147,7 +148,7 @@ def require_plain(group: Group, name: str, grad: Tensor) -> None:
 
 
 def require_first(group: Group, name: str, missing: set[str]) -> None:
-    """Refuse a second gradient in one backward: the first was scaled, and perhaps sent, already."""
+    """Raise ``ValueError`` for a second gradient in a backward: the first may have been sent."""
     if name in missing:
         return
     fault = ValueError(
@@ -158,7 +159,7 @@ def require_first(group: Group, name: str, missing: set[str]) -> None:
 
 
 def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> list[str]:
-    """The order in which rank 0 saw gradients become ready, then the rest as in ``order``."""
+    """Return the order in which rank 0 saw gradients become ready, then the rest of ``order``."""
     names = sorted(order)
     mine = [*dict.fromkeys([*seen, *order])]
     indices = torch.tensor([names.index(name) for name in mine]).to(message_device(group))

@@ -1,4 +1,4 @@
-"""The mean gradient, exchanged in buckets while backward goes on."""
+"""The mean gradient, exchanged in buckets during backward."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
@@ -15,7 +15,18 @@ from offbeat.settings import above, check_settings
 
 @dataclass(eq=False)
 class MeanState:
-    """What :class:`Mean` knows of one replica; only the order outlives a run."""
+    """State of :class:`Mean` on one replica; only the order is saved.
+
+    Attributes:
+        site: the parameters.
+        group: the members that exchange.
+        order: the parameters in the order in which rank 0 saw them become ready.
+        order_is_measured: whether that was measured; reverse order of registration before.
+        seen: parameters that are ready in this backward, in order.
+        buckets: in the order of their launches, equal on all ranks.
+        home: the bucket of each parameter.
+        launched: how many buckets of this backward were launched.
+    """
 
     site: Site
     group: Group
@@ -30,7 +41,7 @@ class MeanState:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mean(GradientExchange[MeanState]):
-    r"""Average the gradients of all ranks, overlapped with backward.
+    r"""Average of the gradients of all ranks, overlapped with backward.
 
     .. math:: g = \frac{1}{P} \sum_{p=1}^{P} g_p
 
@@ -39,9 +50,9 @@ class Mean(GradientExchange[MeanState]):
     not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
 
     ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
-    once, summed in float32, rounded once. Buckets hold gradients in the order in which rank 0
-    saw them become ready in its first backward, and leave in that order on every rank; they are
-    smaller than ``bucket_mb`` where a model would fill fewer than eight. A
+    once, summed in float32, rounded once. Buckets are filled in the order in which rank 0
+    saw gradients become ready in its first backward, and launched in that order on every rank; they
+    are smaller than ``bucket_mb`` where a model would fill fewer than eight. A
     parameter unused on some ranks counts as zero there; unused on all, its gradient stays None.
 
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
@@ -66,14 +77,14 @@ class Mean(GradientExchange[MeanState]):
             )
 
     def init(self, site: Site) -> MeanState:
-        """Buckets in reverse order of registration, until backward shows the real order."""
-        assert site.group is not None, "a slot alone in its group is replaced by nothing"
+        """Build buckets in reverse order of registration, until the first backward is over."""
+        assert site.group is not None, "a slot alone in its group is disabled"
         state = MeanState(site, site.group, list(site.parameters)[::-1])
         self._build(state)
         return state
 
     def ready(self, state: MeanState, name: str) -> None:
-        """Launch the buckets that are full, in order."""
+        """Launch the buckets that miss no gradient, in order."""
         bucket = state.home[name]
         require_first(state.group, name, bucket.missing)
         state.seen.append(name)
@@ -82,11 +93,11 @@ class Mean(GradientExchange[MeanState]):
             _launch(state)
 
     def complete(self, state: MeanState) -> bool:
-        """Whether every bucket is on its way."""
+        """Return whether every bucket was launched."""
         return state.launched == len(state.buckets)
 
     def finish(self, state: MeanState) -> None:
-        """Send the buckets that miss gradients too, wait, and hand out the means."""
+        """Launch the buckets that miss gradients too, wait, and put the means into ``.grad``."""
         while not self.complete(state):
             _launch(state)
         for bucket in state.buckets:
@@ -102,16 +113,16 @@ class Mean(GradientExchange[MeanState]):
         state.seen.clear()
 
     def stepped(self, state: MeanState) -> None:
-        """Owners have used what was given to them."""
+        """Forget the means that owners have used."""
         for bucket in state.buckets:
             bucket.given.clear()
 
     def save(self, state: MeanState) -> Saved:
-        """The measured order: it decides in which order floats are added."""
+        """Return the order of readiness: it decides in which order floats are added."""
         return {"order": list(state.order), "measured": state.order_is_measured}
 
     def load(self, state: MeanState, saved: Saved) -> None:
-        """Take over the order, as all ranks do."""
+        """Restore the order, which is equal on all ranks."""
         state.order, state.order_is_measured = list(saved["order"]), bool(saved["measured"])
         self._build(state)
 
@@ -129,7 +140,7 @@ class Mean(GradientExchange[MeanState]):
                 members = [names[i] for i in run]
                 bucket = Bucket.of(state.site, state.group, members, narrow, kind[1])
                 state.buckets.append(bucket)
-        # As they become full: a bucket waits for those before it.
+        # By their last gradient: a bucket is launched after those before it.
         turn = {name: number for number, name in enumerate(state.order)}
         state.buckets.sort(key=lambda bucket: max(turn[name] for name in bucket.views))
         state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
@@ -145,8 +156,8 @@ def _launch(state: MeanState) -> None:
 
 
 def _spread_nonfinite(state: MeanState) -> None:
-    # An owner alone sees what is wrong with its layers. If it alone skipped its step, the node
-    # would make a part of an update, and its ranks would go on with different loss scales.
+    # Only the owner has the gradients of its layers. If it alone skipped its step, the node would
+    # make a part of an update, and its ranks would continue with different loss scales.
     grads = [p.grad for p in state.site.parameters.values() if p.grad is not None]
     bad = torch.zeros(1, device=message_device(state.group))
     if grads:

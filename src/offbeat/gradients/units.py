@@ -1,4 +1,4 @@
-"""In which units residuals are kept, and what follows for each gradient of the moment."""
+"""Units of residuals, and the scale of each gradient in them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 
 
 class Scale(NamedTuple):
-    r"""What one parameter's gradient means now: its learning rate (or 1) and the loss scale.
+    r"""Learning rate of one parameter (or 1) and loss scale, in one backward.
 
     A gradient g enters the residual as :math:`\alpha g / s`, and what is sent comes back as
     :math:`s / \alpha` times that.
@@ -21,20 +21,26 @@ class Scale(NamedTuple):
 
     @property
     def enter(self) -> float:
-        """From ``.grad`` to the residual."""
+        """The factor from ``.grad`` to the residual."""
         return self.rate / self.loss
 
     @property
     def leave(self) -> float:
-        """From the residual to ``.grad``; 0 at a learning rate of 0: then nothing is sent."""
+        """The factor from the residual to ``.grad``; 0 at a learning rate of 0: nothing is sent."""
         return self.loss / self.rate if self.rate else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Where each parameter's learning rate stands, if residuals are in units of lr * gradient."""
+    """Units of the residuals: learning rate times gradient, or gradient.
 
-    groups: Mapping[str, tuple[Optimizer, int] | None]  # None: gradient units
+    Attributes:
+        groups: optimizer and index of the parameter group from which the learning rate of each
+            parameter is read; None for gradient units.
+        scaler: source of the loss scale.
+    """
+
+    groups: Mapping[str, tuple[Optimizer, int] | None]
     scaler: torch.amp.GradScaler | None
 
     @classmethod
@@ -45,7 +51,7 @@ class Units:
         scaler: torch.amp.GradScaler | None,
         units: Literal["lr", "gradient"] | None,
     ) -> "Units":
-        """Follow the given optimizers: those that are plain SGD, unless ``units`` says which."""
+        """Read learning rates from optimizers of type SGD, or as ``units`` says from all or none."""
         places = {
             id(parameter): (optimizer, index)
             for optimizer in optimizers
@@ -56,7 +62,7 @@ class Units:
         return cls({n: places.get(id(p)) for n, p in parameters.items()}, scaler)
 
     def read(self) -> dict[str, Scale]:
-        """What holds for this backward, by parameter."""
+        """Return the scales of this backward, by parameter."""
         loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         # Looked up anew each time: load_state_dict() replaces an optimizer's groups.
         return {
@@ -71,7 +77,7 @@ def optimizer_fault(
     units: Literal["lr", "gradient"] | None,
     momentum: float,
 ) -> str | None:
-    """What makes the given optimizers unfit, or None."""
+    """Return what makes the given optimizers unfit, or None."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     covered = {id(parameter) for group in groups for parameter in group["params"]}
     lost = [name for name, p in parameters.items() if id(p) not in covered]

@@ -1,4 +1,4 @@
-"""How long backward, selection and exchange take, measured on the user's own run."""
+"""Durations of backward, selection and exchange, measured on the user's own run."""
 
 import time
 from collections import defaultdict
@@ -22,24 +22,30 @@ TRIES = 3
 
 @dataclass(eq=False)
 class LayerTimer:
-    """Seconds by layer, collected while a few backwards are watched.
+    """Timer of a few backwards, layer by layer, in seconds.
 
-    ``compute`` is backward's own time until a layer's gradient was ready, ``select`` what we then
-    did with it, and its part by size of what was done with its message, ``forward`` the time
-    outside of backward. On CUDA the streams are waited for at
-    each reading, so that the host's clock tells the truth; in watched backwards only.
+    On CUDA it synchronizes the stream at each reading; only in the backwards that are measured.
+
+    Attributes:
+        device: the device of the model.
+        compute: time of backward itself until a layer's gradient was ready.
+        select: time to add the gradient, and a share by size of the launch of its message.
+        forward: time outside of backward.
+        ended: when the last backward was over.
+        left: when backward last resumed after the exchange's own work.
+        entered: when the last gradient was ready.
     """
 
     device: torch.device
     compute: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     select: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     forward: list[float] = field(default_factory=list)
-    ended: float | None = None  # when the last backward was over
-    left: float | None = None  # when we last let this backward go on
+    ended: float | None = None
+    left: float | None = None
     entered: float = 0.0
 
     def enter(self, name: str) -> None:
-        """The gradient of ``name`` is ready."""
+        """Note that the gradient of ``name`` is ready."""
         self.entered = self._now()
         if self.left is not None:
             self.compute[name].append(self.entered - self.left)
@@ -47,20 +53,20 @@ class LayerTimer:
             self.forward.append(self.entered - self.ended)
 
     def added(self, name: str) -> None:
-        """The gradient of ``name`` is part of its message."""
+        """Note that the gradient of ``name`` was added to its message."""
         self.left = self._now()
         self.select[name].append(self.left - self.entered)
 
     def launched(self, sizes: Mapping[str, int]) -> None:
-        """A message with layers of these sizes was filled and sent."""
+        """Note that a message of layers of these ``sizes`` was filled and launched."""
         before, self.left = self.left, self._now()
-        assert before is not None, "what leaves was added"
+        assert before is not None, "what is launched was added"
         share = (self.left - before) / max(1, sum(sizes.values()))
         for name, size in sizes.items():
             self.select[name][-1] += share * size
 
     def finish(self) -> None:
-        """Backward is over."""
+        """Note that backward is over."""
         self.ended, self.left = self._now(), None
 
     def _now(self) -> float:
@@ -71,7 +77,7 @@ class LayerTimer:
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What all ranks agree on: means over ranks of each rank's medians, in seconds."""
+    """Means over ranks of each rank's medians, in seconds; equal on all ranks."""
 
     compute: Mapping[str, float]
     select: Mapping[str, float]
@@ -80,17 +86,21 @@ class LayerTimes:
 
     @property
     def backward(self) -> float:
-        """All layers' backward."""
+        """The duration of a backward: the sum over layers."""
         return sum(self.compute.values())
 
     def ratios(
         self, parameters: Mapping[str, Tensor], limit: float, message: float
     ) -> dict[str, float]:
-        """The compression ratio of every layer: eq. 18, unless all dense is over no later.
+        """Return the compression ratio of every layer: eq. 18, unless all dense ends no later.
 
-        That equation lets an exchange hide behind the next layer's backward alone, although that
-        may be a bias; what is late on the wire then can still catch up. ``limit`` is the largest
-        ratio, ``message`` the bytes of a sparse message.
+        That equation lets an exchange overlap with the next layer's backward alone, even if that
+        layer is a bias; an exchange that ends later may still overlap with further layers.
+
+        Args:
+            parameters: by name.
+            limit: the largest ratio.
+            message: bytes of a sparse message.
         """
         bucket = capacity(sum(parameters[name].nbytes for name in self.compute), BUCKET)
         after = [*list(self.compute.values())[1:], 0.0]
@@ -116,11 +126,11 @@ class LayerTimes:
         return replace(self.link, latency=self.link.latency * min(1.0, share))
 
 
-def average_times(pace: LayerTimer, order: Sequence[str], group: Group) -> LayerTimes:
-    """Measure the wire and take the mean of all ranks' times; all ranks call."""
-    mine = [median(pace.compute[name] or [0.0]) for name in order]
-    mine += [median(pace.select[name] or [0.0]) for name in order]
-    mine += [median(pace.forward or [0.0]), *(_timed(nbytes, group) for nbytes in PROBES)]
+def average_times(timer: LayerTimer, order: Sequence[str], group: Group) -> LayerTimes:
+    """Measure two all-gathers and return the means of all ranks' times; all ranks call."""
+    mine = [median(timer.compute[name] or [0.0]) for name in order]
+    mine += [median(timer.select[name] or [0.0]) for name in order]
+    mine += [median(timer.forward or [0.0]), *(_timed(nbytes, group) for nbytes in PROBES)]
     means = [fmean(column) for column in zip(*gather_numbers(mine, group), strict=True)]
     count = len(order)
     *_, forward, small, large = means
@@ -132,7 +142,7 @@ def average_times(pace: LayerTimer, order: Sequence[str], group: Group) -> Layer
 
 
 def _timed(nbytes: int, group: Group) -> float:
-    """Seconds of an all-gather, the best of a few: what else happens only makes it slower."""
+    """Return the seconds of an all-gather, the best of a few: other load only adds to it."""
     mine = torch.zeros(nbytes, dtype=torch.uint8, device=message_device(group))
     everyone = torch.zeros(group.size * nbytes, dtype=torch.uint8, device=mine.device)
     best = float("inf")
