@@ -84,11 +84,11 @@ def when_arrived(handles: Sequence[Handle], combine: Callable[[], Result]) -> Fu
     must not launch anything: ranks would launch in different orders.
     """
     works = [work.get_future() for handle in handles for work in handle.works]
-    detector = handles[0].group.detector
+    detectors = [handle.group.detector for handle in handles for _ in handle.works]
 
     def arrived(done: Future[list[Future[object]]]) -> Result:
-        with detector.explaining():
-            for work in done.value():
+        for work, detector in zip(done.value(), detectors, strict=True):
+            with detector.explaining():
                 work.value()  # raises if a rank was lost
         return combine()
 

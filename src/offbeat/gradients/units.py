@@ -51,7 +51,7 @@ class Units:
         scaler: torch.amp.GradScaler | None,
         units: Literal["lr", "gradient"] | None,
     ) -> "Units":
-        """Read learning rates from optimizers of type SGD, or as ``units`` says from all or none."""
+        """Read learning rates from plain SGD optimizers, or as ``units`` says from all or none."""
         places = {
             id(parameter): (optimizer, index)
             for optimizer in optimizers
