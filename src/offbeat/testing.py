@@ -107,6 +107,7 @@ def simulate(
         delay: called with (rank, step); seconds to sleep before the backward, to vary the order
             in which ranks arrive.
 
+    >>> import torch
     >>> from offbeat import ddp
     >>> torch.nn.init.constant_((line := nn.Linear(1, 1, bias=False)).weight, 1.0) is line.weight
     True
