@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import offbeat
+import test_contract as contract
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.world import World
 from offbeat.gradients import Compressed, Compressor, Mean
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import START, Quadratic, flat, gradient, loss
+from recipe_cases import Case
 from reference.int8 import int8
 from reference.participants import Array
 
@@ -84,6 +86,50 @@ class Odd(nn.Module):
         if (rank + step) % 2:
             y = y + (self.some * x).sum()
         return y + (self.narrow.float() * x).sum() + self.empty.sum()
+
+
+class Int8Case(Case):
+    """What the contract asks of every recipe, asked of an algorithm that has no text."""
+
+    @property
+    def algorithm(self) -> offbeat.Algorithm:
+        return INT8
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        contract.test_world_of_one_is_plain_training,
+        contract.test_converges_although_every_rank_has_its_own_optimum,
+        contract.test_save_load_continue_equals_never_having_stopped,
+        contract.test_finish_makes_ranks_equal_buffers_too,
+        contract.test_a_rank_may_skip_its_optimizer_step,
+        contract.test_micro_batches_equal_one_batch,
+        contract.test_detach_leaves_nothing_behind,
+        contract.test_delays_change_nothing,
+        contract.test_ranks_hold_one_model_after_every_step,
+    ],
+    ids=lambda promise: promise.__name__,
+)
+def test_keeps_the_promises_of_every_recipe(promise: Any) -> None:
+    promise(Int8Case("int8", int8, agrees=True))
+
+
+def test_inside_nodes_alone() -> None:
+    def worker(world: World) -> Array:
+        model = Quadratic()
+        exchange = Compressed(compressor=Int8, over="local")
+        replica = offbeat.replicate(model, offbeat.Algorithm(gradients=exchange), mesh=world)
+        loss(model, world.rank, 0).backward()
+        found = flat({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        replica.detach()
+        return found
+
+    first, second, alone = ThreadWorld(nodes=((0, 1), (2,))).run(worker)
+    np.testing.assert_array_equal(first, second)
+    dense = np.mean([gradient(rank, START, 0) for rank in (0, 1)], axis=0)
+    np.testing.assert_allclose(first, dense, rtol=0, atol=np.abs(dense).max() / 50)
+    np.testing.assert_allclose(alone, gradient(2, START, 0), rtol=0, atol=1e-12)
 
 
 def saved_by(replica: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Gradients rounded to 8 bits with error feedback (Seide et al. 2014, section 3.2)."""
+"""Gradients rounded to 8 bits with error feedback (Karimireddy et al. 2019, Algorithm 2)."""
 
 import numpy as np
 

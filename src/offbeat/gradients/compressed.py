@@ -49,9 +49,11 @@ class Compressed(GradientExchange[CompressedState]):
         over: "world", or "local" for the ranks of a node.
 
     Bytes sent per step: the compressor's, and 8 (P-1)/P for each parameter and message. Extra
-    memory: two models, and the compressor's. Passes over memory: three, and the compressor's.
+    memory: two models, and the compressor's. Passes over memory: four (add, subtract,
+    check, copy), and the compressor's.
 
-    Source: Seide et al. 2014, section 3.2; Karimireddy et al. 2019, Algorithm 2.
+    Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019,
+    Algorithm 2.
     """
 
     compressor: Callable[[Tensor, Group], Compressor]

@@ -15,7 +15,7 @@ from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle, when_arrived
 from offbeat.exchange import Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
-from offbeat.gradients import TopK
+from offbeat.gradients.top_k.top_k import TopK
 from offbeat.gradients.units import Units, optimizer_fault
 from offbeat.kernels.dispatch import top_k_selection
 
