@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.distributed import HashStore, ProcessGroup
 import offbeat
 from offbeat.comm import links as links_module
 from offbeat.comm.failure import PeerLost
+from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.gradients import Mean
@@ -26,6 +27,21 @@ from problems import Quadratic, flat
 from reference.participants import Array
 
 CONTINUE = "sgp(on_failure='continue')"
+
+
+@pytest.fixture(autouse=True)
+def stopped_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stop the heartbeats of ranks that a test leaves connected: their threads would go on."""
+    start, started = Heartbeat.__init__, []
+
+    def remember(self: Heartbeat, *args: Any) -> None:
+        start(self, *args)
+        started.append(self)
+
+    monkeypatch.setattr(Heartbeat, "__init__", remember)
+    yield
+    for heartbeat in started:
+        heartbeat.stop()
 
 
 @pytest.fixture
