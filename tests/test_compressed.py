@@ -133,7 +133,7 @@ def test_inside_nodes_alone() -> None:
 
 
 def saved_by(replica: Any) -> dict[str, Any]:
-    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients_state)
+    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients.state)
     return saved
 
 
@@ -332,7 +332,7 @@ def test_messages_are_launched_during_backward_and_in_one_order() -> None:
         launched = []
         first = model[0].weight
         first.register_post_accumulate_grad_hook(
-            lambda _: launched.append(replica.gradients_state.pipeline.launched)
+            lambda _: launched.append(replica.gradients.state.pipeline.launched)
         )
         for step in range(3):
             time.sleep(0.01 * ((world.rank + step) % 2))
@@ -368,9 +368,9 @@ def test_names_the_compressor_and_refuses_what_does_not_fit() -> None:
     assert repr(Compressed(compressor=Int8)) == (
         "Compressed(compressor=Int8, message_mb=25.0, over='world')"
     )
-    with pytest.raises(ValueError, match="not an instance"):
+    with pytest.raises(ValueError, match="compressor=3, expected a callable"):
         Compressed(compressor=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="message_mb=0, expected a positive number"):
+    with pytest.raises(ValueError, match="message_mb=0, expected a number of MiB, more than 0"):
         Compressed(compressor=Int8, message_mb=0)
     with pytest.raises(ValueError, match="over='node', expected"):
         Compressed(compressor=Int8, over="node")  # type: ignore[arg-type]

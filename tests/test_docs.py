@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
+from offbeat.gradients import Compressed
 from offbeat.testing import simulate
 from problems import START, Quadratic, flat, gradient, loss
 from ranks import torchrun, torchrun_forked
@@ -104,7 +105,11 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
         "offbeat.hogwild.launch": "offbeat.hogwild.launch.launch",
         "offbeat.compare.table": "offbeat.compare.table.table",
     }
-    unimportable = {"offbeat.__version__", "offbeat.testing.Result"}  # a string, a type variable
+    unimportable = {  # a string, type variables
+        "offbeat.__version__",
+        "offbeat.comm.handle.Result",
+        "offbeat.testing.Result",
+    }
     names = {aliases.get(name, name) for name in public_names() - unimportable}
     assert names >= {"offbeat.sgp", "offbeat.Replica.step", "offbeat.testing.simulate"}
     assert not names - documented(site)
@@ -197,12 +202,17 @@ def test_the_page_on_testing_runs() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_the_miniature_method_follows_its_reference(size: int) -> None:
-    namespace: dict[str, Any] = {"__name__": "contributing"}
+@pytest.mark.parametrize("listing", ["Neighbours", "Int8"])
+def test_the_listings_follow_their_references(listing: str, size: int) -> None:
+    shown: dict[str, Any] = {"__name__": "contributing"}
     for block in blocks(ROOT / "CONTRIBUTING.md", "python"):
-        exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
+        exec(compile(block, "CONTRIBUTING.md", "exec"), shown)
+    algorithm, reference = {
+        "Neighbours": lambda: (offbeat.Algorithm(parameters=shown["Neighbours"]()), "neighbours"),
+        "Int8": lambda: (offbeat.Algorithm(Compressed(compressor=shown["Int8"])), "int8"),
+    }[listing]()
     runs = simulate(
-        offbeat.Algorithm(parameters=namespace["Neighbours"]()),
+        algorithm,
         Quadratic,
         loss,
         steps=12,
@@ -211,8 +221,13 @@ def test_the_miniature_method_follows_its_reference(size: int) -> None:
     )
     ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
     nodes = tuple((rank,) for rank in range(size))
-    theirs = namespace["neighbours"](START, gradient, nodes=nodes, steps=12, lr=0.1, momentum=0.9)
+    theirs = shown[reference](START, gradient, nodes=nodes, steps=12, lr=0.1, momentum=0.9)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_compressor_takes_sixty_lines_at_most() -> None:
+    listing = next(b for b in blocks(ROOT / "CONTRIBUTING.md", "python") if "class Int8" in b)
+    assert listing.count("\n") <= 60
 
 
 @pytest.mark.processes

@@ -451,7 +451,7 @@ def test_the_reference_selects_as_known() -> None:
         ({"density": 0.0}, "density=0.0"),
         ({"density": 1.5}, "density=1.5"),
         ({"density": True}, "density=True"),
-        ({"selection": "best"}, "'sampled' or 'exact'"),
+        ({"selection": "best"}, "'sampled', 'exact' or a callable"),
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"warmup": 0}, "warmup=0"),
         ({"warmup": 2.5}, "warmup=2.5"),
@@ -480,3 +480,45 @@ def test_refuses_optimizers_that_do_not_fit() -> None:
     for make, algorithm, said in cases:
         with pytest.raises(ValueError, match=said):
             ThreadWorld(2).run(partial(worker, make=make, algorithm=algorithm))
+
+
+def first_entries(x: Tensor, k: int) -> Tensor:
+    """A selection that ignores magnitudes."""
+    return torch.arange(k)
+
+
+def test_a_selection_of_the_user_decides_what_is_sent() -> None:
+    algorithm = offbeat.lags(0.05, selection=first_entries)
+    assert "selection=first_entries" in repr(algorithm), "ranks compare reprs: no address"
+
+    def worker(world: World) -> tuple[Tensor, Tensor]:
+        model = nn.Linear(40, 1, bias=False)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        model.weight.grad = None
+        model(torch.arange(40.0)).sum().backward()
+        assert model.weight.grad is not None
+        found = model.weight.grad.clone(), _saved(replica)["residual"]["weight"].clone()
+        replica.step()
+        replica.detach()
+        return found
+
+    for sent, residual in ThreadWorld(2).run(worker):
+        assert sent.nonzero()[:, 1].tolist() == [1], "two entries, of which the first is 0"
+        assert torch.equal((sent + residual)[0], torch.arange(40.0))
+
+
+def test_a_selection_that_misses_a_nan_does_not_hide_it() -> None:
+    def worker(world: World) -> bool:
+        model = nn.Linear(40, 1, bias=False)
+        algorithm = offbeat.lags(0.05, selection=first_entries)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        x = torch.ones(40)
+        x[30] = torch.nan if world.rank == 1 else 1.0
+        model(x).sum().backward()
+        assert model.weight.grad is not None
+        broken = bool(model.weight.grad.isnan().all())
+        replica.step()
+        replica.detach()
+        return broken and not _saved(replica)["residual"]["weight"].any()
+
+    assert ThreadWorld(2).run(worker) == [True, True]

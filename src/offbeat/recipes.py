@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
+from offbeat.kernels.dispatch import Select
 from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
 from offbeat.settings import check_values
 from offbeat.topology import Symmetric, Topology, as_topology
@@ -34,7 +35,7 @@ def lags(
     density: float | Literal["adaptive"] = 0.001,
     *,
     max_ratio: float = 1000.0,
-    selection: Literal["sampled", "exact"] = "sampled",
+    selection: Literal["sampled", "exact"] | Select = "sampled",
     momentum: float = 0.0,
     warmup: int | None = None,
     message_mb: float = 1 / 16,

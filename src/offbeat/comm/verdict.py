@@ -79,8 +79,12 @@ def publish(error: Exception, store: Store) -> Exception:
 def store_lost(error: RuntimeError) -> PeerLost:
     """Return the error for a store that no longer answers: its host is lost."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    host = "the launcher" if agent else "rank 0"
-    return PeerLost(f"{host} is lost: it hosts the store, which no longer answers ({error})")
+    lost = (
+        "the launcher is lost: it hosts the store"
+        if agent
+        else "rank 0 is lost: it hosts the store"
+    )
+    return PeerLost(f"{lost}, which no longer answers ({error})")
 
 
 def _call(phase: Phase) -> str:

@@ -1,9 +1,8 @@
 """Compressed gradients, exchanged during backward, with error feedback."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from offbeat.gradients.compressor import CompressedMessage, Compressor
 from offbeat.gradients.pipeline import Pipeline, by_readiness
 from offbeat.gradients.residuals import inherit_means
 from offbeat.gradients.units import Units
+from offbeat.settings import above, check_settings, describe
 
 
 @dataclass(eq=False)
@@ -57,26 +57,15 @@ class Compressed(GradientExchange[CompressedState]):
     """
 
     compressor: Callable[[Tensor, Group], Compressor]
-    message_mb: float = 25.0
+    message_mb: Annotated[float, above(0, "MiB")] = 25.0
     over: Literal["world", "local"] = "world"
 
     def __post_init__(self) -> None:
-        """Refuse invalid settings."""
-        if not callable(self.compressor):
-            raise ValueError(
-                f"compressor={self.compressor!r}, expected a subclass of "
-                "offbeat.gradients.Compressor, not an instance"
-            )
-        number = isinstance(self.message_mb, int | float) and not isinstance(self.message_mb, bool)
-        if not number or not 0 < self.message_mb < math.inf:
-            raise ValueError(f"message_mb={self.message_mb!r}, expected a positive number of MiB")
-        if self.over not in ("world", "local"):
-            raise ValueError(f"over={self.over!r}, expected 'world' or 'local'")
+        """Check the settings."""
+        check_settings(self)
 
     def __repr__(self) -> str:
-        """Return a text that is equal on all ranks: they compare it."""
-        name = getattr(self.compressor, "__qualname__", None) or repr(self.compressor)
-        return f"Compressed(compressor={name}, message_mb={self.message_mb}, over={self.over!r})"
+        return describe(self)
 
     def init(self, site: Site) -> CompressedState:
         """Build the messages, in reverse order of registration until the first step."""

@@ -118,17 +118,35 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
         from offbeat.kernels.top_k import scanned_blocks
 
         return scanned_blocks
-    return each_block(top_k_selection(device, exact))
+    return _of_blocks(top_k_selection(device, exact))
 
 
 def each_block(select: Select) -> BlockSelect:
-    """Turn a selection into one over blocks (start, stop, k) of a flat tensor.
+    """Apply a selection of the user to every block of a flat tensor.
 
-    >>> select = each_block(functional.top_k)
+    ``select(x, k)`` returns the indices (k,) of different entries of ``x`` (n,). A block with an
+    entry that is not finite is left to top-k, which selects that entry, so that it is noticed.
+    Raises ``ValueError`` for another number of indices.
+
+    >>> select = each_block(lambda x, k: torch.arange(k))
     >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
-    tensor([1, 3])
+    tensor([0, 2])
     """
-    return lambda x, blocks: torch.cat([select(x[i:j], k).add_(i) for i, j, k in blocks])
+
+    def selected(x: Tensor, k: int) -> Tensor:
+        indices = select(x, k) if x.isfinite().all() else functional.top_k(x, k)
+        if indices.shape != (k,):
+            raise ValueError(
+                f"the selection returned indices of shape {tuple(indices.shape)}, expected {(k,)}; "
+                "return the indices of k different entries"
+            )
+        return indices
+
+    return _of_blocks(selected)
+
+
+def _of_blocks(select: Select) -> BlockSelect:
+    return lambda x, blocks: torch.cat([select(x[i:j], k).add(i) for i, j, k in blocks])
 
 
 def _has_numba() -> bool:

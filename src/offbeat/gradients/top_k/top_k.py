@@ -15,8 +15,8 @@ from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
 from offbeat.gradients.units import Units, optimizer_fault
-from offbeat.kernels.dispatch import top_k_of_blocks
-from offbeat.settings import above, at_least, between, check_settings
+from offbeat.kernels.dispatch import Select, each_block, top_k_of_blocks
+from offbeat.settings import above, at_least, between, check_settings, describe
 
 WATCHED = 5  # backwards whose times decide about ratios
 
@@ -45,7 +45,7 @@ class TopKState:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TopK(GradientExchange[TopKState]):
     r"""Exchange of the k largest entries of every layer; the others are residuals (LAGS-SGD).
 
@@ -59,6 +59,10 @@ class TopK(GradientExchange[TopKState]):
     :math:`g_t / \alpha_t`; with another optimizer, or none, :math:`\alpha_t = 1`. ``units``
     ("lr" or "gradient") overrides that. A layer that costs no less sparse than dense (about
     where k >= d / P) is sent whole.
+
+    ``selection`` is how entries are found: "sampled" and "exact" find the same, and a callable
+    ``select(x, k)`` of your own, equal on all ranks, returns the indices (k,) of any k entries of
+    a flat tensor.
 
     ``scope="model"`` chooses among all entries of the model at once, after backward (SLGS-SGD).
     ``over="local"`` exchanges inside each node only, beside an exchange between nodes.
@@ -74,7 +78,7 @@ class TopK(GradientExchange[TopKState]):
     """
 
     density: Annotated[float, between(0, 1, closed="right")] | Literal["adaptive"] = 0.001
-    selection: Literal["sampled", "exact"] = "sampled"
+    selection: Literal["sampled", "exact"] | Select = "sampled"
     momentum: Annotated[float, between(0, 1, closed="left")] = 0.0
     warmup: Annotated[int, at_least(1, "steps")] | None = None
     message_mb: Annotated[float, above(0, "MiB")] = 1 / 16
@@ -92,6 +96,9 @@ class TopK(GradientExchange[TopKState]):
                 "density='adaptive' chooses by layer and from the first steps on; leave "
                 "scope='layer' and warmup=None, or give a number"
             )
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def init(self, site: Site) -> TopKState:
         """Build the messages; raise ``ValueError`` alike on all ranks for unfit optimizers."""
@@ -192,7 +199,11 @@ class TopK(GradientExchange[TopKState]):
         self, state: TopKState, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]
     ) -> None:
         device = next(iter(state.site.parameters.values())).device
-        select = top_k_of_blocks(device, exact=self.selection == "exact")
+        select = (
+            each_block(self.selection)
+            if callable(self.selection)
+            else top_k_of_blocks(device, exact=self.selection == "exact")
+        )
         order = state.pipeline.order
         messages = state.plan.messages(order, select=select, momentum=self.momentum)
         state.pipeline.replace(messages, residual, velocity)
