@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import offbeat
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 METHODS = ("sgp", "adasum", "daso", "async_adam", "lags", "ddp")
 BENCHES = sorted(

@@ -25,7 +25,7 @@ from offbeat.compare.result import Setup
 from offbeat.compare.timeline import timelines
 from test_compare import Line, finish, heldout, step, write_run
 
-SCREENSHOTS = Path(__file__).parent.parent / "runs" / "screenshots"
+SCREENSHOTS = Path(__file__).parents[2] / "runs" / "screenshots"
 ALGORITHMS = "ddp,local_sgd(every=8),local_sgd(every=4),sgp,sgp('ring')"
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
