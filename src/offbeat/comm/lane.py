@@ -40,7 +40,7 @@ class Lane:
         return future
 
     def close(self) -> None:
-        """End the thread; a job that still runs ends with an error."""
+        """End the thread; jobs that still run or wait end with an error."""
         atexit.unregister(self.close)
         self.closing.set()
         self._jobs.put(None)
@@ -52,6 +52,11 @@ class Lane:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, work = job
+            if self.closing.is_set():
+                # The job before it may have ended half-way: a peer that still waits for the rest
+                # would receive messages of this job instead, and abort on one that is longer.
+                future.set_exception(RuntimeError("this rank has closed the group"))
+                continue
             try:
                 work()
             except BaseException as error:
