@@ -60,7 +60,7 @@ def write_text(model: nn.Module, length: int, context: int, device: torch.device
     tokens = torch.tensor([[CHARACTERS.index(c) for c in "def "]], device=device)
     for _ in range(length):
         chances = (model(tokens[:, -context:])[:, -1] / 0.7).softmax(-1)
-        tokens = torch.cat([tokens, torch.multinomial(chances, 1)], dim=1)
+        tokens = torch.cat([tokens, chances.multinomial(1)], dim=1)
     return "".join(CHARACTERS[i] for i in tokens[0])
 
 
@@ -72,13 +72,13 @@ def main(args: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", dist.get_node_local_rank(0))
         torch.cuda.set_device(device)
-    torch.manual_seed(
-        args.seed + rank
-    )  # each rank draws its own data; replicate copies rank 0's model
+    torch.manual_seed(args.seed + rank)  # own data on each rank; the model will be rank 0's
     model = GPT(args.width, args.depth, args.heads, args.context).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    tuned = dict(part.split("=") for part in args.lr_for.split(",") if part)
+    lr = float(tuned.get(args.algorithm.partition("(")[0], args.lr))
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
     replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm), optimizer=optimizer)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, args.steps)
     train, heldout = read_corpus()
     fixed = torch.linspace(0, len(heldout) - args.context - 1, args.windows).long()[rank::world]
     journal = Journal(args, replica, lambda: loss_of(model, heldout, fixed, args.context))
@@ -109,6 +109,7 @@ if __name__ == "__main__":
         ("depth", 2, "transformer layers"),
         ("heads", 4, "attention heads per layer"),
         ("lr", 1e-2, "peak learning rate"),
+        ("lr-for", "", "peak learning rates of single recipes, as in adasum=5e-3,lags=5e-3"),
         ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between evaluations"),
         ("out", "", "file for the evaluations as JSON lines"),

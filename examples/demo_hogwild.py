@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from demo_picture import COLOURS, Line, below, figure, panel
+from demo_picture import COLOURS, Line, below, figure, limit, panel
 from demo_workers import Report, Run, fit, named
 from rich import box
 from rich.console import Console
@@ -118,7 +118,8 @@ def draw(runs: list[Run], problem: str, path: Path) -> None:
         for run, colour in zip(runs, COLOURS * len(runs), strict=False)
     ]  # fmt: skip
     with figure(f"Asynchronous Adam, logistic regression, {problem}", 1, path) as drawn:
-        panel(drawn.axes[0], lines, below, skip=0.0)
+        limit(drawn.axes[0], lines, skip=0.0)
+        panel(drawn.axes[0], lines, below)
         drawn.axes[0].set(title="mean training loss of each pass over seconds", xlabel="seconds")
 
 

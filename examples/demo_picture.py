@@ -36,7 +36,7 @@ STYLE = {
     "ytick.color": "#616e7c",
     "ytick.left": False,
 }
-SKIP = 0.1  # share of a run whose losses may lie above the picture
+SKIP = 0.07  # share of a run whose losses may lie above the picture
 GAP = 0.063  # between two labels, as a share of the panel's height
 
 
@@ -56,14 +56,11 @@ def draw(comparison: Comparison, path: Path) -> None:
     link = f"{setup.rate / 1e6:g} Mbit/s links" if setup.rate else "unlimited loopback"
     with figure(f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}", 2, path) as drawn:
         left, right = drawn.axes
-        panel(left, curves(comparison, lambda p: p.step, lambda p: f"{p.loss:.2f}"), beside, SKIP)
+        over_steps = curves(comparison, lambda p: p.step, lambda p: f"{p.loss:.2f}")
+        limit(left, over_steps, SKIP)
+        panel(left, over_steps, beside)
         left.set(title="held-out loss over steps", xlabel="steps")
-        panel(
-            right,
-            curves(comparison, lambda p: p.seconds, lambda p: f"{p.seconds:.0f} s"),
-            below,
-            SKIP,
-        )
+        panel(right, curves(comparison, lambda p: p.seconds, lambda p: f"{p.seconds:.0f} s"), below)
         right.set(title="the same over seconds of training", xlabel="seconds")
 
 
@@ -94,22 +91,23 @@ def figure(title: str, panels: int, path: Path) -> Iterator[Figure]:
         plt.close(drawn)
 
 
-def panel(
-    axes: Axes, lines: Sequence[Line], place: Callable[[Axes, Sequence[Line]], None], skip: float
-) -> None:
-    """Draw the lines and label their ends.
+def limit(axes: Axes, lines: Sequence[Line], skip: float) -> None:
+    """Fit the vertical axis to the lines, with room for labels below them.
 
-    The axis ends at the highest loss after the share ``skip`` of the runs, since losses fall
-    steeply at the start.
+    It ends at the highest loss after the share ``skip`` of the runs, since losses fall steeply at
+    the start.
     """
     low = min(min(line.y) for line in lines)
     high = max(y for line in lines for x, y in zip(line.x, line.y, strict=True)
                if x >= skip * line.x[-1])  # fmt: skip
     labels = GAP * (len(lines) + 1)  # the share of the height that stays free for them
     axes.set_ylim(low - labels / (1 - labels) * (high - low), high)
-    axes.set_yticks(
-        [tick for tick in axes.get_yticks() if low - 0.02 * (high - low) <= tick <= high]
-    )
+    least = low - 0.02 * (high - low)
+    axes.set_yticks([tick for tick in axes.get_yticks() if least <= tick <= high])
+
+
+def panel(axes: Axes, lines: Sequence[Line], place: Callable[[Axes, Sequence[Line]], None]) -> None:
+    """Draw the lines and label their ends."""
     for line in lines:
         axes.plot(line.x, line.y, color=line.colour, linewidth=2.1)
         axes.plot(line.x[-1], line.y[-1], "o", color=line.colour, markersize=4.5)

@@ -12,6 +12,12 @@ from rich.table import Table
 from offbeat.compare import Comparison, Spread
 from offbeat.compare.curves import Point
 
+NOTES = (
+    "loss: held-out, at the end. MB per step: sent by each node. {baseline} by then: the loss of "
+    "{baseline} after the same seconds. s to: seconds until the loss is {last:.3f}, the last one "
+    "of {baseline}, or {common:.3f}, the highest last one."
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -64,23 +70,18 @@ def write_rows(comparison: Comparison, path: Path) -> None:
 def table(comparison: Comparison) -> Table:
     """Return the rows as a table for the console."""
     found = rows(comparison)
-    common, baseline = max(row.heldout_loss for row in found), comparison.baseline
-    last = next((row.heldout_loss for row in found if row.method == baseline), None)
-    setup = comparison.setup
+    common = max(row.heldout_loss for row in found)
+    baseline, setup = comparison.baseline, comparison.setup
+    last = next((row.heldout_loss for row in found if row.method == baseline), common)
     link = "loopback" if setup.rate is None else f"{setup.rate / 1e6:g} Mbit/s"
     title = f"Character GPT, {len(setup.ranks_per_node)} nodes, {link}, {comparison.steps} steps"
-    made = Table(title=title, caption=setup.unshaped, box=box.SIMPLE_HEAD, caption_justify="left")
-    made.add_column("method", overflow="fold")
-    for head in (
-        "s/step",
-        f"× {baseline}",
-        "MB sent per\nstep and node",
-        "held-out\nloss",
-        "training\ns",
-        f"{baseline}'s loss\nby then",
-        f"s to {baseline}'s\nlast loss" + ("" if last is None else f" {last:.3f}"),
-        f"s to loss\n{common:.3f}",
-    ):
+    caption = NOTES.format(baseline=baseline, last=last, common=common)
+    made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, caption_justify="left",
+                 pad_edge=False, collapse_padding=True)  # fmt: skip
+    made.add_column("method", overflow="fold", min_width=20)
+    for head in ("s per\nstep", f"× {baseline}", "MB per\nstep", "loss", "seconds",
+                 f"{baseline}\nby then", f"s to\n{last:.3f}", f"s to\n{common:.3f}",
+                 ):  # fmt: skip
         made.add_column(head, justify="right")
     for row in found:
         made.add_row(row.method, *_cells(row))

@@ -101,8 +101,9 @@ def test_labels_of_the_picture_do_not_overlap(
         for number, end in enumerate(ends)
     ]
     with picture.figure("Title", 2, tmp_path / "picture.png") as figure:
+        picture.limit(figure.axes[0], lines, skip=0.1)
         for axes in figure.axes:
-            picture.panel(axes, lines, getattr(picture, place), skip=0.1)
+            picture.panel(axes, lines, getattr(picture, place))
         figure.draw_without_rendering()
         for axes in figure.axes:
             boxes = [Text.get_window_extent(text) for text in axes.texts]  # without arrows

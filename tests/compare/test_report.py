@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from test_compare import Line, finish, heldout, step, write_run
 from typer.testing import CliRunner
 
 from offbeat.cli import app
@@ -23,7 +24,6 @@ from offbeat.compare import Experiment, Run, parse_methods, summarize, write_rep
 from offbeat.compare.report import load_template
 from offbeat.compare.result import Setup
 from offbeat.compare.timeline import timelines
-from test_compare import Line, finish, heldout, step, write_run
 
 SCREENSHOTS = Path(__file__).parents[2] / "runs" / "screenshots"
 ALGORITHMS = "ddp,local_sgd(every=8),local_sgd(every=4),sgp,sgp('ring')"
