@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, nan
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.settings import above, at_least, between, check_settings, check_values
+from offbeat.settings import above, at_least, between, check_settings, check_values, describe
 from offbeat.topology import Ring, Topology
 
 
@@ -112,3 +113,19 @@ def test_an_annotation_that_cannot_be_checked_is_an_error_of_the_class() -> None
 
     with pytest.raises(TypeError, match=r"cannot check values against the annotation list\[int\]"):
         check_values(train, {"sizes": [1]})
+
+
+def test_descriptions_of_callables_have_no_address() -> None:
+    class Chosen:
+        def __call__(self) -> int:
+            return 1
+
+    @dataclass(frozen=True)
+    class Holder:
+        first: Any
+        second: Any = None
+
+    assert describe(Holder(max, partial(max, 1, key=min))) == (
+        "Holder(first=max, second=partial(max, 1, key=min))"
+    )
+    assert "0x" not in describe(Holder(Chosen(), lambda: 1))

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def kinds(size: int) -> list[tuple[str, str | None]]:
-    """Algorithms and wires that work between ``size`` ranks."""
+    """Algorithms and wire dtypes that work between ``size`` ranks."""
     halving = [("rvhdd", None)] if size & (size - 1) == 0 else []
     return [("gather", None), ("gram", None), *halving, ("gram", "bf16")]
 

@@ -72,7 +72,7 @@ def adasum(updates: Tensor, spans: Sequence[Segment]) -> tuple[Tensor, float]:
 def train(
     method: str, workers: int, lr: float, images: digits.Images
 ) -> tuple[nn.Module, list[float]]:
-    """Two epochs; all workers together see every image once in each."""
+    """Two epochs; all workers together use every image once in each."""
     torch.manual_seed(0)
     model = lenet()
     parameters = list(model.parameters())

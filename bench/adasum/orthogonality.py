@@ -1,7 +1,7 @@
 """Orthogonality of the workers' updates, layer by layer (Figure 2 of the Adasum paper).
 
 A residual network and a transformer, four virtual workers, SGD with momentum. The learning rate
-falls to a tenth twice; the paper sees drops of orthogonality there.
+falls to a tenth twice; the paper reports drops of orthogonality there.
 """
 
 from collections.abc import Callable

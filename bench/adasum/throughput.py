@@ -1,6 +1,6 @@
 """Training throughput with Adasum, beside all-reduce (Table 3 of the paper).
 
-A GPT of 3.5 million parameters with SGD, one process per node; methods run in turns. An update
+A GPT of 3.2 million parameters with SGD, one process per node; methods run in turns. An update
 exists only after backward, so nothing of Adasum overlaps; its goal is computation plus 1.05 times
 an all-reduce that does not overlap either, which is `local_sgd(every=1)`.
 """

@@ -22,7 +22,7 @@ class Curve:
     alpha: float
     loss: list[float]
     error: list[float]
-    pace: float = float("nan")  # seconds a pass
+    pace: float = float("nan")  # seconds per pass
 
     @property
     def seconds(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""Asynchronous Adam on sparser and on dense rows, which the paper leaves to later work.
+"""Asynchronous Adam on sparser and on dense rows, which the paper leaves to future work.
 
 In sparser rows workers rarely update the same coordinates, in dense ones they always do.
 """

@@ -1,4 +1,4 @@
-"""Asynchronous Adam on a problem that is not convex, which the paper leaves to later work.
+"""Asynchronous Adam on a problem that is not convex, which the paper leaves to future work.
 
 A small net on scikit-learn's digits, dense gradients, two processes that share it, each method at
 its best step size of the paper's grid.

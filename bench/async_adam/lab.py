@@ -83,7 +83,7 @@ def claims(found: list[Outcome]) -> list[Claim]:
 
 
 def draw(found: list[Outcome]) -> None:
-    """Loss over seconds, one line a case."""
+    """Loss over seconds, one line per case."""
     canvas, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     for each in found:
         style = "--" if each.algorithm == "alone()" else "-"

@@ -1,6 +1,6 @@
 """Seconds per step of DASO behind slow links, beside synchronous methods.
 
-A GPT of 3.5 million parameters, two processes per node. The floor of cycling is a step whose
+A GPT of 3.2 million parameters, two processes per node. The floor of cycling is a step whose
 gradients are averaged inside the nodes only.
 """
 

@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds per step of both, one value a round."""
+    """Seconds per step of both, one value per round."""
 
     model: str
     parameters: int

@@ -83,7 +83,7 @@ def step_times(
     rate: str,
     pause: tuple[float, int] | None = None,
 ) -> list[StepTime]:
-    """Run all cases in turn: a GPT of 13.4 MB, or a model that pauses for (seconds, width)."""
+    """Run all cases in turn: a GPT of 13.0 MB, or a model that pauses for (seconds, width)."""
     found: list[StepTime] = on_nodes(train_all, (list(cases), pause), nodes, per_node, rate)
     return found
 

@@ -35,7 +35,7 @@ class Times:
     slowest: list[float]
     rest: list[float]
     backward: list[float]
-    sent: float | None = None  # bytes a step, where they are counted
+    sent: float | None = None  # bytes per step, where they are counted
 
     @property
     def step(self) -> float:

@@ -79,7 +79,7 @@ def main(
     world: Annotated[int, typer.Option(help="Virtual workers; the paper had 32 nodes.")] = 16,
     nodes: Annotated[int, typer.Option(help="Nodes of the lab.")] = 8,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 2,
-    samples: Annotated[int, typer.Option(help="Images that all-reduce sees.")] = 12_000,
+    samples: Annotated[int, typer.Option(help="Images that all-reduce trains on.")] = 12_000,
 ) -> None:
     """Give SGP and overlap SGP the time that all-reduce needs."""
     console.print(f"accuracy with {world} workers; time on {nodes} emulated nodes, {RATE}")

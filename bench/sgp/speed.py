@@ -1,6 +1,6 @@
 """Seconds per step of SGP behind slow links, beside torch's DDP and the package decent-dp.
 
-A GPT of 3.5 million parameters, one process per node. The floor of a method is a step without
+A GPT of 3.2 million parameters, one process per node. The floor of a method is a step without
 communication or its bytes on the link, whichever takes longer.
 """
 

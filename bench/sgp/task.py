@@ -1,4 +1,4 @@
-"""The task of most SGP benches, and virtual workers that train it.
+"""The task of most SGP benchmarks, and virtual workers that train it.
 
 Accuracy comes from virtual workers, threads of one process; time comes from `timing.py`.
 """

@@ -1,7 +1,7 @@
-"""Data-parallel training for PyTorch that does not wait for the slowest wire.
+"""Communication-efficient data-parallel training for PyTorch.
 
-Five published methods and their baselines, in one call: :func:`replicate` connects a model with its
-copies on other ranks, and a recipe says what they exchange and when.
+The package implements five published methods and their baselines. :func:`replicate` connects a
+model with its copies on other ranks, and a recipe determines what they exchange and when.
 
 - Adasum: :func:`adasum`, adaptive summation of updates.
 - Stochastic Gradient Push and Overlap SGP: :func:`sgp`, push-sum gossip of models.

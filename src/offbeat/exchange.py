@@ -1,4 +1,4 @@
-"""The two moments of a training step at which replicas exchange, and what fills their slots."""
+"""The two slots of a training step, and the interfaces of the exchanges that fill them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(w
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """The trainable parameters of a slot, and the groups over which it exchanges.
+    """Holds the trainable parameters of a slot, and the groups over which it exchanges.
 
     ``group`` joins this rank with its counterparts; it is None on a rank that only receives, which
     happens between unequal nodes. ``inside`` joins the ranks of a node for a slot over "node":
@@ -196,7 +196,7 @@ class ParameterExchange(ABC, Generic[State]):
 
     @abstractmethod
     def settle(self, state: State) -> None:
-        """Start anew: every replica was set to the average."""
+        """Reset the state: every replica was set to the average."""
 
     @abstractmethod
     def staleness(self, state: State, step: int) -> int:
@@ -221,7 +221,7 @@ class ParameterExchange(ABC, Generic[State]):
 @final
 @dataclass(frozen=True)
 class Algorithm:
-    """A method: what fills the two slots. Made by a recipe, or by hand.
+    """Combines the exchanges of the two slots; built by a recipe, or directly.
 
     >>> from offbeat.gradients import Mean
     >>> from offbeat.parameters import Average

@@ -142,7 +142,7 @@ def sgp(
     ``[(300, "complete"), (None, "exponential")]``. ``overlap`` is the number of steps that a
     message may be in flight while training continues. With ``within="local"`` gradients are
     averaged inside each node, and the gossip runs between nodes. With ``on_failure="continue"``
-    the surviving ranks train on after a rank is lost, if the launcher keeps them running. See
+    the other ranks continue training after a rank is lost, if the launcher keeps them running. See
     :class:`offbeat.parameters.PushSum`.
 
     >>> sgp("ring").parameters.topology

@@ -23,7 +23,7 @@ def due(step: int, every: int) -> bool:
 @final
 @dataclass(frozen=True)
 class Cadence:
-    """Current values of B (``every``) and W (``wait``), and the record of the loss.
+    """Holds the current B (``every``) and W (``wait``), and the record of the loss.
 
     ``best`` is the lowest mean loss of a window so far, and ``bad`` the number of windows in a row
     that did not improve on it.
@@ -38,7 +38,7 @@ class Cadence:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    r"""The schedule of DASO in three phases: warm-up, cycling, cool-down. All lengths are in steps.
+    r"""Defines the phases of DASO: warm-up, cycling, cool-down. All lengths are in steps.
 
     Warm-up and cool-down are blocking: the nodes average after every step and wait for the result.
     In cycling a sum starts after every B-th step (B = ``every``), and is merged W = ``wait`` steps

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from math import inf
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -116,7 +116,7 @@ def describe(settings: Any) -> str:
     'Mapped(function=abs)'
     """
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    shown = [f"{name}={getattr(v, '__qualname__', None) or repr(v)}" for name, v in values.items()]
+    shown = [f"{name}={_without_address(value)}" for name, value in values.items()]
     return f"{type(settings).__name__}({', '.join(shown)})"
 
 
@@ -140,6 +140,17 @@ def check_values(annotated: Callable[..., Any], values: Mapping[str, Any]) -> No
             *others, last = (choice.expected for choice in choices)
             expected = f"{', '.join(others)} or {last}" if others else last
             raise ValueError(f"{name}={value!r}, expected {expected}")
+
+
+def _without_address(value: Any) -> str:
+    if isinstance(value, partial):
+        parts = [*map(_without_address, (value.func, *value.args))]
+        parts += [f"{name}={_without_address(v)}" for name, v in value.keywords.items()]
+        return f"partial({', '.join(parts)})"
+    name = getattr(value, "__qualname__", None)
+    if name is None and callable(value):
+        name = type(value).__qualname__
+    return name or repr(value)
 
 
 class _Choice(NamedTuple):

@@ -20,7 +20,7 @@ Snapshot = dict[str, Tensor]
 
 
 class ThreadWorld:
-    """World of ranks that are threads of this process, with real Gloo groups over loopback.
+    """Runs ranks as threads of this process, with real Gloo groups over loopback.
 
     Args:
         size: the number of ranks, each on a node of its own.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import networkx
 import numpy as np
@@ -408,4 +409,10 @@ def test_phases_follow_one_another() -> None:
 )
 def test_phases_with_gaps_are_refused(phases: tuple[tuple[int | None, Topology], ...]) -> None:
     with pytest.raises(ValueError, match="expected pairs of a number of exchanges"):
+        Phases(phases)
+
+
+@pytest.mark.parametrize("phases", [3, (), [1], [(None,)], [(3, Ring())], [(0, Ring()), (None, Ring())]])
+def test_what_is_no_schedule_is_a_value_error(phases: Any) -> None:
+    with pytest.raises(ValueError, match="expected pairs of a number of exchanges and a Topology"):
         Phases(phases)

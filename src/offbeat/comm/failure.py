@@ -1,4 +1,4 @@
-"""What a wait needs to know about failures, and the error that it raises."""
+"""The interface of failure detection during waits, and the error that waits raise."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from offbeat.comm.process_group import end_waits
 
 
 class PeerLost(RuntimeError):
-    """Failure or early departure of a rank; raised with the same text on all survivors.
+    """Raised when a rank has failed or left early, with the same text on all other ranks.
 
     On a process group without heartbeats the text is this rank's own, and names no rank.
     """
@@ -21,8 +21,8 @@ class FailureDetector(ABC):
     """Decides when a wait on a group has failed, and with which error.
 
     The three contexts differ in what they check: :meth:`watching` expects all ranks in the same
-    collective call, :meth:`attending` only that they live, :meth:`explaining` only replaces the
-    error of a wait that has failed already.
+    collective call, :meth:`attending` only that they are running, :meth:`explaining` only replaces
+    the error of a wait that has failed already.
     """
 
     @abstractmethod
@@ -35,7 +35,7 @@ class FailureDetector(ABC):
 
     @abstractmethod
     def attending(self) -> AbstractContextManager[None]:
-        """Check that the other ranks live during a wait of a group's own thread."""
+        """Check that the other ranks are running during a wait of a group's own thread."""
 
     @abstractmethod
     def explaining(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""A process group whose waits end and whose bytes are counted, and the end of its sockets."""
+"""Process groups with failure detection and byte counters, and the closing of their sockets."""
 
 import atexit
 import contextlib
@@ -25,7 +25,7 @@ _DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it wait
 
 @dataclass(eq=False)
 class Group:
-    """Process group with failure detection, counters and a thread of its own.
+    """Wraps a process group with failure detection, counters and a thread of its own.
 
     Attributes:
         process_group: the process group of torch.
@@ -65,7 +65,7 @@ class Group:
             if group is None:
                 ranks = world_ranks(owner)
                 detector = NoHeartbeat(ranks[owner.rank()], ranks)
-                # A proxy: a reference from here would keep the process group alive for ever.
+                # A proxy: a reference from here would keep the process group alive indefinitely.
                 group = cls(weakref.proxy(owner), ranks, "world", detector, Meter())
                 _adapted[owner] = group
                 weakref.finalize(owner, group.close_lane).atexit = False  # lanes close themselves
@@ -106,7 +106,7 @@ def close_at_exit(group: Group) -> None:
 
 
 def message_device(group: Group, device: torch.device | str = "cpu") -> torch.device:
-    """Return the device on which messages about tensors on ``device`` must live.
+    """Return the device on which messages about tensors on ``device`` must be allocated.
 
     Gloo sends no point-to-point messages from a GPU: they go through the host.
     """

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class Handle:
-    """Exchange in flight.
+    """Represents an exchange in flight; :meth:`wait` blocks until its results have arrived.
 
     Attributes:
         group: the group over which it runs.

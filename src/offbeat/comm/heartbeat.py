@@ -31,8 +31,8 @@ class Heartbeat(FailureDetector):
     """Heartbeat of this rank, written by a thread, which also checks the others during waits.
 
     ``phase`` is the number of collective calls so far and the one this rank is in ("step",
-    "finish", ...), or "" between calls. Extra memory: none. Traffic: one small write a second,
-    and one small read a second during a wait that lasts longer than that.
+    "finish", ...), or "" between calls. Extra memory: none. Traffic: one small write per
+    second, and one small read per second during a wait that lasts longer than that.
     """
 
     def __init__(self, store: Store, rank: int, ranks: tuple[int, ...]) -> None:
@@ -94,7 +94,7 @@ class Heartbeat(FailureDetector):
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[None]:
-        """Check, during a wait of a group's own thread, that the others live, in any phase."""
+        """Check, in a wait of a group's own thread, that the others are running, in any phase."""
         self._attending_since = time.monotonic()
         try:
             yield

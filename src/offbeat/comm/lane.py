@@ -16,7 +16,7 @@ class Lane:
 
     Like an executor with one worker, except that its thread is a daemon: an executor's is joined
     when the interpreter exits, and a rank that fails while its lane waits for a message would
-    never exit, and its heartbeat would go on. ``wake`` ends such a wait; a job that waits for
+    never exit, and its heartbeat would continue. ``wake`` ends such a wait; a job that waits for
     something else polls ``closing``.
     """
 

@@ -90,7 +90,7 @@ class Links:
 def _open_in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:
     """Open a group of survivors, which all call at the same time.
 
-    If another rank dies now, the others wait for it until the timeout of the process group, half
+    If another rank is lost now, the others wait for it until the timeout of the process group, half
     an hour: so they wait in a thread, and abandon it after ``RECONNECT`` seconds.
     """
     opened: list[ProcessGroup] = []

@@ -27,14 +27,14 @@ Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # sends, receives
 def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Group) -> Handle:
     """Launch point-to-point messages in both directions at once, in pieces of 1 MiB.
 
-    At most 1,000 pieces a message keep their own tag; later ones share tags in order. On both
+    At most 1,000 pieces of a message have their own tag; later ones share tags in order. On both
     sides the messages of one pair are matched in the order listed.
     """
     return MessageRounds([(sends, receives)], group).start()
 
 
 class MessageRounds:
-    """Several exchanges, launched one after the other, repeatedly, between the same tensors.
+    """Repeats several exchanges, launched one after the other, between the same tensors.
 
     The same as :func:`exchange` for each, with pieces and tags prepared once.
     """
@@ -55,7 +55,7 @@ class MessageRounds:
     def expect(self) -> bool:
         """Post the receives of all rounds, if those are small; return whether they are posted.
 
-        Messages of one pair meet receives in the order in which these are posted: receives of
+        Messages of one pair are matched with receives in the order of their posting: receives of
         later messages must not be posted before these.
 
         A message whose receive is posted is sent at once. Otherwise both sides exchange requests
@@ -101,7 +101,7 @@ class MessageRounds:
 
 
 class DirectSum:
-    """Repeated sum of a small contiguous ``tensor`` over the group, in place.
+    """Sums a small contiguous ``tensor`` over the group, repeatedly and in place.
 
     Equal on all members bit for bit. Sends n-1 times its bytes, in one hop instead of the 2 (n-1)
     of a ring: 2 KiB between 4 nodes at 250 Mbit/s take 4 ms instead of 10.

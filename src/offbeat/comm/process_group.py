@@ -5,7 +5,7 @@ Tested with torch 2.13, on Gloo; written for 2.11 to 2.13.
 Process groups are opened here, apart from the registry of ``torch.distributed``.
 ``dist.new_group`` would do for groups that live as long as the process. But its groups must be
 made by all ranks of the world together, or else are named by a hash of their members, and a name
-that comes back after ``detach()`` meets the first group's addresses in the store and hangs.
+that is used again after ``detach()`` finds the first group's addresses in the store and hangs.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def default_group() -> ProcessGroup:
 
 
 def default_store() -> Store:
-    """Return the store through which the ranks of the default process group have met."""
+    """Return the rendezvous store of the default process group."""
     return default_group().get_group_store()
 
 
@@ -72,7 +72,7 @@ def open_group(
     host: str | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> ProcessGroup:
-    """Open a group of ``size`` members that meet in ``store``; all of them must call.
+    """Open a group of ``size`` members that rendezvous in ``store``; all of them must call.
 
     Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names. The
     backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.

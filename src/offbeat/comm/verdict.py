@@ -1,4 +1,4 @@
-"""What the heartbeats of the other ranks say: is one of them at fault, and with which error."""
+"""Evaluation of heartbeats: whether a rank is at fault, and the resulting error."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def find_fault(
     Args:
         sign: the heartbeat of another rank.
         rank: this rank.
-        phase: the phase in which this rank waits for all others; None if only death is a fault.
+        phase: the phase in which this rank waits for all others; None if only a loss is a fault.
         patience: seconds of silence after which a rank counts as lost.
         waited: seconds since this wait began.
     """
@@ -43,7 +43,7 @@ def find_fault(
     if sign.silence > patience:
         return PeerLost(
             f"rank {sign.rank} is lost: no sign of life for {sign.silence:.0f} s, last "
-            f"heard of in {_call(sign.phase)}. Look at the end of its log, then start again "
+            f"heartbeat in {_call(sign.phase)}. Look at the end of its log, then start again "
             "from the last checkpoint"
         )
     return None if phase is None else _disagreement(sign, rank, phase, waited > patience)

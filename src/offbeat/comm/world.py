@@ -1,4 +1,4 @@
-"""Which rank is on which node: as given, from a DeviceMesh, or discovered."""
+"""The assignment of ranks to nodes: as given, from a DeviceMesh, or discovered."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ Opener = Callable[[Store, int, int], ProcessGroup]  # store, rank, size
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Layout of the ranks on nodes, which may be of unequal size.
+    """Describes the layout of the ranks on nodes, which may be of unequal size.
 
     Pass it as ``replicate(mesh=...)`` to describe the nodes yourself; :meth:`of`,
     :meth:`from_mesh` and :meth:`discover` make one for a running world. It opens no connection:
@@ -33,7 +33,7 @@ class World:
     Attributes:
         rank: this rank.
         nodes: the ranks of each node; ``nodes[i][j]`` is local rank j of node i.
-        store: the store through which ranks meet.
+        store: the rendezvous store.
         opener: opens a process group, given a store, a rank and a size; None for a layout that
             cannot connect.
         lost: ranks that a run continues without; the others keep their numbers.
@@ -64,7 +64,8 @@ class World:
     def of(cls, nodes: Sequence[Sequence[int]]) -> "World":
         """Describe ``nodes``, lists of ranks, in the running world of ``torch.distributed``.
 
-        Raises ``ValueError`` if there is no process group, or if they do not place every rank.
+        Raises ``ValueError`` if there is no process group, or if ``nodes`` does not contain
+        every rank exactly once.
         """
         world = default_group()
         layout = tuple(tuple(node) for node in nodes)

@@ -15,7 +15,7 @@ from offbeat.recipes import algorithm
 @final
 @dataclass(frozen=True)
 class Method:
-    """An algorithm together with the text it was parsed from. Methods compare by their text.
+    """Pairs an algorithm with the text it was parsed from. Methods compare by their text.
 
     >>> Method.parse("alone").is_floor
     True
@@ -48,7 +48,7 @@ class Method:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """A script and the methods that are run with it.
+    """Defines a comparison: a script and the methods that are run with it.
 
     Each method runs ``rounds`` times for ``steps`` optimizer steps (None: as many as the script
     chooses). Speed-ups are relative to ``baseline``. ``arguments`` are passed to the script.

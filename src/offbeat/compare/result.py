@@ -15,7 +15,7 @@ State = Literal["done", "failed", "interrupted"]
 @final
 @dataclass(frozen=True)
 class Spread:
-    """The median, minimum and maximum of a quantity over rounds.
+    """Summarizes a quantity over rounds: median, minimum and maximum.
 
     >>> Spread.of([3.0, None, 1.0])
     Spread(median=2.0, min=1.0, max=3.0)
@@ -51,7 +51,7 @@ class Setup:
 @final
 @dataclass(frozen=True)
 class Result:
-    """The measurements of one method; unknown ones are None.
+    """Holds the measurements of one method; unknown ones are None.
 
     :class:`~.measure.Measures` defines the quantities of a run. ``faster`` is the baseline's time
     per step divided by this method's. ``floor`` is a lower bound on the time of a step: the time
@@ -83,7 +83,7 @@ class Result:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """The results of ``offbeat compare``: one :class:`Result` per method, in the given order."""
+    """Holds the results of ``offbeat compare``: one :class:`Result` per method, in order."""
 
     setup: Setup
     steps: int | None

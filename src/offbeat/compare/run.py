@@ -20,7 +20,7 @@ OUTPUT = "output.txt"  # of all ranks of a run, beside their recordings
 @final
 @dataclass
 class Run:
-    """One run of a method.
+    """Records one run of a method: its round, folder and exit code.
 
     ``code`` is the exit code; None while the run is in progress, or if it was interrupted.
     """

@@ -26,7 +26,7 @@ RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"
 @final
 @dataclass
 class Session:
-    """An experiment, its runs so far, and the ``folder`` for recordings and results.
+    """Runs an experiment; ``folder`` is for recordings and results.
 
     Progress and failures are printed to ``console``.
     """

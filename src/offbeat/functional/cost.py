@@ -9,9 +9,9 @@ INDEX = 4  # bytes of an index in a message
 
 @dataclass(frozen=True)
 class LinkCost:
-    r"""The cost of an exchange between ``size`` ranks: :math:`t = a + b \cdot bytes`.
+    r"""Models the cost of an exchange between ``size`` ranks: :math:`t = a + b \cdot bytes`.
 
-    ``latency`` a in seconds a message, ``per_byte`` b in seconds per byte that a rank sends.
+    ``latency`` a in seconds per message, ``per_byte`` b in seconds per byte that a rank sends.
 
     >>> LinkCost(4, latency=1e-3, per_byte=1e-6).all_gather(100)
     0.0013

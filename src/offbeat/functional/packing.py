@@ -51,11 +51,11 @@ class Segments(tuple[Segment, ...]):
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of named tensors in flat sections, one section for each dtype.
+    """Arranges named tensors in flat sections, one section for each dtype.
 
     The length of every section is a multiple of ``slices``. Memory for ``chunks`` slices can be
     allocated, so that ``chunks`` ranks can gather ``slices`` slices in place.
-    Memory: the tensors' own bytes plus less than ``slices`` elements a section.
+    Memory: the tensors' own bytes plus less than ``slices`` elements per section.
 
     >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, slices=3)
     >>> layout.places["b"], layout.numels

@@ -100,7 +100,7 @@ def fill_and_add(
     messages: Messages,
     arrived: Sequence[Tensor],
 ) -> None:
-    """Do :func:`fill_messages` at weight ``before``, then :func:`add_messages` at ``after``.
+    """Apply :func:`fill_messages` at weight ``before``, then :func:`add_messages` at ``after``.
 
     For messages that arrived before the next ones are sent. The result equals that of the two
     calls bit for bit: the time of arrival must not change a run.

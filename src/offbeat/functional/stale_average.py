@@ -33,7 +33,7 @@ def cast_difference(x: Tensor, reference: Tensor, error: Tensor, message: Tensor
 
     .. math:: m = \mathrm{cast}(x - r + e), \quad e \leftarrow x - r + e - m
 
-    e is the error of earlier casts, which is carried. A cast of x itself would lose every update
+    e is the accumulated error of earlier casts. A cast of x itself would lose every update
     that is smaller than the spacing of 16-bit numbers around x. One pass: reads
     x, r and e, writes e and m.
 

@@ -1,4 +1,4 @@
-"""Buckets of dense gradients, and what all gradient exchanges check."""
+"""Buckets of dense gradients, and the checks that all gradient exchanges share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -159,7 +159,7 @@ def require_first(group: Group, name: str, missing: set[str]) -> None:
 
 
 def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> list[str]:
-    """Return the order in which rank 0 saw gradients become ready, then the rest of ``order``."""
+    """Return the order in which gradients became ready on rank 0, then the rest of ``order``."""
     names = sorted(order)
     mine = [*dict.fromkeys([*seen, *order])]
     indices = torch.tensor([names.index(name) for name in mine]).to(message_device(group))

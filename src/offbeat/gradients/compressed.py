@@ -28,14 +28,14 @@ class CompressedState:
 @final
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Compressed(GradientExchange[CompressedState]):
-    r"""Exchange of gradients through a :class:`Compressor`, with error feedback.
+    r"""Exchanges gradients through a :class:`Compressor`, with error feedback.
 
     .. math::
         acc_t = \epsilon_{t-1} + G_t, \quad \epsilon_t = acc_t - C(acc_t), \quad
         g_t = \frac{1}{P} \sum_{p=1}^{P} C(acc^p_t)
 
     with the gradient G, the residual :math:`\epsilon` and the compression C of all gradients of a
-    message. Messages are filled in the order in which rank 0 saw gradients become ready in its
+    message. Messages are filled in the order in which gradients became ready on rank 0 in its
     first backward, launched during backward in that order on every rank, and smaller than
     ``message_mb`` where a model would fill fewer than eight. If any rank has a gradient that is
     not finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.

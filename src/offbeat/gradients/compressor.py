@@ -18,11 +18,11 @@ from offbeat.gradients.message import Message, Scales
 
 
 class Compressor(ABC):
-    """Exchange of one flat tensor (n), n > 0, in a compressed form.
+    """Exchanges one flat tensor (n), n > 0, in a compressed form.
 
     :class:`offbeat.gradients.Compressed` makes one for each message, ``compressor(like, group)``,
     and uses it once per backward. Residuals, parameters without a gradient, gradients that are
-    not finite, loss scales and checkpoints are not its concern.
+    not finite, loss scales and checkpoints are handled outside of it.
     """
 
     @abstractmethod

@@ -20,7 +20,7 @@ class MeanState:
     Attributes:
         site: the parameters.
         group: the members that exchange.
-        order: the parameters in the order in which rank 0 saw them become ready.
+        order: the parameters in the order in which they became ready on rank 0.
         order_is_measured: whether that was measured; reverse order of registration before.
         seen: parameters that are ready in this backward, in order.
         buckets: in the order of their launches, equal on all ranks.
@@ -41,19 +41,19 @@ class MeanState:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mean(GradientExchange[MeanState]):
-    r"""Average of the gradients of all ranks, overlapped with backward.
+    r"""Averages the gradients of all ranks, overlapped with backward.
 
     .. math:: g = \frac{1}{P} \sum_{p=1}^{P} g_p
 
-    With ``partition`` (over "local") the mean of each parameter goes to the one rank of the node
-    that owns it (:meth:`offbeat.Site.owners`), and ``.grad`` is None elsewhere. A gradient that is
-    not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
+    With ``partition`` (over "local") the mean of each parameter is sent to the one rank of the
+    node that owns it (:meth:`offbeat.Site.owners`), and ``.grad`` is None elsewhere. A gradient
+    that is not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
 
     ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
-    once, summed in float32, rounded once. Buckets are filled in the order in which rank 0
-    saw gradients become ready in its first backward, and launched in that order on every rank; they
-    are smaller than ``bucket_mb`` where a model would fill fewer than eight. A
-    parameter unused on some ranks counts as zero there; unused on all, its gradient stays None.
+    once, summed in float32, rounded once. Buckets are filled in the order in which
+    gradients became ready on rank 0 in its first backward, and launched in that order on every
+    rank; they are smaller than ``bucket_mb`` where a model would fill fewer than eight. A parameter
+    unused on some ranks counts as zero there; unused on all, its gradient stays None.
 
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
     none in full precision, ``.grad`` becomes a view of its bucket; else the 16-bit copy, twice.
@@ -72,8 +72,8 @@ class Mean(GradientExchange[MeanState]):
         check_settings(self)
         if self.partition and (self.over != "local" or self.wire is not None):
             raise ValueError(
-                f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients meet "
-                "inside a node, in full precision; use over='local' and wire=None"
+                f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients are "
+                "reduced inside a node, in full precision; use over='local' and wire=None"
             )
 
     def init(self, site: Site) -> MeanState:

@@ -17,16 +17,16 @@ from offbeat.gradients.units import Scale, Units
 
 @dataclass(eq=False)
 class Pipeline:
-    """Messages that leave during backward, in the order in which their gradients become ready.
+    """Messages launched during backward, in the order in which their gradients become ready.
 
     Attributes:
         group: the members that exchange.
         units: the units of the residuals.
-        order: the parameters in the order in which rank 0 saw them become ready.
+        order: the parameters in the order in which they became ready on rank 0.
         is_measured: whether that was measured; reverse order of registration before.
         messages: in the order of their launches, equal on all ranks.
         home: the message of each parameter.
-        scales: what the gradients of this backward mean.
+        scales: learning rate and loss scale of each gradient of this backward.
         seen: parameters that are ready in this backward, in order.
         first_seen: the same of the first backward.
         launched: how many messages of this backward were launched.
@@ -98,7 +98,7 @@ class Pipeline:
             for name in [name for name in self.order if name in message.missing]:
                 message.add(name, self.scales, accumulated=False)
             self._launch()
-        # All or none: a message may not keep its new residuals while another goes back.
+        # All or none: a message may not keep its new residuals while another is undone.
         started = time.perf_counter()
         finite = [message.wait() for message in self.messages]
         self.waited = time.perf_counter() - started
@@ -144,6 +144,6 @@ class Pipeline:
 
 
 def by_readiness(messages: Sequence[Message], order: Sequence[str]) -> list[Message]:
-    """Sort messages by their last gradient in ``order``: the first to be complete goes first."""
+    """Sort messages by their last gradient in ``order``: the first to be complete is first."""
     place = {name: index for index, name in enumerate(order)}
     return sorted(messages, key=lambda message: max(place[name] for name in message.missing))

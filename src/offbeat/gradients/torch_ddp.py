@@ -18,7 +18,7 @@ class TorchDDPState:
 @final
 @dataclass(frozen=True, kw_only=True)
 class TorchDDP(GradientExchange[TorchDDPState]):
-    """DistributedDataParallel, attached in place by torch's composable ``replicate``.
+    """Attaches DistributedDataParallel in place, by torch's composable ``replicate``.
 
     A baseline for ``offbeat compare``: same script, same counters. In real processes only, over
     the default group; ``detach()`` cannot remove torch's hooks. Bytes are counted as for

@@ -21,7 +21,7 @@ Moments = Literal["shared", "private"]
 
 @final
 class AsyncAdam(Optimizer):
-    r"""Adam whose workers update one set of parameters without locks.
+    r"""Implements Adam for workers that update one set of parameters without locks.
 
     .. math::
         \forall g_j \ne 0:\quad
@@ -258,7 +258,8 @@ class AsyncAdam(Optimizer):
 
 def _check_settings(group: dict[str, Any]) -> None:
     names = ("lr", "eps", "weight_decay")
-    check_values(AsyncAdam.__init__, {name: float(group[name]) for name in names})
+    values = {n: v.item() if isinstance(v := group[n], Tensor) else v for n in names}
+    check_values(AsyncAdam.__init__, values)
     b1, b2 = group["betas"]
     if not (0.0 <= b1 < 1.0 and 0.0 <= b2 < 1.0):
         raise ValueError(f"betas={group['betas']!r}, expected two numbers in [0, 1)")

@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised or died; the message names it, with its traceback if there is one."""
+    """Raised when a worker raises or is killed; the message names it, with any traceback."""
 
 
 def launch(
@@ -38,16 +38,16 @@ def launch(
     in shared memory and optimizers be :class:`AsyncAdam`, so that all workers update the same
     memory. Results are returned by worker number, pickled.
 
-    If a worker raises or dies, the others are terminated; on Ctrl-C all are, and also when the
+    If a worker raises or is killed, the others are terminated; on Ctrl-C all are, and also when the
     parent process ends for any reason. A killed worker loses at most the update in progress, since
-    all state is shared: with ``replacements`` > 0 up to that many dead workers are replaced by a
+    all state is shared: with ``replacements`` > 0 up to that many killed workers are replaced by a
     process that calls ``fn`` with the same number. A worker that raised is not replaced.
 
     Args:
         fn: a function at the top level of a module, which workers can import.
         workers: the number of processes.
         args: arguments of ``fn`` after the worker's number.
-        replacements: the number of dead workers to replace in total.
+        replacements: the number of killed workers to replace in total.
         progress: on a terminal, show steps, steps per second and the loss last given to
             :func:`report_loss` for every worker.
         meanwhile: called in the parent about every 0.1 s while workers run. If it raises, the
@@ -93,7 +93,7 @@ class _Crew:
             raise
 
     def look(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for results; replace dead workers, raise failures."""
+        """Wait up to ``seconds`` for results; replace killed workers, raise failures."""
         channels = [channel for _, channel in self.running.values()]
         ready = connection.wait(channels, seconds)
         failures = []
@@ -141,7 +141,7 @@ class _Crew:
     def _receive(
         self, number: int, process: BaseProcess, channel: connection.Connection
     ) -> str | None:
-        """Store a worker's result, or return how it failed; a dead worker may be replaced."""
+        """Store a worker's result, or return how it failed; a killed worker may be replaced."""
         try:
             returned, value = pickle.loads(channel.recv_bytes())
         except EOFError:

@@ -21,12 +21,12 @@ class NodeReplica:
     added to theta in place, so that updates made by workers meanwhile are kept. The numerator of
     push-sum is :math:`w\,a + (s - a)` with the anchor a, which is s' of the last exchange.
 
-    All nodes call :meth:`step` equally often, say at every so many steps of the shared
+    All nodes call :meth:`step` equally often, for example every 100 steps of the shared
     optimizer. Moments and buffers are not exchanged. Only algorithms with an empty gradients
     slot; nodes are the ranks of the process group. Bytes: the algorithm's, per call. Extra
     memory: two models, and the algorithm's. Passes over memory: four, and the algorithm's.
 
-    Data races are accepted: workers write while the copy is made, so it is not of one moment; and
+    Data races are accepted: workers write while the copy is made, so it is no atomic snapshot; and
     an addition may overwrite a worker's update of the same coordinate or be overwritten by it, as
     with the updates of two workers. The next exchange starts from the contents of the memory, so
     that a lost change does not accumulate.

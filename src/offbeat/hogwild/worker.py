@@ -64,7 +64,7 @@ def main(
     torch.set_num_threads(1)  # the workers are the parallelism
     _Seat.number, _Seat.board = number, board.numpy()
     try:
-        # Plain pickle copies tensors. Handles to shared memory would die with this process.
+        # Plain pickle copies tensors. Handles to shared memory would end with this process.
         answer = pickle.dumps((True, fn(number, *args)))
     except BaseException:
         answer = pickle.dumps((False, traceback.format_exc()))
@@ -73,7 +73,7 @@ def main(
 
 
 def _follow_parent() -> None:
-    """Exit with the parent: otherwise a worker whose parent was killed would run for ever."""
+    """Exit with the parent: otherwise a worker whose parent was killed would never end."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,1 +1,1 @@
-"""Methods inside training loops of other libraries: one file a host."""
+"""Methods inside the training loops of other libraries: one file per library."""

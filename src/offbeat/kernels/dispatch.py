@@ -121,16 +121,15 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
     return _of_blocks(top_k_selection(device, exact))
 
 
-def each_block(select: Select) -> BlockSelect:
-    """Apply a selection of the user to every block of a flat tensor.
+def checked_selection(select: Select) -> Select:
+    """Check what a selection of the user returns.
 
-    ``select(x, k)`` returns the indices (k,) of different entries of ``x`` (n,). A block with an
-    entry that is not finite is left to top-k, which selects that entry, so that it is noticed.
-    Raises ``ValueError`` for another number of indices.
+    ``select(x, k)`` returns the indices (k,) of different entries of ``x`` (n,). Where an entry is
+    not finite top-k selects instead, which includes that entry, so that it is noticed. Raises
+    ``ValueError`` for another number of indices.
 
-    >>> select = each_block(lambda x, k: torch.arange(k))
-    >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
-    tensor([0, 2])
+    >>> checked_selection(lambda x, k: torch.arange(k))(torch.tensor([1.0, 2.0, torch.nan]), 1)
+    tensor([2])
     """
 
     def selected(x: Tensor, k: int) -> Tensor:
@@ -142,7 +141,17 @@ def each_block(select: Select) -> BlockSelect:
             )
         return indices
 
-    return _of_blocks(selected)
+    return selected
+
+
+def each_block(select: Select) -> BlockSelect:
+    """Apply :func:`checked_selection` to every block of a flat tensor.
+
+    >>> select = each_block(lambda x, k: torch.arange(k))
+    >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
+    tensor([0, 2])
+    """
+    return _of_blocks(checked_selection(select))
 
 
 def _of_blocks(select: Select) -> BlockSelect:

@@ -15,7 +15,7 @@ from offbeat.lab.runner import Runner, host_store
 
 @final
 class Lab(Runner):
-    """A runner on emulated nodes, each in a network namespace behind a link of limited rate.
+    """Runs commands on emulated nodes, each in a network namespace behind a link of limited rate.
 
     ``procs_per_node`` is one number for all nodes, or one per node. ``rate`` is that of every
     link in each direction, for example "250mbit"; None for no limit. Needs root, iproute2 and,

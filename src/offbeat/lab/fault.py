@@ -20,7 +20,7 @@ class RunControl:
 
 
 class Fault(ABC):
-    """A fault to inject into a run. Times are in seconds since all ranks have been started."""
+    """Defines a fault to inject into a run. Times are in seconds since the start of all ranks."""
 
     @abstractmethod
     def validate(self, cluster: Cluster) -> None:

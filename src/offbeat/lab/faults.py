@@ -17,7 +17,7 @@ _DECIMAL = r"\d+\.?\d*|\.\d+"
 @final
 @dataclass(frozen=True)
 class Straggler(Fault):
-    """A slow node: ``node`` computes only ``fraction`` of the time.
+    """Slows a node down: ``node`` computes only ``fraction`` of the time.
 
     All its processes are stopped (SIGSTOP) and continued (SIGCONT) every 20 ms. This works on
     loopback and without root. A cgroup quota would not: the interface differs between cgroup
@@ -72,7 +72,7 @@ class Straggler(Fault):
 @final
 @dataclass(frozen=True)
 class Cut(Fault):
-    """A link failure: the link of node ``node`` is down from ``start`` to ``end``.
+    """Interrupts a link: that of node ``node`` is down from ``start`` to ``end``.
 
     Packets sent meanwhile are lost. TCP retransmits them after 0.2 s and then with exponential
     backoff, so that a connection may take up to twice the length of the failure to recover.
@@ -122,7 +122,7 @@ class Cut(Fault):
 @final
 @dataclass(frozen=True)
 class Kill(Fault):
-    """A crash: rank ``rank`` and its process group get SIGKILL at ``time``.
+    """Kills a rank: ``rank`` and its process group get SIGKILL at ``time``.
 
     >>> Kill.parse("3@20s")
     Kill(rank=3, time=20.0)

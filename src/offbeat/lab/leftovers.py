@@ -47,7 +47,7 @@ def _namespaces() -> Iterator[tuple[str, str]]:
 
 def _marked_processes() -> Iterator[tuple[int, str]]:
     # The kernel kills a rank with its lab, but not the processes that the rank has started, such
-    # as the workers of a data loader. They carry the mark, since they inherit the environment.
+    # as the workers of a data loader. They have the key too, since they inherit the environment.
     mark = re.compile(rb"(?:^|\0)" + MARK.encode() + rb"=(\d+-\d+-[0-9a-f]+)")
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -14,7 +14,7 @@ from offbeat.lab.runner import Runner, host_store
 
 @final
 class Loopback(Runner):
-    """A runner over the loopback interface: no root needed, no rate limit, no links to cut.
+    """Runs commands over the loopback interface: no root needed, no rate limit, no links to cut.
 
     Ranks get the same environment variables as in :class:`~offbeat.lab.Lab`.
     """

@@ -79,7 +79,7 @@ class Output:
     def _emit(self, rank: int | None, line: str) -> None:
         with self._lock:
             if self._error is not None:
-                return  # but keep reading: a rank whose pipe is full would block for ever
+                return  # but keep reading: a rank whose pipe is full would block indefinitely
             try:
                 self.on_line(rank, line)
             except BaseException as error:

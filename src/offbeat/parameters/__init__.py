@@ -1,4 +1,4 @@
-"""What fills the parameters slot: exchanges after the optimizer step."""
+"""Exchanges of parameters after the optimizer step, for the parameters slot of an algorithm."""
 
 from offbeat.parameters.adasum.adasum_update import AdasumUpdate
 from offbeat.parameters.average import Average

@@ -1,1 +1,1 @@
-"""A model that trains together with its copies on other ranks: one file a phase of its life."""
+"""A replica, a model that trains with its copies on other ranks: one file per phase of its life."""

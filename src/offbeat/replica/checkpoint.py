@@ -1,4 +1,4 @@
-"""What a replica saves on each rank, and how a run continues from it."""
+"""The state that a replica saves on each rank, and the continuation of a run from it."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
         """The name of this rank's entry.
 
         Tools that write one folder for all ranks keep a single copy of values with equal names,
-        so the name carries the rank.
+        so the name contains the rank.
         """
         return f"rank{self.world.rank}"
 

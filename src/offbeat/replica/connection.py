@@ -1,4 +1,4 @@
-"""How a replica reaches the other ranks: its process groups, heartbeat and collective calls."""
+"""The connection of a replica: its process groups, heartbeat and collective calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,7 +11,7 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 
 POLL = 0.2  # seconds between two looks at the store
-PATIENCE = 1800.0  # seconds for which survivors wait for a rank that lives but is busy
+PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
 class Agreement(NamedTuple):
@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
         """Return a line for the log of ``rank``."""
         return (
             f"rank {rank}: ranks {list(self.lost)} are lost; {list(self.living)} train on, with "
-            f"exchanges from step {self.step}. The logs of the lost may say why"
+            f"exchanges from step {self.step}. See the logs of the lost ranks"
         )
 
 
@@ -35,12 +35,12 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     .. math:: k = \max_{i \in \mathrm{living}} k_i
 
     Each rank writes its number of ``steps`` into the store, and waits until every other rank has
-    done so or is lost: at most half an hour for one that lives but is busy. Ranks behind step k
+    done so or is lost: at most half an hour for one that is running but busy. Ranks behind step k
     then reach it without exchanges, so that all exchange at the same steps again.
 
     Raises ``loss`` again where the run cannot continue: a rank has left (that is a shutdown), no
     rank is lost (a connection broke), the store is gone, or a living rank does not call. Raises
-    :class:`PeerLost` about this rank itself if the others have given it up.
+    :class:`PeerLost` about this rank itself if the others continue without it.
     """
     rank = links.world.rank
     meet = links.store("survivors")
@@ -53,8 +53,8 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
         raise loss
     if rank not in agreed.living:
         raise PeerLost(
-            f"rank {rank} was given up by the others, who heard nothing of it for too long, and "
-            f"train on as {list(agreed.living)}; nothing is wrong with its model, but it is alone"
+            f"rank {rank} was given up by the others, which read no heartbeat of it and continue "
+            f"as {list(agreed.living)}; its model is valid, but it cannot rejoin them"
         )
     return agreed
 
@@ -72,7 +72,7 @@ def _outcome(meet: Store, heartbeat: Heartbeat) -> Agreement | None:
     while not meet.check(["agreed"]):
         proposal = _proposal(meet, heartbeat, since)
         if proposal is not None:
-            # Two ranks may see different things, for instance that one is late and that it came
+            # Two ranks may read different states, for instance that one is late and that it came
             # after all: the first proposal stands, and all ranks take that one.
             meet.compare_set("agreed", "", proposal)
         elif time.monotonic() - since > PATIENCE:

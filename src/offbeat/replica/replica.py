@@ -1,4 +1,4 @@
-"""The verbs of a replica: a model that trains together with its copies on other ranks."""
+"""The operations of a replica: a model that trains together with its copies on other ranks."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 @final
 class Replica:
-    """This rank's copy of the model, as :func:`replicate` returns it.
+    """Trains a model together with its copies on other ranks; :func:`replicate` returns it.
 
     Parameters are a valid model at any moment outside of offbeat's own calls. All ranks call
     ``step``, ``finish``, ``consensus``, ``consensus_distance`` and ``load_state_dict``, in the
@@ -60,7 +60,7 @@ class Replica:
         )
 
     def step(self) -> None:
-        """Exchange parameters after an optimizer step, if the algorithm says so.
+        """Exchange parameters after an optimizer step, if the algorithm does so in this step.
 
         Call it once per optimizer step on every rank, whatever the optimizer did. Raises
         ``ValueError`` if parameters were replaced, frozen, unfrozen, cast or moved since
@@ -82,8 +82,8 @@ class Replica:
     def finish(self) -> None:
         """Merge everything in flight and set every replica to the average, buffers included.
 
-        Call it on all ranks before the last evaluation or save; training may go on. Float buffers
-        are averaged, other buffers come from the first rank.
+        Call it on all ranks before the last evaluation or save; training may continue. Float
+        buffers are averaged, other buffers come from the first rank.
         """
         self._require_open()
         self._recorder.finished(self._together("finish", self._finish))
@@ -178,7 +178,7 @@ class Replica:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
 
         Starts no communication. Call it between a ``step()`` and the next backward, on every
-        rank, and save with ``torch.save`` to one file a rank or with
+        rank, and save with ``torch.save`` to one file per rank or with
         ``torch.distributed.checkpoint`` to one folder.
         """
         self._require_open()

@@ -1,4 +1,4 @@
-"""The entry: how a model becomes a replica."""
+"""The entry point, which turns a model into a replica."""
 
 from collections.abc import Sequence
 
@@ -35,8 +35,9 @@ def replicate(
     Args:
         model: any module with trainable, dense parameters on one device.
         algorithm: what :func:`offbeat.sgp` and the other recipes return.
-        mesh: which rank sits on which node, as a DeviceMesh with the axes ``("node", "local")``
-            or an :class:`offbeat.World`; without one the nodes are discovered from host names.
+        mesh: the assignment of ranks to nodes, as a DeviceMesh with the axes
+            ``("node", "local")`` or an :class:`offbeat.World`; by default the nodes of torchrun,
+            or else of the host names.
         optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
         scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
 
@@ -65,12 +66,12 @@ def replicate(
         if connection is not None:
             connection.close()
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
-            raise PeerLost(f"some rank never came to replicate(), or died: {error}") from error
+            raise PeerLost(f"a rank did not call replicate(), or has failed: {error}") from error
         raise
 
 
 def world_of(mesh: DeviceMesh | World | None) -> World:
-    """Return which rank sits on which node: as given, or discovered."""
+    """Return the assignment of ranks to nodes: as given, or discovered."""
     if mesh is None:
         return World.discover()
     if isinstance(mesh, World):

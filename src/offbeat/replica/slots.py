@@ -116,7 +116,7 @@ class SlotFiller:
     """Opens the groups of the slots of ``algorithm`` and initializes their exchanges.
 
     A slot without an exchange, or whose group has one member, stays empty: a world of one rank
-    trains as without offbeat, bit for bit. ``notes`` collects what the user should know of that.
+    trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     """
 
     algorithm: Algorithm

@@ -9,7 +9,7 @@ Stats = dict[str, Any]  # as returned by Replica.stats()
 
 
 class JsonLines(AbstractContextManager["JsonLines"]):
-    r"""A writer that appends one JSON object per call to a file; a context manager.
+    r"""Appends one JSON object per call to a file; a context manager.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
@@ -39,7 +39,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
 
 class TensorBoard(AbstractContextManager["TensorBoard"]):
-    """A writer that adds ``replica.stats()`` as scalars to a TensorBoard event file.
+    """Adds ``replica.stats()`` as scalars to a TensorBoard event file.
 
     It is called like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``. Raises
     ValueError if the tensorboard package is not installed.

@@ -10,7 +10,7 @@ from offbeat.topology.graph import Peers, Topology
 @final
 @dataclass(frozen=True, repr=False)
 class Digraph(Topology):
-    """A topology from networkx: a graph, a list of graphs, or a function that returns either.
+    """Makes a topology of a networkx graph, a list of them, or a function that returns either.
 
     The nodes of a graph are the participants 0 to n-1. An undirected edge counts in both
     directions. A participant splits its mass equally between itself and its successors. Exchange

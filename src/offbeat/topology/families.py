@@ -11,7 +11,7 @@ from offbeat.topology.graph import Peers, Topology
 @final
 @dataclass(frozen=True)
 class Exponential(Topology):
-    """The directed exponential graph: ``peers`` receivers at distances that are powers of two.
+    """Selects ``peers`` receivers at distances of powers of two: the directed exponential graph.
 
     In exchange number i participant r sends equal shares to the participants r + h (mod n) with
     ``h = 2^((i * peers + j) mod ceil(log2 n))`` for j = 0, ..., ``peers`` - 1. With one peer and n
@@ -60,7 +60,7 @@ class Exponential(Topology):
 @final
 @dataclass(frozen=True)
 class BipartiteExponential(Topology):
-    """The undirected bipartite exponential graph: pairs of an even and an odd participant.
+    """Pairs every even participant with an odd one: the undirected bipartite exponential graph.
 
     The distance of a pair is 1, 3, 5, 9, 17, ... in successive exchanges. Both sides of a pair
     get its average, and every push-sum weight stays 1. Sends one model per participant and
@@ -93,7 +93,7 @@ class BipartiteExponential(Topology):
 @final
 @dataclass(frozen=True)
 class Ring(Topology):
-    """The undirected ring: equal shares for both neighbours and the participant itself.
+    """Connects neighbours: equal shares for both of them and the participant itself.
 
     Sends two models per participant and exchange (one between two participants). Mixes slowly in
     large worlds: one exchange multiplies the consensus error by about ``1 - 13 / n^2``.
@@ -116,7 +116,7 @@ class Ring(Topology):
 @final
 @dataclass(frozen=True)
 class Complete(Topology):
-    """The complete graph: every exchange is the mean over all participants.
+    """Connects all participants: every exchange is their mean.
 
     Implemented as an all-reduce, which sends 2 (n-1)/n of the model's bytes per participant and
     exchange; with 16-bit messages n-1 models.

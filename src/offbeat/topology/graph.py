@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Peers(NamedTuple):
-    """The edges of one participant in one exchange.
+    """Lists the edges of one participant in one exchange.
 
     ``send`` holds pairs (receiver, share of the mass that it gets), ``receive`` the senders, and
     ``keep`` the share that the participant keeps. ``keep`` and the shares sent sum to 1, so that
@@ -21,7 +21,7 @@ class Peers(NamedTuple):
 
 
 class Topology(ABC):
-    """A sequence of directed graphs, which every participant computes without communication.
+    """Defines a sequence of directed graphs; every participant computes it by itself.
 
     Subclasses define :meth:`peers` and :meth:`period`; :func:`validate` checks the result.
 

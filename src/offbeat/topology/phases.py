@@ -10,7 +10,7 @@ from offbeat.topology.graph import Peers, Topology
 @final
 @dataclass(frozen=True)
 class Phases(Topology):
-    """A sequence of topologies: ``((300, Complete()), (None, Exponential()))``.
+    """Runs topologies in sequence: ``((300, Complete()), (None, Exponential()))``.
 
     Each pair is a number of exchanges and the topology that they use; the last topology has no
     end, and None for its number. One exchange is one step, unless ``overlap`` is 2 or more: then
@@ -30,16 +30,12 @@ class Phases(Topology):
 
     def __post_init__(self) -> None:
         """Check the pairs, and keep lists of them as tuples."""
-        object.__setattr__(self, "phases", tuple(tuple(phase) for phase in self.phases))
-        *early, (last, _) = self.phases or ((0, None),)
-        counts = [count for count, _ in early]
-        bad = [count for count in counts if type(count) is not int or count < 1]
-        others = [g for _, g in self.phases if not isinstance(g, Topology)]
-        if bad or others or last is not None:
+        if not _is_schedule(self.phases):
             raise ValueError(
                 f"phases={self.phases!r}, expected pairs of a number of exchanges and a Topology, "
                 "the last with None for its number: ((300, Complete()), (None, Exponential()))"
             )
+        object.__setattr__(self, "phases", tuple(tuple(phase) for phase in self.phases))
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Return the edges in the current phase, whose exchanges are counted from 0."""
@@ -70,7 +66,7 @@ class Phases(Topology):
 @final
 @dataclass(frozen=True)
 class Symmetric(Topology):
-    """A topology that must be symmetric, as D-PSGD requires: ``P[i, j] == P[j, i]``.
+    """Requires a topology to be symmetric, as D-PSGD does: ``P[i, j] == P[j, i]``.
 
     Raises ``ValueError`` in :meth:`peers` for an edge without an equal edge back.
 
@@ -112,3 +108,14 @@ class Symmetric(Topology):
     def is_mean(self, size: int, index: int) -> bool:
         """Return whether ``graph`` averages all participants in this exchange."""
         return self.graph.is_mean(size, index)
+
+
+def _is_schedule(phases: object) -> bool:
+    """Return whether these are pairs of a count and a topology, the last one without a count."""
+    if not isinstance(phases, list | tuple) or not phases:
+        return False
+    if not all(isinstance(phase, list | tuple) and len(phase) == 2 for phase in phases):
+        return False
+    *early, last = (count for count, _ in phases)
+    counted = all(type(count) is int and count > 0 for count in early)
+    return counted and last is None and all(isinstance(g, Topology) for _, g in phases)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offbeat
+from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.links import Links
 from offbeat.comm.messages import EARLY, DirectSum
@@ -200,6 +201,10 @@ def test_the_default_group() -> None:
         assert offbeat.adasum_all_reduce(tensors) is None
         assert [t.tolist() for t in tensors] == [[1, 2], 3]
         assert Group.of().ranks == (0,)
+        large = torch.arange(10.0**5)  # beyond what "auto" sends to all others in one hop
+        for method in ("auto", "gram", "gather", "rvhdd"):
+            offbeat.adasum_all_reduce([large], method=method)
+            assert torch.equal(large, torch.arange(10.0**5))
     finally:
         dist.destroy_process_group()
 
@@ -218,3 +223,24 @@ def test_of_a_gpu_nobody_is_asked_for_kernels() -> None:
         pieces = (cut := SliceLayout(layout, peers)).whole()
         rows = Operands(cut, pieces, cut.runs(pieces), layout.empty("cuda"), split=False)
         rows.begin()  # a group that can only name itself was not asked
+
+
+def test_collectives_of_the_caller_may_be_launched_meanwhile() -> None:
+    """What runs on the lane sends messages with tags and launches no collective."""
+
+    def work(world: World) -> tuple[list[Tensor], Tensor]:
+        links = Links.connect(world)
+        group = links.open("world")
+        assert group is not None
+        tensors = [torch.full((2,), float(i)) for i in range(600)]  # inner products of 19 KiB
+        total = torch.ones(1000)
+        handle = offbeat.adasum_all_reduce(tensors, group, method="gram", async_op=True)
+        assert handle is not None
+        all_reduce(total, group).wait()
+        handle.wait()
+        links.close()
+        return tensors, total
+
+    for tensors, total in ThreadWorld(5).run(work):
+        assert all(torch.equal(t, torch.full((2,), float(i))) for i, t in enumerate(tensors))
+        assert torch.equal(total, torch.full((1000,), 5.0))

@@ -346,6 +346,7 @@ def test_beyond_the_run_steps_are_blocking_and_it_is_said_once() -> None:
     with pytest.warns(RuntimeWarning, match="step 5 is beyond total_steps=4") as heard:
         assert all(ThreadWorld(nodes=TWO_BY_TWO).run(worker))
     assert len(heard) == 1
+    assert heard[0].filename == __file__, "the warning names the line of the user"
 
 
 # ---- who sends ----------------------------------------------------------------------------------

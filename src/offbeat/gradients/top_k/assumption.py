@@ -13,7 +13,7 @@ def deltas(state: TopKState) -> dict[str, float]:
         \delta^{(l)} = \frac{\|\sum_p x^{p,(l)} - \sum_p TopK(x^{p,(l)}, k^{(l)})\|^2}
             {E \|\sum_p x^{p,(l)} - RandK(\sum_p x^{p,(l)}, k^{(l)})\|^2}
 
-    ``state`` is ``replica.gradients_state`` under :func:`offbeat.lags`. All ranks call, between
+    ``state`` is ``replica.gradients.state`` under :func:`offbeat.lags`. All ranks call, between
     ``backward()`` and the next change of ``.grad``; layers without a gradient on any rank are left
     out. Sends 2 (n-1)/n of the model in float64: not for every step.
 

@@ -17,7 +17,7 @@ from offbeat.exchange import Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
 from offbeat.gradients.top_k.top_k import TopK
 from offbeat.gradients.units import Units, optimizer_fault
-from offbeat.kernels.dispatch import top_k_selection
+from offbeat.kernels.dispatch import Select, checked_selection, top_k_selection
 
 __all__ = ["LagsState", "lags_hook"]
 
@@ -46,7 +46,7 @@ class LagsState:
         self,
         model: nn.Module,
         density: float = 0.001,
-        selection: Literal["sampled", "exact"] = "sampled",
+        selection: Literal["sampled", "exact"] | Select = "sampled",
         units: Literal["lr", "gradient"] | None = None,
         *,
         optimizer: Optimizer | Sequence[Optimizer] = (),
@@ -73,7 +73,11 @@ class LagsState:
         }
         self.fresh = {name: torch.zeros_like(r) for name, r in self.residual.items()}
         device = next(iter(parameters.values())).device
-        self.select = top_k_selection(device, exact=selection == "exact")
+        self.select = (
+            checked_selection(selection)
+            if callable(selection)
+            else top_k_selection(device, exact=selection == "exact")
+        )
         self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
         self.sums: list[Tensor] = []  # of what the last backward's buckets brought
 
@@ -90,8 +94,8 @@ class LagsState:
     def settle(self) -> None:
         """Keep the residuals of the last backward if all that it sent was finite.
 
-        Those of all buckets or of none, alike on all ranks, which see the same sums. Called at the
-        first bucket of the next backward: the hook does not see the end of a backward.
+        Those of all buckets or of none, alike on all ranks, which receive the same sums. Called at
+        the first bucket of the next backward: the hook is not called at the end of a backward.
         """
         if all(bool(total.isfinite()) for total in self.sums):
             for name in self.touched:

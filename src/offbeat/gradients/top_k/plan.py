@@ -1,4 +1,4 @@
-"""Which layers are sent whole, how much of the others, and in which messages."""
+"""The plan of messages: which layers are sent dense, and the density of the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

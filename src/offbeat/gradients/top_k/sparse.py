@@ -32,7 +32,7 @@ class Range(NamedTuple):
 class SparseMessage(Message):
     """Values and int32 indices of the largest entries, and one flag for each parameter.
 
-    Two flat tensors take turns. One holds the former residuals while ``residual + gradient`` is
+    Two flat tensors alternate. One holds the former residuals while ``residual + gradient`` is
     written into the other. When all ranks' messages have arrived, the rest in the other is the
     new residual, and the memory of the first becomes ``.grad``. So :meth:`undo` needs no copy.
 
@@ -172,7 +172,7 @@ class SparseMessage(Message):
         return [name for name, had in self.had.items() if not had]
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
-        """Return the factor from units of the residual to the gradient's: one, or one an entry."""
+        """Return the factor from units of the residual to the gradient's: one, or one per entry."""
         factors = [scales[name].leave for name in self.names]
         if len(set(factors)) == 1:
             return factors[0]
@@ -192,7 +192,7 @@ class SparseMessage(Message):
         if grad is not last or grad._version != version + accumulated:
             return grad  # made anew, zeroed or clipped since: all of it counts
         if self.earlier is None:
-            # The rows of the last exchange: ours is written over when this message leaves.
+            # The rows of the last exchange: ours is overwritten when this message is launched.
             self.earlier = self.carried or Flat.of(self.site, self.names, self.new.whole.dtype)
             self._spread(self.earlier.whole)
         self.again.add(name)

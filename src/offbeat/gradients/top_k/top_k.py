@@ -47,7 +47,7 @@ class TopKState:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopK(GradientExchange[TopKState]):
-    r"""Exchange of the k largest entries of every layer; the others are residuals (LAGS-SGD).
+    r"""Exchanges the k largest entries of every layer; the others are residuals (LAGS-SGD).
 
     .. math::
         acc_t = \epsilon_{t-1} + \alpha_t G_t, \quad \epsilon_t = acc_t - TopK(acc_t, k), \quad

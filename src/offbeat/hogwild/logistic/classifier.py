@@ -31,7 +31,7 @@ _CHECKED = (
 
 @final
 class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    r"""Binary and multinomial logistic regression, trained by threads without locks.
+    r"""Trains binary or multinomial logistic regression by threads without locks.
 
     .. math::
         F(\theta) &= \frac{1}{n} \sum_i \ell(y_i, \theta^T x_i) + \frac{\lambda}{2} |\theta|^2 \\
@@ -45,14 +45,14 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     :math:`n_j` rows with feature j, so that the expected gradient is that of F although the
     update stays sparse; in dense data it is the usual term. The intercept is not regularized.
 
-    Rows are dealt out in T hands, anew whenever the loss is looked at. A thread shuffles a hand,
-    goes over it and takes the next, so that a pass, about n / B updates of all threads together,
-    sees every row once. With one thread results depend on ``random_state`` alone; with several
-    also on who comes first.
+    Rows are divided into T random parts, again whenever the loss is evaluated. A thread shuffles a
+    part, processes it and takes the next, so that a pass, about n / B updates of all threads
+    together, uses every row once. With one thread results depend on ``random_state`` alone; with
+    several threads also on timing.
 
     Input is CSR or dense; float32 stays float32, which is the fastest, all else is float64. Extra
     memory: three values for each feature and class ("shared"), or 1 + 2 T ("private"); small
-    problems with several threads round this up to 64 bytes a feature.
+    problems with several threads round this up to 64 bytes per feature.
 
     Args:
         moments: "shared" (Algorithm 1) or "private" (Algorithm 2).
@@ -65,22 +65,22 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epsilon: added to the root of v.
         max_iter: passes over the data at most.
         tol: stop when the loss of ``n_iter_no_change`` passes in a row was above best - tol; None
-            never stops. Looked at after every 131,072 rows, or after each pass if that is more.
+            never stops. Checked after every 131,072 rows, or after each pass if that is more.
         n_iter_no_change: see ``tol``.
         fit_intercept: whether there is an intercept.
         random_state: seed or generator for the order of rows.
-        verbose: print the loss whenever it is looked at.
+        verbose: print the loss whenever it is evaluated.
 
     Attributes after ``fit``: ``classes_``, ``coef_`` (1 or classes, features), ``intercept_``,
     ``n_features_in_``, ``n_iter_`` (passes done), ``n_updates_``, and ``loss_curve_``, the mean
     log-loss of each pass: of every batch just before its update, without the l2 term. Threads do
-    not wait for each other between passes: theirs of one number need not be of one moment.
+    not wait for each other between passes, so that their passes of one number may differ in time.
 
     Raises:
-        ValueError: for data that cannot be learned from, for settings out of range, and when the
-            loss is no longer finite.
+        ValueError: for unusable data, for settings out of range, and when the loss is no longer
+            finite.
 
-    Source: Renda, Asynchronous Adam, section 4.2, where the l2 term is not said to be sparse.
+    Source: Renda, Asynchronous Adam, section 4.2, which does not state that the l2 term is sparse.
 
     >>> import numpy as np
     >>> x, y = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.array(["no", "no", "yes", "yes"])
@@ -134,7 +134,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AsyncAdamClassifier":
-        """One pass over these rows; ``classes``, all there will be, at the first call.
+        """Make one pass over these rows; the first call needs all ``classes``.
 
         p_j of the l2 term is that of these rows.
         """
@@ -158,14 +158,14 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Logits: (n,) of the second of two classes, or (n, classes)."""
+        """Return logits: (n,) of the second of two classes, or (n, classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)
         logits = np.asarray(X @ self.coef_.T + self.intercept_)
         return logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities (n, classes)."""
+        """Return the probabilities (n, classes)."""
         z = self.decision_function(X)
         if z.ndim == 1:
             z = np.stack([-z / 2, z / 2], axis=1)
@@ -174,7 +174,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return likely
 
     def predict(self, X: Any) -> Array:
-        """The likeliest class of each row."""
+        """Return the most probable class of each row."""
         z = self.decision_function(X)
         best: Array = self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
         return best
@@ -196,6 +196,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_settings(self) -> None:
         # In fit, not in the constructor: scikit-learn's clone and set_params assign unchecked.
         values = {name: getattr(self, name) for name in _CHECKED}
+        if values["n_iter_no_change"] == np.inf:  # never stop early
+            del values["n_iter_no_change"]
         plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
         check_values(AsyncAdamClassifier.__init__, plain)
 
@@ -215,7 +217,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = 0
 
     def _problem(self, X: Any, y: Array) -> tuple[Data, Array, Settings]:
-        """The rows, the l2 factor of each feature, and the numbers, as kernels want them."""
+        """Return rows, the l2 factor of each feature, and classes as numbers, for the kernels."""
         kind, n = X.dtype, X.shape[0]
         batch = min(self.batch_size, n)
         target = np.searchsorted(self.classes_, y)
@@ -248,7 +250,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
 
     def _settled(self) -> bool:
-        """Whether some run of passes brought no better loss."""
+        """Return whether the loss has not improved in ``n_iter_no_change`` passes."""
         if self.tol is None:
             return False
         best, waited = np.inf, 0

@@ -14,18 +14,18 @@ from offbeat.kernels.logistic import Data, Memory, Settings, Thread
 Array = NDArray[Any]
 LINE = 64  # bytes that cores hand to each other at a time
 ROUND_ROWS = 2**17  # rows between looks at the loss: milliseconds, long against starting threads
-# Up to this many bytes a feature has cache lines to itself. Then two threads wait for each other
-# only where they update one feature; beyond, they rarely meet, and memory is better saved.
+# Up to this many bytes, a feature has cache lines to itself. Then two threads wait for each other
+# only where they update one feature; beyond, they rarely collide, and memory is saved.
 PADDED_BYTES = 2**21
 
 
 @dataclass
 class Descent:
-    """theta, moments and counters of ``workers`` threads; what ``partial_fit`` carries on.
+    """theta, moments and counters of ``workers`` threads, which ``partial_fit`` continues with.
 
-    One row a feature and the last for the intercept: theta of all classes, the l2 factor, m and v,
-    side by side, so that an update touches one place in memory. With private moments theta and the
-    factor are in ``shared`` and m and v in one block for each thread.
+    One row per feature and the last for the intercept: theta of all classes, the l2 factor, m and
+    v, side by side, so that an update touches one place in memory. With private moments theta and
+    the factor are in ``shared`` and m and v in one block for each thread.
     """
 
     features: int
@@ -59,10 +59,10 @@ class Descent:
         return int(self.counts[:, 1].sum())
 
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
-        """Go over the rows ``count`` times; the mean loss of each pass.
+        """Make ``count`` passes over the rows; return the mean loss of each.
 
-        The rows are dealt out in hands, anew in every call. Each thread shuffles a hand and goes
-        over it, in every pass another one's, and waits for the others only after the last pass.
+        The rows are divided into parts (hands), again in every call. Each thread shuffles a hand
+        and processes it, a different one in every pass, and waits for the others only at the end.
         """
         self.shared[:, self.columns] = decay
         rows = len(x.indptr) - 1
@@ -99,7 +99,7 @@ class Descent:
     def _deal(self, rows: int, batch: int) -> Array:
         """The rows, shuffled, by hand: one for each thread, or one for all where rows are few.
 
-        Threads that each drew from all rows would see some twice in a pass and others not at all:
+        Threads that each drew from all rows would use some twice in a pass and others not at all:
         measured, four times the passes to within 1 % of the optimum.
         """
         hands = self.workers if rows >= self.workers * batch else 1

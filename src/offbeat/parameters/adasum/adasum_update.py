@@ -21,7 +21,7 @@ from offbeat.settings import at_least, check_settings
 
 @dataclass(eq=False)
 class AdasumState:
-    """What :class:`AdasumUpdate` knows of one replica.
+    """State of :class:`AdasumUpdate` on one replica.
 
     ``anchor`` holds the parameters after the last exchange and ``flat`` the updates; both are
     flat tensors by section. ``orthogonality`` (layers,) is that of the last exchange.
@@ -46,30 +46,31 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         u_i = x_i - a, \quad x_i \leftarrow a \leftarrow a + AS(u_0, \ldots, u_{n-1})
         \quad \text{if } (k+1) \bmod every = 0
 
-    a is the model after the last exchange, u whatever the optimizer has made of it since; AS acts
+    a is the model after the last exchange, u the change by the optimizer since then; AS acts
     on each parameter tensor by itself, see :func:`offbeat.functional.adasum` and
     :func:`offbeat.functional.tree`. All ranks hold the same model after an exchange, bit for bit;
-    with "gather" where their processors are of one kind.
-    A rank whose optimizer skipped its step gives a zero update, and the others' pass through.
+    with "gather" where their processors are of one kind. A rank whose optimizer skipped its step
+    contributes a zero update, which leaves those of the others unchanged.
 
-    ``method`` is how it travels: "gather" (small models), "gram" (any world), "rvhdd" (the
-    paper's, powers of two), or "auto", the faster one as measured. ``wire`` rounds messages to
-    16 bits; what rounding took is added to the next update. "fp16" scales every layer by a power
+    ``method`` is the communication algorithm: "gather" (small models), "gram" (any world), "rvhdd"
+    (the paper's, powers of two), or "auto", the faster one as measured. ``wire`` rounds messages to
+    16 bits; the rounding error is added to the next update. "fp16" scales every layer by a power
     of two, so that small updates do not vanish. ``over="node"``: nodes are the participants.
 
     ``partition`` (over "node"): each rank of a node steps its own share of the layers, whole ones
-    (:meth:`offbeat.Site.owners`), which travel between the owners of the same layers and are
+    (:meth:`offbeat.Site.owners`), which are exchanged between the owners of the same layers and
+    are
     handed out inside the node after every step. A node then sends as many times the largest share
     as it has ranks.
 
     An update that is not finite is an error on all ranks alike, before anything is changed; with
-    ``nonfinite="skip"`` all ranks return to the anchor instead and go on.
+    ``nonfinite="skip"`` all ranks return to the anchor instead and continue.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
     all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
     64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one on CPUs
-    also three numbers to each other, which tell whether all have numba and the same processor:
-    then kernels are used. Extra memory: the anchor, the update, and one model of rows ("gather":
+    also three numbers to each other rank: kernels are used only if all have numba and the same
+    processor. Extra memory: the anchor, the update, and one model of rows ("gather":
     n); with 16 bits two models more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
@@ -238,7 +239,7 @@ def _nonfinite_error(state: AdasumState, statistics: Statistics) -> ValueError:
     site, names = state.site, list(state.layout.places)
     own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
     found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
-    # Those inside first: where a node's ranks share the layers, one of them knows alone.
+    # Those inside first: where a node's ranks share the layers, only one of them has the value.
     for group in (site.inside, site.group):
         if group is not None:
             everyone = gather_numbers(found.tolist(), group)

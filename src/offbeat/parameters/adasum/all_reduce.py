@@ -38,7 +38,7 @@ def adasum_all_reduce(
         group: as in ``torch.distributed``, the process group, by default the default group. Waits
             end with :class:`offbeat.PeerLost` by its timeout. Or a
             :class:`~offbeat.comm.group.Group`, with heartbeats.
-        wire: dtype of the messages, None for full precision. What rounding removes is lost here.
+        wire: dtype of the messages, None for full precision. Rounding errors are not kept.
         method: as for :class:`offbeat.parameters.AdasumUpdate`.
         async_op: return a handle at once: call its ``wait()`` before the tensors are read or
             written.
@@ -50,8 +50,8 @@ def adasum_all_reduce(
         ValueError: on all ranks, before a tensor is changed, if one is not finite, if there is
             none, or if one is not of floats; without a process group.
 
-    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 a tensor, to each of the others while that is
-    little. Extra memory: twice the tensors'.
+    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 for each tensor, to each of the others while
+    that is less than 64 KiB, else by an all-reduce. Extra memory: twice the tensors'.
 
     Source: Maleki et al. 2021, section 4.
 

@@ -1,4 +1,4 @@
-"""Which algorithm reduces an Adasum, by size and number of participants."""
+"""The choice of the algorithm of an Adasum, by size and number of participants."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -56,6 +56,7 @@ def build_reduction(
         length * message.dtype.itemsize
         for length, message in zip(layout.lengths, messages, strict=True)
     )
-    if method == "gather" or (method == "auto" and is_small(sent, size)):
+    # A single participant has nothing to exchange: the shares of gram would be sent to itself.
+    if method == "gather" or size == 1 or (method == "auto" and is_small(sent, size)):
         return Gather(layout, slices, rounding)
     return Gram(layout, slices, rounding)

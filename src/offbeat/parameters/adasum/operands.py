@@ -16,7 +16,7 @@ from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
 class Operands:
     """One row (elements,) for each of the P participants, as a matrix (P, elements) for each piece.
 
-    ``split`` tells whether participants hold different pieces or all the same. Inner products are
+    ``split``: participants hold different pieces, not all the same. Inner products are
     float64 sums of the values that were sent.
     """
 
@@ -121,7 +121,7 @@ class Operands:
         the last bit may decide differently which layers are combined again, and then some ranks
         wait for messages that others do not send.
         """
-        if self._products.is_cuda:  # torch on all ranks; NCCL could not carry the question
+        if self._products.is_cuda:  # torch on all ranks; NCCL cannot send this check
             return adasum_passes(compiled=False)
         said = machine_code()
         return adasum_passes(compiled=self._layout.participants.alike(said) and said != "")

@@ -11,7 +11,7 @@ from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import DirectSum
 
-DIRECT = 2**16  # bytes a rank sends at most for a sum in one hop; a ring sends fewer, in more hops
+DIRECT = 2**16  # bytes per rank at most for a sum in one hop; a ring sends fewer, in more hops
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +80,21 @@ class Participants:
 
     def direct(self, partial: Tensor) -> DirectSum | None:
         """Return a prepared sum of ``partial`` as in :meth:`total`, if it takes one hop."""
-        if self.group is None or self.inside is not None or not _is_small(partial, self.group):
+        if (
+            self.group is None
+            or self.inside is not None
+            or not self._is_direct(partial, self.group)
+        ):
             return None
         return DirectSum(partial, self.group)
 
     def _add(self, partial: Tensor, group: Group) -> None:
-        if _is_small(partial, group):
+        if self._is_direct(partial, group):
             self.wait(DirectSum(partial, group).start())
         else:
             self.wait(all_reduce(partial, group))
 
-
-def _is_small(partial: Tensor, group: Group) -> bool:
-    return (group.size - 1) * partial.nbytes <= DIRECT
+    def _is_direct(self, partial: Tensor, group: Group) -> bool:
+        # On a lane always: a collective there may fall between two collectives that the caller
+        # launches on the same group, at another place on every rank. Messages have tags.
+        return self.on_lane or (group.size - 1) * partial.nbytes <= DIRECT

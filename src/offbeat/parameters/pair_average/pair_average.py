@@ -14,7 +14,7 @@ from offbeat.settings import check_settings
 
 @dataclass(eq=False)
 class PairAverageState:
-    """What :class:`PairAverage` knows of one replica.
+    """State of :class:`PairAverage` on one replica.
 
     ``flat`` is the model after the last step, by section, and ``views`` are its tensors by name.
     ``pairs`` is None on a rank that only receives, which happens between unequal nodes.
@@ -38,7 +38,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
         z_i &\leftarrow z_i + \delta_i, \quad \delta_i \leftarrow 0 \quad \text{after each step}
 
     Here z are the parameters and x is a snapshot of z + δ. Participants with even numbers
-    initiate an exchange with one with an odd number, drawn at random, at most once a step. The
+    initiate an exchange with one with an odd number, drawn at random, at most once per step. The
     others respond with the model after their last step, however long the current one takes. A
     step adds the changes of all exchanges since the step before. ``sum (z + δ)`` changes by the
     optimizers' updates only, up to the rounding of δ: both sides of a pair compute the same

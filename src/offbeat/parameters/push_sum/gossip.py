@@ -25,7 +25,7 @@ class GossipRound:
     ``outgoing`` holds one message for each different share and ``incoming`` one for each sender;
     a message is a list of flat tensors, one for each section of the layout. Every message has a
     header of two float64, its share of the weight and the number of the exchange. Buffers and
-    handles live until :meth:`wait`. An exchange that is the mean of all participants is an
+    handles are kept until :meth:`wait`. An exchange that is the mean of all participants is an
     all-reduce, from whose sum the participant's own share is subtracted.
     """
 

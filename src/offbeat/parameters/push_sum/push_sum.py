@@ -23,13 +23,13 @@ _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived alr
 
 @dataclass(eq=False)
 class PushSumState:
-    """What :class:`PushSum` knows of one replica.
+    """State of :class:`PushSum` on one replica.
 
     ``anchor`` is the model z before the optimizer step, flat by section; None where every weight
     stays 1. ``rounds`` hold the buffers of an exchange: two alternate under overlap, since the
     next message is written while the last one is in flight (``pending``). ``flat`` is a copy of
     the parameters where they cannot be used in place: between nodes, on another device, with gaps
-    in memory. ``prompt`` tells whether the last message had arrived when it was needed.
+    in memory. ``prompt``: the last message had arrived when it was needed.
     """
 
     site: Site
@@ -46,14 +46,14 @@ class PushSumState:
 @final
 @dataclass(frozen=True, kw_only=True)
 class PushSum(ParameterExchange[PushSumState]):
-    r"""Stochastic Gradient Push and Overlap SGP: gossip, de-biased by a weight that is sent too.
+    r"""Gossips models, de-biased by a weight that is sent too (SGP and Overlap SGP).
 
     .. math::
         x_i &= w_i z_i^{anchor} + (z_i - z_i^{anchor}) \\
         x_i &\leftarrow p_{ii} x_i + \sum_j p_{ij} x_j, \quad
         w_i \leftarrow p_{ii} w_i + \sum_j p_{ij} w_j, \quad z_i = x_i / w_i
 
-    The mixing shares p come from ``topology``. Every message carries its share of the weight, so
+    The mixing shares p come from ``topology``. Every message contains its share of the weight, so
     that irregular graphs converge to the true mean as well.
 
     Args:
@@ -66,7 +66,7 @@ class PushSum(ParameterExchange[PushSumState]):
             then. Mass in flight is missing from x and w alike.
         wire: "bf16" halves the bytes; the error of the cast stays with the sender, so that no
             mass is lost.
-        biased: take x for the model, whatever w: the paper's ablation (Table 4).
+        biased: use x as the model and ignore w: the paper's ablation (Table 4).
         on_failure: "continue" lets the survivors of a lost rank discard what is in flight and
             start anew from their models, x = z and w = 1, on the same graphs for fewer ranks:
             they converge to the mean of these models. For ranks as participants only.
@@ -261,7 +261,7 @@ def _fill_and_add(state: PushSumState, current: GossipRound, last: GossipRound) 
 def _wait_for(state: PushSumState, last: GossipRound) -> None:
     started = time.perf_counter()
     last.wait()
-    # On CUDA a wait orders streams and returns at once, which tells nothing.
+    # On CUDA a wait orders streams and returns at once, so its duration has no meaning.
     on_host = state.site.device.type == "cpu"
     state.prompt = on_host and time.perf_counter() - started < _PROMPT
 

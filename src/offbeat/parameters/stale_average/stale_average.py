@@ -17,7 +17,7 @@ from offbeat.settings import check_settings
 
 @dataclass(eq=False)
 class StaleAverageState:
-    """What :class:`StaleAverage` knows of one replica.
+    """State of :class:`StaleAverage` on one replica.
 
     ``loss`` is the sum of ``losses`` reports since the last window. ``steps`` counts steps, and
     ``newest`` is the step count at which the parameters received last were sent.
@@ -60,7 +60,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
 
     Bytes sent per exchange, by one rank of the node: 2 (P-1)/P of the model's (of half of it with
     16 bits), and the model inside the node. Extra memory: one model, float32 for 16-bit
-    parameters; with 16 bits on the wire 1.5 more. Passes over memory: one to start a sum and two
+    parameters; with 16-bit messages 1.5 more. Passes over memory: one to start a sum and two
     to merge it; three for a blocking average.
 
     Source: Coquelin et al. 2021, section 3 and eq. 1. There blocking averages cast parameters
@@ -122,7 +122,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
                 f"step {step + 1} is beyond total_steps={step}: this and all later ones average "
                 "and wait, as in the cool-down; give the number of steps of the whole run",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def mass(self, state: StaleAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
