@@ -102,6 +102,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     aliases = {  # modules, too
         "offbeat.functional.adasum": "offbeat.functional.adasum.adasum",
         "offbeat.functional.sketch": "offbeat.functional.sketch.sketch",
+        "offbeat.functional.top_k": "offbeat.functional.top_k.top_k",
         "offbeat.hogwild.launch": "offbeat.hogwild.launch.launch",
         "offbeat.compare.table": "offbeat.compare.table.table",
     }

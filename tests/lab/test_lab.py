@@ -17,7 +17,7 @@ import lab_scripts
 from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Straggler, Unavailable
 from offbeat.lab.check import measure_links
-from offbeat.lab.fault import RunControl
+from offbeat.lab.injection import RunControl
 
 NETWORKS = Path("/run/netns")
 RATE, RATE_TEXT = 100e6, "100mbit"

@@ -412,7 +412,9 @@ def test_phases_with_gaps_are_refused(phases: tuple[tuple[int | None, Topology],
         Phases(phases)
 
 
-@pytest.mark.parametrize("phases", [3, (), [1], [(None,)], [(3, Ring())], [(0, Ring()), (None, Ring())]])
+@pytest.mark.parametrize(
+    "phases", [3, (), [1], [(None,)], [(3, Ring())], [(0, Ring()), (None, Ring())]]
+)
 def test_what_is_no_schedule_is_a_value_error(phases: Any) -> None:
     with pytest.raises(ValueError, match="expected pairs of a number of exchanges and a Topology"):
         Phases(phases)

@@ -43,8 +43,8 @@ from offbeat.functional.push_sum import (
     sum_messages,
 )
 from offbeat.functional.sketch import distances_to_mean, sketch
-from offbeat.functional.sparsify import count_kept, delta, extract, sampled_top_k, top_k
 from offbeat.functional.stale_average import cast_difference, merge_stale_sum
+from offbeat.functional.top_k import count_kept, delta, extract, sampled_top_k, top_k
 
 __all__ = [
     "GramAnalysis",

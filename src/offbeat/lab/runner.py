@@ -10,10 +10,10 @@ from typing import ClassVar, Self
 
 from torch.distributed import TCPStore
 
-from offbeat.lab import fault, launch, leftovers
+from offbeat.lab import launch, leftovers
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.fault import Fault, RunControl
 from offbeat.lab.faults import Cut, Kill
+from offbeat.lab.injection import Fault, RunControl
 from offbeat.lab.launch import Entry
 from offbeat.lab.output import OnLine, Output
 
@@ -113,7 +113,7 @@ class Runner(ABC):
                 environment = {**shared, **self.cluster.environment(rank)}
                 processes.start(command, environment, node, self._entry(node))
             control = RunControl(self._set_link, processes.signal_node, processes.kill, output.log)
-            with fault.injected(faults, control):
+            with injection.injected(faults, control):
                 code = processes.supervise(keep_going or any(isinstance(f, Kill) for f in faults))
         output.raise_error()
         return code

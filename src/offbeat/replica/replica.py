@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from offbeat.comm.failure import PeerLost
 from offbeat.exchange import Saved, Site
 from offbeat.functional import pack
-from offbeat.replica import checkpoint, checks, recovery
+from offbeat.replica import checkpoint, checks, survivors
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.connection import Connection
 from offbeat.replica.consensus import (
@@ -282,9 +282,9 @@ class Replica:
         links = self._connection.links
         if self.parameters.exchange.on_failure == "raise" or links is None:
             raise loss
-        agreed = recovery.agree_on_survivors(links, self.steps, loss)
+        agreed = survivors.agree_on_survivors(links, self.steps, loss)
         self.world = self.world.among(agreed.living)
-        self._connection = Connection.over(self.world, recovery.regroup(links, agreed))
+        self._connection = Connection.over(self.world, survivors.regroup(links, agreed))
         self._exchanges_from = agreed.step
         self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
         self.parameters = self._filler.parameters(self._connection.links, self._connection.control)

@@ -1,5 +1,6 @@
 """Communication graphs of gossip: which participant sends to which in every exchange."""
 
+from offbeat.topology.by_name import as_topology
 from offbeat.topology.digraph import Digraph
 from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
 from offbeat.topology.graph import (
@@ -10,7 +11,6 @@ from offbeat.topology.graph import (
     mixing_matrix,
     validate,
 )
-from offbeat.topology.named import as_topology
 from offbeat.topology.phases import Phases, Symmetric
 
 __all__ = [

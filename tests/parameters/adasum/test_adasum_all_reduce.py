@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offbeat

@@ -80,13 +80,10 @@ class Participants:
 
     def direct(self, partial: Tensor) -> DirectSum | None:
         """Return a prepared sum of ``partial`` as in :meth:`total`, if it takes one hop."""
-        if (
-            self.group is None
-            or self.inside is not None
-            or not self._is_direct(partial, self.group)
-        ):
+        group = self.group if self.inside is None else None
+        if group is None or not self._is_direct(partial, group):
             return None
-        return DirectSum(partial, self.group)
+        return DirectSum(partial, group)
 
     def _add(self, partial: Tensor, group: Group) -> None:
         if self._is_direct(partial, group):

@@ -22,7 +22,7 @@ from offbeat.functional import (
     top_k,
     warm_density,
 )
-from offbeat.functional.sparsify import BLOCK, LARGE, SMALL
+from offbeat.functional.top_k import BLOCK, LARGE, SMALL
 from offbeat.kernels.dispatch import top_k_of_blocks
 from offbeat.kernels.top_k import scanned_top_k
 

@@ -21,7 +21,7 @@ from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.lab import Loopback
 from offbeat.parameters import Average, PushSum
-from offbeat.replica.recovery import Agreement, agree_on_survivors
+from offbeat.replica.survivors import Agreement, agree_on_survivors
 from offbeat.testing import ThreadWorld, snapshot
 from problems import Quadratic, flat
 from reference.participants import Array
