@@ -18,7 +18,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
-		| while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+		| while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 setup: $(READY)  ## create .venv with offbeat and the tools (PYTHON=... chooses)
 	@:
@@ -56,7 +56,7 @@ lint: setup  ## ruff: rules and formatting
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 
-format: setup  ## rewrite the code as lint wants it
+format: setup  ## format the code and fix what lint can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from torch.distributed import TCPStore
 
-from offbeat.lab import launch, leftovers
+from offbeat.lab import injection, launch, leftovers
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.faults import Cut, Kill
 from offbeat.lab.injection import Fault, RunControl
