@@ -12,7 +12,7 @@ import numpy as np
 from offbeat.kernels.compile import Array, compiled, inlined
 from offbeat.kernels.prefetch import claim, prefetch
 
-Place = Any  # an unsigned index; signed ones are tested for a negative value at every access
+Index = Any  # unsigned; signed ones are tested for a negative value at every access
 ONE = np.uint64(1)
 STRIDE = np.uint64(
     16
@@ -39,8 +39,8 @@ class Memory(NamedTuple):
 
     shared: Array
     own: Array
-    width: Place  # elements of a row of ``shared``
-    stride: Place  # elements of a row of ``own``
+    width: Index  # elements of a row of ``shared``
+    stride: Index  # elements of a row of ``own``
 
 
 class Thread(NamedTuple):
@@ -103,7 +103,7 @@ def draw_batch(thread: Thread, rows: Array) -> None:
 
 
 @inlined
-def row_bounds(x: Data, row: Place) -> tuple[Place, Place]:
+def row_bounds(x: Data, row: Index) -> tuple[Index, Index]:
     """Return the start and the end of a row in ``x.indices``."""
     at = np.uint64(row)
     return np.uint64(x.indptr[at]), np.uint64(x.indptr[at + ONE])
@@ -136,7 +136,7 @@ def step_size(thread: Thread, settings: Settings) -> float:
 
 @inlined
 def adam(
-    memory: Memory, at: Place, m: Place, v: Place, g: Any, alpha: Any, settings: Settings
+    memory: Memory, at: Index, m: Index, v: Index, g: Any, alpha: Any, settings: Settings
 ) -> None:
     """Update one coordinate; a concurrent update of the same coordinate may be lost.
 
@@ -182,7 +182,7 @@ def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Arra
 @compiled
 def binary_gradient(
     x: Data, rows: Array, bias: bool, errors: Array, g: Array, touched: Array
-) -> Place:
+) -> Index:
     """Add the batch's gradient to a zero ``g``; return the number of entries of ``touched``.
 
     A coordinate whose sum is zero in between is entered twice: :func:`apply_binary` zeroes ``g``
@@ -205,7 +205,7 @@ def binary_gradient(
 
 @inlined
 def apply_binary(
-    memory: Memory, settings: Settings, touched: Array, count: Place, g: Array, alpha: Any
+    memory: Memory, settings: Settings, touched: Array, count: Index, g: Array, alpha: Any
 ) -> None:
     """Update the touched coordinates and zero ``g``.
 
@@ -306,7 +306,7 @@ def multinomial_gradient(
 
 
 @inlined
-def apply_multinomial(memory: Memory, settings: Settings, j: Place, g: Array, alpha: Any) -> None:
+def apply_multinomial(memory: Memory, settings: Settings, j: Index, g: Array, alpha: Any) -> None:
     """Update the coordinates of a touched feature and zero its row of ``g``."""
     shared, zero, classes = memory.shared, g.dtype.type(0), np.uint64(g.shape[1])
     at, m = j * memory.width, j * memory.stride

@@ -69,7 +69,7 @@ class LagsState:
         self.residual = {
             name: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype), requires_grad=False)
             for name, p in parameters.items()
-            if self.kept(p)
+            if self.count_kept(p)
         }
         self.fresh = {name: torch.zeros_like(r) for name, r in self.residual.items()}
         device = next(iter(parameters.values())).device
@@ -81,7 +81,7 @@ class LagsState:
         self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
         self.sums: list[Tensor] = []  # of what the last backward's buckets brought
 
-    def kept(self, layer: Tensor) -> int:
+    def count_kept(self, layer: Tensor) -> int:
         """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
         numel, bytes_, size = (
             layer.numel(),
@@ -154,7 +154,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
         assert flat is not None, "buckets hold gradients without gaps"
-        if k := state.kept(parameter):
+        if k := state.count_kept(parameter):
             values, chosen = _select(state, state.names[id(parameter)], flat, k)
             sparse.put(flat, values.div_(size), chosen)
         else:
