@@ -26,7 +26,7 @@ METHODS = (
     'adasum(wire="bf16")',
     'sgp(overlap=1, wire="bf16")',
     "lags(density=0.05, warmup=60)",
-    "daso(every=4, wait=2, total_steps={steps})",
+    "daso(every=8, total_steps={steps})",
 )
 EPILOG = """
 Examples:
@@ -64,7 +64,7 @@ def main(
     and lags, which do better with it).
 
     Emulated nodes require root and iproute2. Otherwise the ranks communicate over loopback, which
-    is not rate-limited, and a notice is printed.
+    is not rate-limited; a notice says so.
 
     Prints a table. Writes loss.png, demo.json (the table), compare.json (all measurements) and
     report.html. The exit code is 1 if a run failed, 2 for invalid options, 130 after Ctrl-C.

@@ -77,8 +77,8 @@ def table(comparison: Comparison) -> Table:
     title = f"Character GPT, {len(setup.ranks_per_node)} nodes, {link}, {comparison.steps} steps"
     caption = NOTES.format(baseline=baseline, last=last, common=common)
     made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, caption_justify="left",
-                 pad_edge=False, collapse_padding=True)  # fmt: skip
-    made.add_column("method", overflow="fold", min_width=20)
+                 padding=0)  # fmt: skip
+    made.add_column("method", overflow="fold")
     for head in ("s per\nstep", f"× {baseline}", "MB per\nstep", "loss", "seconds",
                  f"{baseline}\nby then", f"s to\n{last:.3f}", f"s to\n{common:.3f}",
                  ):  # fmt: skip
