@@ -60,11 +60,11 @@ def main(
 ) -> None:
     """Train one small GPT with each method and compare loss, time and traffic.
 
-    All methods run the same number of steps, with a peak learning rate of 0.01 (0.005 for adasum
-    and lags, which do better with it).
+    All methods run the same number of steps, with a peak learning rate of 0.01, or 0.005 for adasum
+    and lags.
 
     Emulated nodes require root and iproute2. Otherwise the ranks communicate over loopback, which
-    is not rate-limited; a notice says so.
+    is not rate-limited, and a notice is printed.
 
     Prints a table. Writes loss.png, demo.json (the table), compare.json (all measurements) and
     report.html. The exit code is 1 if a run failed, 2 for invalid options, 130 after Ctrl-C.
