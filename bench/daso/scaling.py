@@ -64,7 +64,7 @@ def claims(found: Found) -> list[Claim]:
     return [
         Claim("DASO takes less time at every number of nodes", "25 % (Fig. 6), 30 - 35 % (Fig. 8)",
               spread(saved), min(saved) > 0),
-        Claim("also where gradients travel in 16 bits, as the paper's do", "the same",
+        Claim("also where gradients are sent in 16 bits, as the paper's do", "the same",
               spread(half), min(half) > 0),
         Claim(f"{ideal:g} times the nodes take 1/{ideal:g} of the time", f"{ideal:g} x, about",
               ", ".join(f"{name} {gain:.2f} x" for name, gain in gains.items()),

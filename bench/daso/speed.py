@@ -18,7 +18,7 @@ from offbeat.gradients import Mean
 
 WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
 DDP, FLOOR, ALONE = "torch DDP", "mean in the node only", "compute only"
-HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum travels")
+HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum in flight")
 BENCH = Bench(
     name="daso/speed",
     claim="A step of DASO behind slow links",
@@ -64,11 +64,11 @@ def least(found: Found, name: str, what: str = "step") -> float:
 
 def rows(nodes: int, found: Found) -> list[tuple[str, ...]]:
     def line(name: str) -> tuple[str, ...]:
-        step, travel = least(found, name), least(found, name, "travel")
+        step, in_flight = least(found, name), least(found, name, "in_flight")
         waiting = "" if name == DDP else f"{least(found, name, 'stalled'):.3f} s"
         return (
             f"{nodes}", name, f"{step:.3f} s", f"{least(found, DDP) / step:.2f}",
-            f"{least(found, FLOOR) / step:.2f}", waiting, f"{travel:.2f} s" if travel else "",
+            f"{least(found, FLOOR) / step:.2f}", waiting, f"{in_flight:.2f} s" if in_flight else "",
         )  # fmt: skip
 
     return [line(name) for name in found]
@@ -77,15 +77,15 @@ def rows(nodes: int, found: Found) -> list[tuple[str, ...]]:
 def claims(nodes: int, found: Found, steps: int) -> list[Claim]:
     wait, where = WAITS[nodes], f"{nodes} nodes of 2"
     cycle = cycling(8, wait).name
-    step, travel = least(found, cycle), least(found, cycle, "travel")
+    step, in_flight = least(found, cycle), least(found, cycle, "in_flight")
     share = least(found, FLOOR) / step
     # The steps of DDP are all alike, so that a few tell what a whole run takes.
     faster = steps * least(found, DDP) / least(found, whole(wait, steps).name, "whole")
     return [
         Claim(f"{where}: cycling is as fast as a mean in the node (B = 8, W = {wait})",
               "at least 0.95", f"{share:.2f}", share >= 0.95),
-        Claim(f"{where}: the sum travels while W steps are computed",
-              f"at most {wait * step:.2f} s", f"{travel:.2f} s", travel <= wait * step),
+        Claim(f"{where}: the sum is in flight while W steps are computed",
+              f"at most {wait * step:.2f} s", f"{in_flight:.2f} s", in_flight <= wait * step),
         Claim(f"{where}: a whole run is faster than torch DDP",
               "1.34 - 1.54 x; goal 2 x", f"{faster:.2f} x", faster >= 2),
     ]  # fmt: skip

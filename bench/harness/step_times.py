@@ -41,7 +41,7 @@ class StepTime:
     step: float  # on the slowest rank
     whole: float  # from the first step to the end of finish(), on the slowest rank
     stalled: float  # of a step, waiting for others; the mean over ranks
-    travel: float  # of one message between nodes, from start to end; 0 without messages
+    in_flight: float  # of one message between nodes, from start to end; 0 without messages
 
     def __str__(self) -> str:
         return f"{self.step:.3f} s a step, {self.stalled:.3f} s of it waiting"
@@ -50,7 +50,7 @@ class StepTime:
     def of(cls, ranks: Sequence[tuple[Recording, float]], warm_up: int) -> "StepTime":
         """From each rank's recording, and the seconds that it took."""
         counted = [recording.steps[warm_up:] for recording, _ in ranks]
-        travels = [  # recorded in every step that a message spans; counted where it ends
+        in_flight = [  # recorded in every step that a message spans; counted where it ends
             end - start
             for step in chain.from_iterable(counted)
             for kind, start, end in step.spans
@@ -60,7 +60,7 @@ class StepTime:
             step=max(fmean(step.seconds for step in steps) for steps in counted),
             whole=max(seconds for _, seconds in ranks),
             stalled=fmean(step.seconds_stalled for step in chain.from_iterable(counted)),
-            travel=fmean(travels or [0.0]),
+            in_flight=fmean(in_flight or [0.0]),
         )
 
 

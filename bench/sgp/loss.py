@@ -23,7 +23,7 @@ WORKERS, STEPS = 8, 150
 NEAR = 20  # steps over which a loss is averaged
 BENCH = Bench(
     name="sgp/loss",
-    claim="Training goes on after a rank is killed",
+    claim="Training continues after a rank is killed",
     minutes=5,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -83,7 +83,7 @@ def show(losses: Sequence[Recovery]) -> None:
     claims = [
         Claim("survivors train to the end, report the lost rank and are equal after finish()",
               "every run", f"{equal} of {len(losses)}", equal == len(losses)),
-        Claim("training goes on within 30 s of the loss", "every run", f"{longest:.1f} s at most",
+        Claim("training continues within 30 s of the loss", "every run", f"{longest:.1f} s at most",
               longest < 30),
         Claim("the loss keeps falling", "every run", f"{falling} of {len(losses)}",
               falling == len(losses)),
