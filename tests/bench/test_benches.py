@@ -332,7 +332,9 @@ def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
         (recording(1.0, ("exchange:node", -1.0, 0.5), ("exchange:local", 0.0, 0.2)), 10.0),
         (recording(2.0), 11.0),
     ]
-    assert StepTime.of(ranks, warm_up=1) == StepTime(step=2.0, whole=11.0, stalled=0.1, in_flight=1.5)
+    assert StepTime.of(ranks, warm_up=1) == StepTime(
+        step=2.0, whole=11.0, stalled=0.1, in_flight=1.5
+    )
 
 
 def test_virtual_workers_on_nodes_learn_and_their_course_is_recorded() -> None:
