@@ -78,7 +78,7 @@ def public_names() -> set[str]:
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in (
-        "comm.agreement",
+        "comm.small_gathers",
         "comm.collectives",
         "comm.handle",
         "comm.messages",

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.comm.agreement import raise_alike
 from offbeat.comm.group import Group
+from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, Saved
 from offbeat.functional import pack

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from offbeat.comm.agreement import gather_bytes
 from offbeat.comm.group import Group
+from offbeat.comm.small_gathers import gather_bytes
 from offbeat.exchange import Algorithm
 from offbeat.replica.backward import is_watched
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.comm.agreement import gather_numbers
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.small_gathers import gather_numbers
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.replica.slots import ParameterSlot
 

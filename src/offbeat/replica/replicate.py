@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
-from offbeat.comm.agreement import raise_alike
 from offbeat.comm.collectives import broadcast
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.checks import fingerprint, model_fault, require_same_model, require_shares

@@ -375,7 +375,9 @@ def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             "offbeat.replica.replicate.message_device", lambda *_: torch.device("cpu")
         )
-        monkeypatch.setattr("offbeat.comm.agreement.message_device", lambda *_: torch.device("cpu"))
+        monkeypatch.setattr(
+            "offbeat.comm.small_gathers.message_device", lambda *_: torch.device("cpu")
+        )
         with pytest.raises(ValueError, match="needs Gloo for CPU tensors, got 'nccl'; call"):
             attach(world)
 

@@ -9,9 +9,9 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from offbeat.comm.agreement import gather_numbers
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.small_gathers import gather_numbers
 from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds
 from offbeat.functional.cost import INDEX
 from offbeat.gradients.bucket import BUCKET, capacity

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, final
 
 from torch import Tensor
 
-from offbeat.comm.agreement import raise_alike
+from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
 from offbeat.gradients.pipeline import Pipeline

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from offbeat.comm.agreement import gather_numbers
 from offbeat.comm.collectives import broadcast
+from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
 from offbeat.parameters.adasum.method import Method, build_reduction

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, final
 import numpy as np
 from torch import Tensor
 
-from offbeat.comm.agreement import gather_bytes
+from offbeat.comm.small_gathers import gather_bytes
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, debias, flat_view, numerator, pack
 from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes

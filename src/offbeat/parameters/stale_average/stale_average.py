@@ -7,7 +7,7 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from offbeat.comm.agreement import gather_numbers
+from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import pack
 from offbeat.parameters.stale_average.rotation import PendingSum, Rotation
