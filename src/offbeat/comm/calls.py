@@ -63,9 +63,7 @@ class Calls:
                     with self.group.detector.explaining():
                         self._posted.pop(caller).wait()
                     return caller, int(self._words.pop(caller))
-        for (
-            work
-        ) in self._posted.values():  # the lane ended them: nothing may be written there later
+        for work in self._posted.values():  # ended by the lane: nothing may be written there later
             with contextlib.suppress(RuntimeError):
                 work.wait()
         return None

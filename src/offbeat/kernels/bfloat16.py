@@ -33,7 +33,7 @@ def widened(value: Any) -> Any:
 
     In compiled code only.
     """
-    raise NotImplementedError("widened() runs in compiled code only")
+    raise RuntimeError("widened() runs in compiled code only")
 
 
 def narrowed(value: Any, dtype: Any) -> Any:
@@ -42,7 +42,7 @@ def narrowed(value: Any, dtype: Any) -> Any:
     In compiled code only. Bits are those of the nearest bfloat16, and of two equally near ones of
     the even one.
     """
-    raise NotImplementedError("narrowed() runs in compiled code only")
+    raise RuntimeError("narrowed() runs in compiled code only")
 
 
 # What kernels call in place of the two, by type. numba requires equal signatures.
