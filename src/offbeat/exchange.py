@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, final
+from typing import Any, ClassVar, Generic, Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,8 @@ class GradientExchange(ABC, Generic[State]):
     over: Literal["world", "local"]
     # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
     partition: bool = False
+    # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
+    is_wrapper: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, site: Site) -> State:
@@ -176,6 +178,8 @@ class ParameterExchange(ABC, Generic[State]):
     on_failure: Literal["raise", "continue"] = "raise"
     # Each rank of a node steps its own share of the parameters, and `step` gathers all of them.
     partition: bool = False
+    # Whether a rank that starts from other parameters than the rest spoils the first exchange.
+    starts_equal: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, site: Site) -> State:

@@ -43,7 +43,7 @@ def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
     assert all(isinstance(error, ValueError) for error in errors)
     assert len({str(error) for error in errors}) == 1
     assert "finish (call 3)" in str(errors[0])
-    assert "step (call 3)" in str(errors[0])
+    assert "step" in str(errors[0])
 
 
 def test_a_rank_that_leaves_early_is_named() -> None:

@@ -556,8 +556,16 @@ def test_nothing_works_after_detach() -> None:
     run_alone.backward()  # plain again
 
 
-def freeze(model: nn.Sequential) -> None:
-    model[0].weight.requires_grad_(False)
+def lay_out(model: nn.Sequential) -> None:
+    model[0].weight.data = model[0].weight.data.t().contiguous().t()
+
+
+def move(model: nn.Sequential) -> None:
+    model[0].weight.data = model[0].weight.data.clone()
+
+
+def tie(model: nn.Sequential) -> None:
+    model[1].bias.data = model[2].bias.data
 
 
 def unfreeze(model: nn.Sequential) -> None:
@@ -586,7 +594,7 @@ def partly_frozen() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("change", [freeze, unfreeze, add, remove, replace, cast])
+@pytest.mark.parametrize("change", [unfreeze, add, remove, replace, cast, lay_out, move, tie])
 @pytest.mark.parametrize(
     ("text", "where"), [("ddp", "on all ranks"), ("ddp", "on rank 1"), ("sgp", "on rank 1")]
 )
@@ -618,7 +626,7 @@ def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
         replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
         run(model, 1, replica)
         if world.rank == 1:
-            freeze(model)
+            move(model)
         if world.rank == 2:
             slow_down(replica._connection.links.heartbeat)
         run(model, 3, replica)
@@ -806,7 +814,7 @@ def saved_by(text: str, size: int, *, finished: bool, path: Path) -> None:
         model = small()
         replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         with torch.no_grad():
-            model[0].weight.add_(world.rank)
+            model[0].weight.add_(world.rank if text != "ddp" else 0.0)
         run(model, 2, replica)
         if finished:
             replica.finish()

@@ -4,6 +4,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
 
@@ -17,6 +18,29 @@ class PeerLost(RuntimeError):
     """
 
 
+class Phase(NamedTuple):
+    """Where a rank is in its sequence of collective calls.
+
+    Attributes:
+        calls: completed calls (``step``, ``finish``, ...) of the replica.
+        verb: the call it is in; "backward" in the exchange of a backward, "" in its own code.
+        steps: completed calls of ``step``.
+        exchanges: exchanges of gradients that it has begun, so far in the run.
+        turn: the same since the last call.
+    """
+
+    calls: int = 0
+    verb: str = ""
+    steps: int = 0
+    exchanges: int = 0
+    turn: int = 0
+
+    def __str__(self) -> str:
+        if self.verb == "backward":
+            return f"backward {self.turn} of step {self.steps} (call {self.calls})"
+        return f"{self.verb or 'its own code'} (call {self.calls})"
+
+
 class FailureDetector(ABC):
     """Decides when a wait on a group has failed, and with which error.
 
@@ -24,6 +48,15 @@ class FailureDetector(ABC):
     collective call, :meth:`attending` only that they are running, :meth:`explaining` only replaces
     the error of a wait that has failed already.
     """
+
+    @property
+    @abstractmethod
+    def phase(self) -> Phase:
+        """The collective call in which this rank is."""
+
+    @abstractmethod
+    def condemn_pairing(self) -> Exception:
+        """Return the error, of all ranks, for gradients that met those of another step."""
 
     @abstractmethod
     def require_no_verdict(self) -> None:
@@ -63,6 +96,18 @@ class NoHeartbeat(FailureDetector):
 
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         self.rank, self.ranks = rank, ranks
+
+    @property
+    def phase(self) -> Phase:
+        """A constant: calls are not counted."""
+        return Phase()
+
+    def condemn_pairing(self) -> Exception:
+        """Return an error that names no rank."""
+        return ValueError(
+            f"rank {self.rank}: gradients met those of another step; make equally many backwards "
+            "on all ranks"
+        )
 
     def require_no_verdict(self) -> None:
         """Return at once: without a store, ranks agree on no error."""

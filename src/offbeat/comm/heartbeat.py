@@ -17,9 +17,16 @@ from typing import Literal, final
 
 from torch.distributed import PrefixStore, ProcessGroup, Store
 
-from offbeat.comm.failure import FailureDetector, PeerLost
+from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.process_group import end_waits
-from offbeat.comm.verdict import Phase, Sign, find_fault, publish, store_lost
+from offbeat.comm.verdict import (
+    Sign,
+    Wait,
+    different_backwards,
+    find_fault,
+    publish,
+    store_lost,
+)
 
 BEAT = 1.0  # seconds between two heartbeats
 SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
@@ -30,9 +37,8 @@ BROKEN_AFTER = 5.0  # the same, once a connection has broken
 class Heartbeat(FailureDetector):
     """Heartbeat of this rank, written by a thread, which also checks the others during waits.
 
-    ``phase`` is the number of collective calls so far and the one this rank is in ("step",
-    "finish", ...), or "" between calls. Extra memory: none. Traffic: one small write per
-    second, and one small read per second during a wait that lasts longer than that.
+    Extra memory: none. Traffic: one small write per second, and one small read per second during
+    a wait that lasts longer than that.
     """
 
     def __init__(self, store: Store, rank: int, ranks: tuple[int, ...]) -> None:
@@ -44,7 +50,8 @@ class Heartbeat(FailureDetector):
             store.clone(),  # type: ignore[attr-defined]  # missing in torch's stubs
         )
         self.rank, self.ranks = rank, ranks
-        self.phase: Phase = (0, "")
+        self._phase = Phase()
+        self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
@@ -63,18 +70,40 @@ class Heartbeat(FailureDetector):
         """End the waits on ``group`` too when there is a verdict."""
         self._groups.append(group)
 
+    @property
+    def phase(self) -> Phase:
+        """The collective call in which this rank is."""
+        return self._phase
+
     @contextlib.contextmanager
     def verb(self, name: str) -> Iterator[None]:
         """Publish, from the next heartbeat on, that this rank is in the call ``name``."""
-        outer, self.phase = self.phase, (self.phase[0], name)
+        outer, self._phase = self._phase, self._phase._replace(verb=name)
         try:
             yield
         finally:
-            self.phase = outer  # a step may join a backward on its way
+            self._phase = outer
 
-    def next_call(self) -> None:
+    @contextlib.contextmanager
+    def backward(self, members: tuple[int, ...]) -> Iterator[None]:
+        """Publish that this rank is in the exchange of a backward between ``members``."""
+        phase, self._members = self._phase, members
+        begun = phase._replace(exchanges=phase.exchanges + 1, turn=phase.turn + 1)
+        self._phase = begun._replace(verb="backward")
+        try:
+            yield
+        finally:
+            self._phase = begun
+
+    def next_call(self, verb: str) -> None:
         """Count a completed collective call; all ranks must have made the same one."""
-        self.phase = (self.phase[0] + 1, "")
+        phase = self._phase
+        steps = phase.steps + (verb == "step")
+        self._phase = phase._replace(calls=phase.calls + 1, verb="", steps=steps, turn=0)
+
+    def resume(self, phase: Phase) -> None:
+        """Continue the count of calls from ``phase``."""
+        self._phase = phase._replace(verb="")
 
     def require_no_verdict(self) -> None:
         """Raise the verdict, if there is one."""
@@ -114,6 +143,25 @@ class Heartbeat(FailureDetector):
         self._verdict = publish(error, self._store)
         return self._verdict
 
+    def condemn_pairing(self) -> Exception:
+        """Make it the verdict that gradients met those of another step; name such a rank."""
+        since, own = time.monotonic(), self._phase
+        with contextlib.suppress(RuntimeError):
+            self._beat()  # the other side looks for ours
+            while self._verdict is None and time.monotonic() - since < 4 * BEAT:
+                for sign in self._signs(since):
+                    other = sign.phase
+                    if sign.rank in self._members and _is_other_backward(other, own):
+                        wait = Wait(self.rank, own, self._members, 0.0)
+                        return self.condemn(different_backwards(sign, wait))
+                self._stop.wait(BEAT / 10)
+        return self.condemn(
+            ValueError(
+                f"rank {self.rank} is in {own}, and its gradients met those of another step; make "
+                "equally many backwards in every step on all ranks"
+            )
+        )
+
     def release(self, group: ProcessGroup) -> None:
         """End this rank's waits on ``group``, without a verdict on the others."""
         self._stop.set()
@@ -126,8 +174,8 @@ class Heartbeat(FailureDetector):
         not written a heartbeat since.
         """
         found: dict[int, Literal["left", "lost"]] = {}
-        for rank, (_, verb), silence in self._signs(since):
-            if verb == "left":
+        for rank, phase, silence in self._signs(since):
+            if phase.verb == "left":
                 found[rank] = "left"
             elif silence > BROKEN_AFTER or self._silent.get(rank) == self._seen[rank][0]:
                 found[rank] = "lost"
@@ -139,7 +187,7 @@ class Heartbeat(FailureDetector):
             return
         self._end_thread()
         atexit.unregister(self._end_thread)
-        self.phase = (self.phase[0], "left")
+        self._phase = self._phase._replace(verb="left")
         self.forget_groups()
         with contextlib.suppress(RuntimeError):
             self._beat()
@@ -158,14 +206,14 @@ class Heartbeat(FailureDetector):
 
     def _beat(self) -> None:
         self._count += 1
-        self._store.set(f"rank{self.rank}", json.dumps([self._count, *self.phase]))
+        self._store.set(f"rank{self.rank}", json.dumps([self._count, *self._phase]))
 
     def _tick(self) -> None:
         try:
             self._beat()
             now, since, attending = time.monotonic(), self._waiting_since, self._attending_since
             if since is not None and now - since > BEAT:
-                self._judge(since, SILENT_AFTER, self.phase)
+                self._judge(since, SILENT_AFTER, self._phase)
             elif attending is not None and now - attending > BEAT:
                 self._judge(attending, SILENT_AFTER, None)
         except RuntimeError as error:
@@ -180,11 +228,11 @@ class Heartbeat(FailureDetector):
         if self._store.check(["verdict"]):
             self.condemn(PeerLost("unreachable: a verdict stands already"))
             return
-        waited = time.monotonic() - since
+        wait = Wait(self.rank, phase, self._members, time.monotonic() - since)
         for sign in self._signs(since):
             if sign.silence > patience:
                 self._silent[sign.rank] = self._seen[sign.rank][0]
-            fault = find_fault(sign, self.rank, phase, patience, waited)
+            fault = find_fault(sign, wait, patience)
             if fault is not None:
                 self.condemn(fault)
                 return
@@ -200,8 +248,8 @@ class Heartbeat(FailureDetector):
                 continue
             if self._seen.get(rank, (b"", 0.0))[0] != beat:
                 self._seen[rank] = (beat, now)
-            _, calls, verb = json.loads(beat)
-            yield Sign(rank, (calls, verb), now - max(self._seen[rank][1], since))
+            phase = Phase(*json.loads(beat)[1:])
+            yield Sign(rank, phase, now - max(self._seen[rank][1], since))
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Find out why a wait has failed: read heartbeats until one shows the cause."""
@@ -210,10 +258,17 @@ class Heartbeat(FailureDetector):
             if self._stop.is_set():
                 return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
             try:
-                self._judge(since, BROKEN_AFTER, self.phase)
+                self._judge(since, BROKEN_AFTER, self._phase)
             except RuntimeError as gone:
                 self._verdict = store_lost(gone)
             self._stop.wait(0.2)
         return self._verdict or self.condemn(
             PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
         )
+
+
+def _is_other_backward(other: Phase, own: Phase) -> bool:
+    """Return whether the same exchange, counted from the start, belongs to another step there."""
+    return (
+        other.verb == "backward" and other.exchanges == own.exchanges and other.calls != own.calls
+    )

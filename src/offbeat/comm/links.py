@@ -50,7 +50,6 @@ class Links:
         world = self.world.among(living)
         name = f"{self.name} without {world.lost}"
         heartbeat = Heartbeat(PrefixStore(name, world.store), world.rank, world.ranks)
-        heartbeat.phase = (self.heartbeat.phase[0], "")
         return Links(world, name, heartbeat, self.meter)
 
     def store(self, name: str) -> Store:

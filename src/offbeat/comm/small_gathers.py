@@ -1,36 +1,53 @@
-"""Small values that the members of a group gather, to compare or to combine."""
+"""Small values that the members of a group gather, to compare or to combine.
+
+Every gather begins with a block of one size, which names the call that its member is in. Ranks in
+different calls thus read each other's block, and not numbers of another meaning or a message of
+another size, on which Gloo aborts the process.
+"""
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from offbeat.comm.collectives import all_gather
+from offbeat.comm.failure import Phase
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.verdict import SAME
+
+_ROOM = 4  # numbers in a block
+_BLOCK = struct.Struct(f"3q24s{_ROOM}d")
+
+
+class _Block(NamedTuple):
+    """What one member sends first: the call it is in, and its first numbers."""
+
+    phase: Phase
+    length: int
+    numbers: tuple[float, ...]
 
 
 def gather_bytes(payload: bytes, group: Group) -> list[bytes]:
     """Gather every member's ``payload``, of any lengths; two small all-gathers."""
-    device = message_device(group)
-    sizes = torch.zeros(group.size, dtype=torch.int64, device=device)
-    all_gather(sizes, torch.tensor([len(payload)], device=device), group).wait()
-    longest = max(1, int(sizes.max()))
-    padded = bytearray(payload.ljust(longest, b"\0"))
-    mine = torch.frombuffer(padded, dtype=torch.uint8).to(device)
-    everyone = torch.zeros(group.size * longest, dtype=torch.uint8, device=device)
-    all_gather(everyone, mine, group).wait()
-    rows = everyone.view(group.size, longest).cpu()
-    return [bytes(row[:n].tolist()) for row, n in zip(rows, sizes.tolist(), strict=True)]
+    sizes = [int(size) for (size,) in gather_numbers([len(payload)], group)]
+    return [row[:n] for row, n in zip(_gather(payload, max(sizes), group), sizes, strict=True)]
 
 
 def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, ...]]:
-    """Gather every member's ``numbers`` as float64, equally many each; one small all-gather."""
+    """Gather every member's ``numbers`` as float64, equally many each.
+
+    One small all-gather for up to 4 numbers, two for more. Raises ``ValueError`` on all members
+    if one of them is in another call.
+    """
+    blocks = _gather_blocks(numbers, group)
+    _require_same_call(blocks, group)
+    if len(numbers) <= _ROOM:
+        return [block.numbers[: len(numbers)] for block in blocks]
     packed = struct.pack(f"{len(numbers)}d", *numbers)
-    device = message_device(group)
-    mine = torch.frombuffer(bytearray(packed), dtype=torch.float64).to(device)
-    out = torch.empty(group.size * len(numbers), dtype=torch.float64, device=device)
-    all_gather(out, mine, group).wait()
-    return [tuple(row) for row in out.view(group.size, -1).tolist()]
+    rows = _gather(packed, len(packed), group)
+    return [struct.unpack(f"{len(numbers)}d", row) for row in rows]
 
 
 def raise_alike(fault: str | None, group: Group | None) -> None:
@@ -46,3 +63,49 @@ def raise_alike(fault: str | None, group: Group | None) -> None:
         if text:
             where = "" if rank is None else f"rank {rank}: "
             raise ValueError(where + text.decode())
+
+
+def _gather_blocks(numbers: Sequence[float], group: Group) -> list[_Block]:
+    phase, first = group.detector.phase, [*numbers[:_ROOM], *[0.0] * _ROOM][:_ROOM]
+    head = phase.calls, phase.steps, len(numbers), phase.verb.encode()
+    blocks = []
+    for row in _gather(_BLOCK.pack(*head, *first), _BLOCK.size, group):
+        calls, steps, length, verb, *found = _BLOCK.unpack(row)
+        there = Phase(calls, verb.rstrip(b"\0").decode(), steps)
+        blocks.append(_Block(there, length, tuple(found)))
+    return blocks
+
+
+def _require_same_call(blocks: Sequence[_Block], group: Group) -> None:
+    places = [(block.phase.calls, block.phase.verb, block.length) for block in blocks]
+    other = next((index for index, place in enumerate(places) if place != places[0]), None)
+    if other is None:
+        return
+    first, phase = blocks[0].phase, blocks[other].phase
+    if first.verb == phase.verb and first.steps != phase.steps:
+        raise group.detector.condemn(
+            ValueError(
+                f"{first.verb}() was called after different numbers of steps: "
+                f"{[block.phase.steps for block in blocks]} by rank; call step() equally often on "
+                "all ranks"
+            )
+        )
+    raise group.detector.condemn(
+        ValueError(
+            f"rank {group.ranks[other]} is in {phase}, but rank {group.ranks[0]} is in {first}; "
+            + SAME
+        )
+    )
+
+
+def _gather(payload: bytes, length: int, group: Group) -> list[bytes]:
+    """Gather payloads that are padded to ``length`` bytes."""
+    device, length = message_device(group), max(1, length)
+    mine = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+    everyone = torch.empty(group.size * length, dtype=torch.uint8, device=device)
+    all_gather(everyone, mine, group).wait()
+    return [_bytes(row) for row in everyone.view(group.size, length).cpu()]
+
+
+def _bytes(row: Tensor) -> bytes:
+    return row.numpy().tobytes()

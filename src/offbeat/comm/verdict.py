@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch.distributed import Store
 
-from offbeat.comm.failure import PeerLost
+from offbeat.comm.failure import PeerLost, Phase
 
-Phase = tuple[int, str]  # collective calls so far, and the current one, or "" between calls
+SAME = "all ranks must make the same calls in the same order"
 
 
 class Sign(NamedTuple):
@@ -20,50 +20,87 @@ class Sign(NamedTuple):
     silence: float
 
 
-def find_fault(
-    sign: Sign, rank: int, phase: Phase | None, patience: float, waited: float
-) -> Exception | None:
-    """Return the error that a heartbeat amounts to, or None.
+class Wait(NamedTuple):
+    """A wait of the training thread.
 
-    Args:
-        sign: the heartbeat of another rank.
+    Attributes:
         rank: this rank.
-        phase: the phase in which this rank waits for all others; None if only a loss is a fault.
-        patience: seconds of silence after which a rank counts as lost.
-        waited: seconds since this wait began.
+        phase: the phase in which it waits for other ranks; None if only a loss is a fault.
+        members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
+        seconds: how long it has lasted.
     """
-    calls, verb = sign.phase
+
+    rank: int
+    phase: Phase | None
+    members: tuple[int, ...]
+    seconds: float
+
+
+def find_fault(sign: Sign, wait: Wait, patience: float) -> Exception | None:
+    """Return the error that another rank's heartbeat amounts to in a wait, or None.
+
+    A rank counts as lost after ``patience`` seconds of silence.
+    """
+    rank, phase = wait.rank, wait.phase
+    calls, verb = sign.phase.calls, sign.phase.verb
     if verb == "left":
-        if phase is not None and (calls <= phase[0] or waited > patience):
+        if phase is not None and (calls <= phase.calls or wait.seconds > patience):
             return PeerLost(
                 f"rank {sign.rank} has left (detach) after {calls} calls, while rank {rank} "
-                f"waits in {_call(phase)}; call detach() on all ranks after the same step"
+                f"waits in {phase}; call detach() on all ranks after the same step"
             )
         return None
     if sign.silence > patience:
         return PeerLost(
             f"rank {sign.rank} is lost: no sign of life for {sign.silence:.0f} s, last "
-            f"heartbeat in {_call(sign.phase)}. Look at the end of its log, then start again "
+            f"heartbeat in {sign.phase}. Look at the end of its log, then start again "
             "from the last checkpoint"
         )
-    return None if phase is None else _disagreement(sign, rank, phase, waited > patience)
+    if phase is None:
+        return None
+    if phase.verb == "backward":
+        return different_backwards(sign, wait) if _has_passed(sign, wait) else None
+    return _disagreement(sign, rank, phase, wait.seconds > patience)
 
 
 def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Exception | None:
-    calls, verb = sign.phase
-    same = "all ranks must make the same calls in the same order"
-    if verb and phase[1] and calls == phase[0] and verb != phase[1]:
+    calls, verb = sign.phase.calls, sign.phase.verb
+    if verb == "backward":  # it judges for itself: it may still have to end what we have ended
+        return None
+    if verb and phase.verb and calls == phase.calls and verb != phase.verb:
         return ValueError(
-            f"rank {sign.rank} is in {_call(sign.phase)}, but rank {rank} is in {_call(phase)}; "
-            + same
+            f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}; {SAME}"
         )
-    if phase[1] not in ("", "step") and calls > phase[0] and is_late:
+    if phase.verb not in ("", "step") and calls > phase.calls and is_late:
         # No rank can complete a call of the whole world without this one: it made another call.
         return ValueError(
-            f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in "
-            f"{_call(phase)}; " + same
+            f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in {phase}; {SAME}"
         )
     return None
+
+
+def _has_passed(sign: Sign, wait: Wait) -> bool:
+    """Return whether a rank is past this backward without having taken part in its exchange.
+
+    The n-th exchange of a rank pairs with the n-th of all others. So a rank that has begun fewer
+    and cannot begin another one before its next call will never answer this one. However slow the
+    network is, this finds no fault where there is none.
+    """
+    mine, other = wait.phase, sign.phase
+    assert mine is not None, "asked in a backward only"
+    is_past = other.calls > mine.calls or (
+        other.calls == mine.calls and other.verb not in ("", "backward")
+    )
+    return sign.rank in wait.members and is_past and other.exchanges < mine.exchanges
+
+
+def different_backwards(sign: Sign, wait: Wait) -> ValueError:
+    """Return the error for exchanges of different backwards, on two ranks."""
+    return ValueError(
+        f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
+        "made different numbers of backwards that exchange gradients; make equally many in every "
+        "step on all ranks, and call set_requires_sync(False) before the others"
+    )
 
 
 def publish(error: Exception, store: Store) -> Exception:
@@ -85,7 +122,3 @@ def store_lost(error: RuntimeError) -> PeerLost:
         else "rank 0 is lost: it hosts the store"
     )
     return PeerLost(f"{lost}, which no longer answers ({error})")
-
-
-def _call(phase: Phase) -> str:
-    return f"{phase[1] or 'its own code'} (call {phase[0]})"

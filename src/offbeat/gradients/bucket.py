@@ -11,6 +11,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, pack
+from offbeat.gradients.ticket import Ticket
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
 FIRST_BUCKET = 2**20  # bytes; small, so that the first exchange starts early in backward
@@ -28,7 +29,7 @@ def capacity(total: int, limit: int) -> int:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients that are averaged as one message, followed by one flag for each.
+    """Gradients that are averaged as one message, followed by one flag for each and a ticket.
 
     A flag that is not 0 after the exchange means that some rank has the gradient. The mean is for
     all members, or for the member ``owner`` alone.
@@ -39,6 +40,7 @@ class Bucket:
     buffer: Tensor
     views: dict[str, Tensor]
     flags: Tensor
+    ticket: Ticket
     missing: set[str] = field(default_factory=set)
     owner: int | None = None
     handle: Handle | None = None
@@ -61,14 +63,15 @@ class Bucket:
             dtype = narrow
         sizes = [parameter.numel() for parameter in parameters]
         device = message_device(group, parameters[0].device)
-        buffer = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)
-        *parts, flags = buffer.split([*sizes, len(names)])
+        buffer = torch.zeros(sum(sizes) + len(names) + 1, dtype=dtype, device=device)
+        *parts, flags, last = buffer.split([*sizes, len(names), 1])
         views = dict(zip(names, map(like, parts, parameters), strict=True))
-        return cls(site, group, buffer, views, flags, set(names), owner)
+        return cls(site, group, buffer, views, flags, Ticket(group, last), set(names), owner)
 
     def fill(self) -> None:
         """Copy the gradients in, with what earlier backwards have accumulated."""
         self.flags.fill_(1)
+        self.ticket.write()
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
             grad = self.site.parameters[name].grad
@@ -96,6 +99,8 @@ class Bucket:
         assert self.handle is not None, "every bucket was launched"
         self.handle.wait()
         self.handle, self.missing = None, set(self.views)
+        if self.owner in (None, self.group.rank):
+            self.ticket.read()
 
     def hand_out(self) -> None:
         """Put the bucket into ``.grad``, except where no rank has a gradient."""

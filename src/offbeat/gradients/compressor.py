@@ -15,6 +15,7 @@ from offbeat.functional import accumulation_dtype
 from offbeat.gradients.bucket import put, require_plain
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
+from offbeat.gradients.ticket import number_of, require_same_call
 
 
 class Compressor(ABC):
@@ -49,7 +50,7 @@ class CompressedMessage(Message):
 
     Three flat tensors: the former residual, the new one, and the mean, which becomes ``.grad``.
     A small all-reduce beside each message counts the ranks that have a gradient of each
-    parameter, and the ranks on which a value is not finite.
+    parameter, and the ranks on which a value is not finite; it also compares the calls.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class CompressedMessage(Message):
         self.had: set[str] = set()  # parameters of which any rank had a gradient
         self.loss_scale = 1.0
         device = message_device(group, self.new.whole.device)
-        self.flags = torch.zeros(len(names) + 1, dtype=torch.int32, device=device)
+        self.flags = torch.zeros(len(names) + 2, dtype=torch.int32, device=device)
         self.handle: Handle | None = None
 
     def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
@@ -96,7 +97,8 @@ class CompressedMessage(Message):
         self.loss_scale = next(iter(scales.values())).loss
         if self.new.whole.numel():
             self.new.whole.sub_(self.compressor.launch(self.new.whole))
-        self.flags[:-1] = torch.tensor(list(self.mine_has.values()), dtype=torch.int32)
+        flags = [*self.mine_has.values(), number_of(self.group)]
+        self.flags[:-1] = torch.tensor(flags, dtype=torch.int32)
         # An infinity that was sent as one is a NaN here, and one that was clipped is left.
         self.flags[-1:] = self.new.whole.isfinite().all().logical_not_()
         self.handle = all_reduce(self.flags, self.group)
@@ -108,7 +110,8 @@ class CompressedMessage(Message):
             self.mean.whole.copy_(self.compressor.wait()).mul_(self.loss_scale)
         self.handle.wait()
         self.handle, self.missing = None, set(self.mine_has)
-        *counts, broken = self.flags.tolist()
+        *counts, numbers, broken = self.flags.tolist()
+        require_same_call(self.group, number_of(self.group), numbers / self.group.size)
         self.had = {name for name, n in zip(self.mine_has, counts, strict=True) if n}
         return not broken
 

@@ -1,7 +1,7 @@
 """DistributedDataParallel of torch in the gradients slot, as a baseline."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from offbeat.comm.process_group import attach_torch_ddp, is_running
 from offbeat.exchange import GradientExchange, Saved, Site
@@ -29,6 +29,7 @@ class TorchDDP(GradientExchange[TorchDDPState]):
 
     bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     over: Literal["world"] = "world"
+    is_wrapper: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import currentframe
 from typing import Any
@@ -13,6 +13,7 @@ from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 
 from offbeat.comm.heartbeat import Heartbeat
+from offbeat.replica.first_step import digest
 from offbeat.replica.slots import GradientSlot
 
 
@@ -37,6 +38,8 @@ class BackwardWatch:
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready = partial(slot.exchange.ready, slot.state)
         self.enabled = True
+        self.is_first = heartbeat is not None  # the first step after an attach or a load
+        self.start: int | None = None  # digest of the parameters at its first gradient
         self.begun = False  # a gradient was accumulated since the last step
         self.exchanged = False  # and the slot has combined gradients since then
         self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
@@ -56,6 +59,8 @@ class BackwardWatch:
         self.last_gradient = time.perf_counter()
         if not self.begun:
             self.begun, self.first_gradient = True, self.last_gradient
+            if self.is_first and self.start is None:
+                self.start = digest(self.parameters.values())
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         self._note(parameter)
@@ -99,8 +104,14 @@ class BackwardWatch:
         """Finish the exchange of this backward, with zeros for gradients this rank lacks."""
         self.is_open, self._outer_task = False, -1
         self.exchanged = True
-        with self.heartbeat.verb("step") if self.heartbeat else nullcontext():
+        with self._calling():
             self.slot.finish()
+
+    def _calling(self) -> AbstractContextManager[None]:
+        group = self.slot.site.group if self.slot.site else None
+        if group is None or self.heartbeat is None:
+            return nullcontext()
+        return self.heartbeat.backward(group.ranks)
 
     def make_up(self) -> bool:
         """Contribute zeros to the exchange of a backward that this rank did not run.
@@ -124,6 +135,11 @@ class BackwardWatch:
 
     def require_closed(self) -> None:
         """Raise if the exchange of a backward is still open."""
+        if self.is_open and self._is_queued:
+            raise self._condemn(
+                "the last backward raised before its exchange was complete, and other ranks may "
+                "have gone on; start again from the last checkpoint"
+            )
         if self.is_open:
             raise self._condemn(
                 "the last backward did not finish its exchange: reentrant checkpointing together "
@@ -133,7 +149,13 @@ class BackwardWatch:
     def stepped(self) -> None:
         """Start a new step: the next backward is its first."""
         self.slot.stepped()
+        self.begun = self.exchanged = self.is_first = False
+        self.start = None
+
+    def loaded(self) -> None:
+        """Start from a saved state, whose next step is a first one."""
         self.begun = self.exchanged = False
+        self.is_first, self.start = self.heartbeat is not None, None
 
     def remove(self) -> None:
         """Remove the hooks."""

@@ -3,26 +3,51 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.comm.group import Group
 from offbeat.comm.small_gathers import gather_bytes
 from offbeat.exchange import Algorithm
 from offbeat.replica.backward import is_watched
+from offbeat.replica.first_step import WRAPPED
 
 Fingerprint = dict[str, Any]
-Traits = dict[str, tuple[int, bool, torch.dtype, torch.device]]
+
+
+class Trait(NamedTuple):
+    """What must not change of a parameter."""
+
+    identity: int
+    trainable: bool
+    dtype: torch.dtype
+    device: torch.device
+    address: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, p: Tensor) -> "Trait":
+        """Read them."""
+        return cls(id(p), p.requires_grad, p.dtype, p.device, p.data_ptr(), p.stride())
+
+    def has_become(self, now: "Trait") -> bool:
+        """Return whether ``now`` differs in more than being frozen."""
+        return self != now and (
+            now.trainable > self.trainable or self._replace(trainable=now.trainable) != now
+        )
+
+
+Traits = dict[str, Trait]
 
 
 def model_fault(model: nn.Module) -> str | None:
     """Return why this rank's model cannot be replicated, or None."""
     parameters = dict(model.named_parameters())
     if isinstance(model, DistributedDataParallel):
-        return "the model is wrapped in DistributedDataParallel; pass the bare model (model.module)"
+        return WRAPPED
     if not any(p.requires_grad for p in parameters.values()):
         return "the model has no trainable parameters; there is nothing to exchange"
     for name, p in parameters.items():
@@ -36,6 +61,16 @@ def model_fault(model: nn.Module) -> str | None:
             return f"parameter {name!r} is complex; store it as torch.view_as_real"
         if is_watched(p):
             return f"parameter {name!r} already belongs to a replica; call its detach() first"
+    for name, b in model.named_buffers():
+        if isinstance(b, nn.UninitializedBuffer):
+            return f"buffer {name!r} is not initialized yet; run one forward pass first"
+        if b.is_meta:
+            return f"buffer {name!r} is on the meta device; materialize the model first"
+        if b.is_quantized or b.layout is not torch.strided:
+            return (
+                f"buffer {name!r} is quantized or sparse ({b.dtype}, {b.layout}) and cannot be "
+                "averaged; store it as a dense tensor, or outside of the model"
+            )
     for name, tensor in (*parameters.items(), *model.named_buffers()):
         if any(
             n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -127,26 +162,26 @@ def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Seque
 
 
 def traits(model: nn.Module) -> Traits:
-    """Return the identity, requires_grad, dtype and device of each parameter."""
-    return {n: (id(p), p.requires_grad, p.dtype, p.device) for n, p in model.named_parameters()}
-
-
-def changed(before: Traits, now: Traits) -> list[str]:
-    """Return the names of parameters that were replaced, added, removed, frozen, cast or moved."""
-    names = {**before, **now}
-    return [name for name in names if before.get(name) != now.get(name)]
+    """Return, by parameter, what must stay as it is: hooks, messages and views depend on it."""
+    return {name: Trait.of(p) for name, p in model.named_parameters()}
 
 
 def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
     """Return an error that names changes since the attach, if there are any.
 
-    Hooks, messages and views depend on the parameters being the same.
+    A parameter that is frozen is no change: it counts as unused, as in loops that train two
+    networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
     """
-    names = changed(before, traits(model))
+    now = traits(model)
+    names = [
+        name
+        for name in {**before, **now}
+        if name not in before or name not in now or before[name].has_become(now[name])
+    ]
     if not names:
         return None
     return ValueError(
-        f"rank {rank}: parameters {names[:3]} were replaced, added, removed, frozen, unfrozen, "
-        "cast or moved since replicate(); call finish() and detach() before such a change and "
-        "replicate() again after it"
+        f"rank {rank}: parameters {names[:3]} were replaced, added, removed, unfrozen, cast, moved "
+        "or laid out anew in memory since replicate(); call finish() and detach() before such a "
+        "change and replicate() again after it"
     )

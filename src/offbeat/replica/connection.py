@@ -61,7 +61,12 @@ class Connection:
             return
         with self.links.heartbeat.verb(verb):
             yield
-        self.links.heartbeat.next_call()
+        self.links.heartbeat.next_call(verb)
+
+    def resume(self, links: Links) -> None:
+        """Count calls on from those that were made over earlier ``links``."""
+        if self.links is not None:
+            self.links.heartbeat.resume(links.heartbeat.phase)
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks, and return the verdict to raise."""

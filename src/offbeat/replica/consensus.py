@@ -1,5 +1,7 @@
 """The average model of all replicas."""
 
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
-from offbeat.comm.small_gathers import gather_numbers
+from offbeat.comm.small_gathers import gather_bytes, gather_numbers
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.replica.slots import ParameterSlot
 
@@ -58,6 +60,27 @@ def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
             f"{verb}() was called after different numbers of steps: {everyone} by rank; call "
             "step() equally often on all ranks"
         )
+
+
+def require_equal_buffers(buffers: Mapping[str, Tensor], verb: str, group: Group | None) -> None:
+    """Raise the same ValueError on all ranks unless they have the same buffers, by name and shape.
+
+    Buffers may be added and removed after ``replicate``, on all ranks.
+    """
+    if group is None:
+        return
+    mine = json.dumps({name: [list(b.shape), str(b.dtype)] for name, b in buffers.items()})
+    if len(set(gather_numbers([zlib.crc32(mine.encode())], group))) == 1:
+        return
+    first, *others = (json.loads(their) for their in gather_bytes(mine.encode(), group))
+    for rank, other in zip(group.ranks[1:], others, strict=True):
+        for name in {**first, **other}:
+            here, there = first.get(name, "missing"), other.get(name, "missing")
+            if here != there:
+                raise ValueError(
+                    f"{verb}() found different buffers: {name!r} is {here} on rank "
+                    f"{group.ranks[0]} and {there} on rank {rank}; give all ranks the same"
+                )
 
 
 def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) -> dict[str, float]:

@@ -19,8 +19,10 @@ from offbeat.replica.consensus import (
     average_buffers,
     average_parameters,
     consensus_distance,
+    require_equal_buffers,
     require_equal_steps,
 )
+from offbeat.replica.first_step import compare_starts, wrapper_fault
 from offbeat.replica.norm import total_norm
 from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
@@ -67,6 +69,8 @@ class Replica:
         ``replicate``.
         """
         self._require_open()
+        self._require_unchanged()
+        self._join_backward()
         self._together("step", self._step)
         self.steps, self.settled = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
@@ -172,7 +176,13 @@ class Replica:
                 f"{0 if self._installed is None else 1} earlier call; it takes one "
                 "torch.optim.Optimizer, once; with several optimizers call step() yourself"
             )
-        self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
+        try:
+            self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
+        except AttributeError as error:  # a subclass in name, which never initialized its parent
+            raise ValueError(
+                f"install() got {type(optimizer).__name__}, which wraps another optimizer; pass "
+                "that one, for instance optimizer.optimizer"
+            ) from error
 
     def state_dict(self) -> Saved:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
@@ -197,7 +207,7 @@ class Replica:
             self.steps, self.settled = checkpoint.load(self._saved_parts(), saved, control)
             require_equal_steps(self.steps, "load_state_dict", control)
         self._exchanges_from = 0
-        self._watch.begun = self._watch.exchanged = False
+        self._watch.loaded()
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
@@ -239,12 +249,25 @@ class Replica:
         if not self._watch.begun:
             self._recorder.restart()
 
-    def _step(self) -> None:
+    def _require_unchanged(self) -> None:
         change = checks.change_since(self._traits, self.model, self.world.rank)
         if change is not None:
             raise self._connection.condemn(change)
         self._watch.require_closed()
-        self._join_backward()
+
+    def _check_start(self) -> None:
+        """Notice a wrapper around the model, or a rank with other parameters, in the first step."""
+        fault = wrapper_fault(self.model, self.algorithm)
+        if fault is not None:
+            raise self._connection.condemn(ValueError(f"rank {self.world.rank}: {fault}"))
+        start, control = self._watch.start, self._connection.control
+        note = compare_starts(start, self.algorithm, self.world, control, self.settled)
+        if note is not None:
+            self.notes.append(note)
+
+    def _step(self) -> None:
+        if self._watch.is_first:
+            self._check_start()
         if self.steps >= self._exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)
@@ -263,6 +286,7 @@ class Replica:
     def _average(self, verb: str, shown: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
         control = self._connection.control
         require_equal_steps(self.steps, verb, control)
+        require_equal_buffers(dict(self.model.named_buffers()), verb, control)
         with torch.no_grad():
             pack(shown, own)  # a first try may have ended half way, by the loss of a rank
             average_parameters(self.parameters)
@@ -288,7 +312,9 @@ class Replica:
         self._exchanges_from = agreed.step
         self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
         self.parameters = self._filler.parameters(self._connection.links, self._connection.control)
+        self._connection.resume(links)  # not before: some are steps behind, and catch up alone
         self._watch.heartbeat = self._connection.heartbeat
+        self._watch.is_first = False  # others may be past their first step
         warnings.warn(agreed.text(self.world.rank), RuntimeWarning, stacklevel=4)
 
     def _join_backward(self) -> None:
@@ -296,7 +322,7 @@ class Replica:
         note = "a step() without a backward: this rank gave zeros and missed the others' update"
         if self._watch.make_up() and note not in self.notes:
             self.notes.append(note)
-            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=3)
 
     def _require_open(self) -> None:
         if self._closed is not None:

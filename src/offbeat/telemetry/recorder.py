@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,8 @@ class Recorder:
         self.loss: float | Tensor | None = None
         self._write: JsonLines | None = None
         if os.environ.get(FOLDER_VARIABLE):
-            self._write = JsonLines(
-                Path(os.environ[FOLDER_VARIABLE]) / f"rank{about['rank']}.jsonl"
-            )
+            self._write = _open(Path(os.environ[FOLDER_VARIABLE]) / f"rank{about['rank']}.jsonl")
+        if self._write is not None:
             self._record("attached", **about)
             meter.spans = []
         self.last: dict[str, float] = {}
@@ -111,3 +111,12 @@ class Recorder:
     def _record(self, event: str, **more: Any) -> None:
         if self._write is not None:
             self._write({"event": event, "time": time.time()}, **more)
+
+
+def _open(path: Path) -> JsonLines | None:
+    """Open a recording, or warn: other ranks train, and must not wait for this one."""
+    try:
+        return JsonLines(path)
+    except OSError as error:
+        warnings.warn(f"no recording: cannot write {path} ({error})", RuntimeWarning, stacklevel=2)
+        return None

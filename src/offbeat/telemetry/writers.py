@@ -1,6 +1,8 @@
 """Writers for the statistics of a replica: JSON lines and TensorBoard."""
 
+import contextlib
 import json
+import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ Stats = dict[str, Any]  # as returned by Replica.stats()
 
 class JsonLines(AbstractContextManager["JsonLines"]):
     r"""Appends one JSON object per call to a file; a context manager.
+
+    If a line cannot be written, for instance because the disk is full, it warns once and writes
+    nothing more: training goes on.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
@@ -27,11 +32,22 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
     def __call__(self, stats: Stats, **more: Any) -> None:
         """Write ``replica.stats()`` and further values of this step as one line."""
-        self._file.write(json.dumps({**stats, **more}) + "\n")
+        if self._file.closed:
+            return
+        try:
+            self._file.write(json.dumps({**stats, **more}) + "\n")
+        except OSError as error:
+            self.close()
+            warnings.warn(
+                f"recording ends: {self._file.name} cannot be written ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; a line that does not fit any more is dropped."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __exit__(self, *_: object) -> None:
         """Close the file at the end of a ``with`` block."""

@@ -16,6 +16,7 @@ from offbeat.functional import LinkCost, extract
 from offbeat.gradients.bucket import put, require_plain
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
+from offbeat.gradients.ticket import number_of, require_same_call
 from offbeat.kernels.dispatch import BlockSelect
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
@@ -117,7 +118,8 @@ class SparseMessage(Message):
             _remove(self.speeds[1].whole, indices, factor)
         mine.values.copy_(values.mul_(factor / self.group.size))
         mine.indices.copy_(indices)
-        mine.flags[:-1] = torch.tensor(self.mine_has, dtype=torch.int32)
+        flags = [*self.mine_has, number_of(self.group)]
+        mine.flags[:-1] = torch.tensor(flags, dtype=torch.int32)
         mine.flags[-1:] = mine.values.isfinite().all().logical_not_()
         self.handle = all_gather(self.rows.whole, mine.words, self.group)
 
@@ -126,7 +128,9 @@ class SparseMessage(Message):
         assert self.handle is not None, "every message was launched"
         self.handle.wait()
         self.handle, self.missing = None, set(self.names)
-        *had, broken = torch.stack([row.flags for row in self.rows.parts]).amax(0).tolist()
+        flags = torch.stack([row.flags for row in self.rows.parts])
+        require_same_call(self.group, number_of(self.group), *flags[:, -2].tolist())
+        *had, _, broken = flags.amax(0).tolist()
         self.had = dict(zip(self.names, map(bool, had), strict=True))
         return not broken
 
@@ -228,7 +232,7 @@ class Payloads:
 
 def _rows(message: SparseMessage) -> Payloads:
     dtype, count = message.new.whole.dtype, sum(block.k for block in message.blocks)
-    words, flags = count * dtype.itemsize // 4, len(message.names) + 1
+    words, flags = count * dtype.itemsize // 4, len(message.names) + 2
     length = words + count + flags
     padding = length % 2  # rows of float64 begin at even words
     device = message_device(message.group, message.new.whole.device)

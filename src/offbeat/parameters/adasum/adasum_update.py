@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     over: Literal["world", "node"] = "world"
     nonfinite: Literal["raise", "skip"] = "raise"
     partition: bool = False
+    starts_equal: ClassVar[bool] = True  # the update counts from the parameters at the attach
 
     def __post_init__(self) -> None:
         """Check the settings, and the combinations that no exchange supports."""

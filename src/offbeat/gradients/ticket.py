@@ -1,0 +1,78 @@
+"""A number in every message of gradients, which shows that its sender is in another step."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.comm.group import Group
+
+RANGE = 128  # whole numbers below it, and their halves, are exact in 16 bits
+
+
+def number_of(group: Group) -> int:
+    """Return the number of the call that this rank is in, for a message."""
+    return group.detector.phase.calls % RANGE
+
+
+def require_same_call(group: Group, sent: int, *received: float) -> None:
+    """Raise ``ValueError`` on all ranks unless all numbers ``received`` are the one we ``sent``.
+
+    One that is received may be the mean of the members': at most one of different numbers equals
+    it, so that some rank raises.
+    """
+    # A mean of two neighbours is half off; rounding errs by far less.
+    if any(abs(number - sent) > 0.25 for number in received):
+        raise group.detector.condemn_pairing()
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One entry of an averaged message, which holds the number of the call its sender is in.
+
+    Messages pair up by their order alone. If one rank makes a backward more than the others, its
+    next message meets theirs of the next step, all sizes fit, and nothing else would tell. Ranks
+    whose numbers of calls are equal in every exchange also made equally many of them in each step.
+
+    Attributes:
+        group: the members that exchange.
+        entry: a view (1) of what is sent.
+        sent: the number of this rank.
+        echo: the entry after the exchange, on the host.
+        arrived: on CUDA, when ``echo`` is there.
+    """
+
+    group: Group
+    entry: Tensor
+    sent: int = 0
+    echo: Tensor = field(init=False)
+    arrived: torch.cuda.Event | None = None
+
+    def __post_init__(self) -> None:
+        """Allocate the copy on the host."""
+        pinned = self.entry.is_cuda
+        self.echo = torch.empty(1, dtype=self.entry.dtype, pin_memory=pinned)
+
+    def write(self) -> None:
+        """Fill the entry before the exchange."""
+        if self.arrived is not None:
+            self.arrived.synchronize()  # of the last backward, long over
+            self._compare()
+        self.sent = number_of(self.group)
+        self.entry.fill_(self.sent)
+
+    def read(self) -> None:
+        """Compare the mean after the exchange; see :func:`require_same_call`.
+
+        On CUDA the host does not wait for the exchange, and the next :meth:`write` compares.
+        """
+        self.echo.copy_(self.entry, non_blocking=True)
+        if self.entry.is_cuda:
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+        else:
+            self._compare()
+
+    def _compare(self) -> None:
+        self.arrived = None
+        require_same_call(self.group, self.sent, float(self.echo))

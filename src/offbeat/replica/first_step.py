@@ -1,0 +1,98 @@
+"""Checks of the first step after an attach or a load: a second wrapper, parameters that differ."""
+
+import gc
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from offbeat.comm.group import Group
+from offbeat.comm.process_group import is_running
+from offbeat.comm.small_gathers import gather_numbers
+from offbeat.comm.world import World
+from offbeat.exchange import Algorithm
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+WRAPPED = (
+    "the model is wrapped in DistributedDataParallel; pass the bare model (model.module), and "
+    "train it without the wrapper"
+)
+
+
+def digest(parameters: Iterable[Tensor]) -> int:
+    """Return 32 bits that depend on all bits of the parameters; one reading pass.
+
+    >>> digest([torch.tensor([1.0, 2.0])]) == digest([torch.tensor([1.0, 2.0])])
+    True
+    >>> digest([torch.tensor([1.0, 2.0])]) == digest([torch.tensor([1.0, 2.5])])
+    False
+    """
+    words = [p.detach().reshape(-1).view(_WORDS[p.itemsize]) for p in parameters]
+    sums = torch.stack([word.sum(dtype=torch.int64) for word in words])
+    return zlib.crc32(sums.cpu().numpy().tobytes())
+
+
+def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
+    """Return the error for a model that was wrapped after ``replicate``, or None.
+
+    Frameworks do so, and gradients would be all-reduced twice. The wrapper leaves no mark on what
+    it wraps, so all objects of the process are looked through: 0.1 s for some million of them.
+    """
+    if not is_running() or (algorithm.gradients and algorithm.gradients.is_wrapper):
+        return None
+    own = {id(parameter) for parameter in model.parameters()}
+    wrappers = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+    if any(id(p) in own for wrapper in wrappers for p in wrapper.parameters()):
+        return WRAPPED
+    return None
+
+
+def compare_starts(
+    mine: int | None, algorithm: Algorithm, world: World, control: Group | None, settled: bool
+) -> str | None:
+    """Compare the parameters with which the ranks began to train; all ranks call.
+
+    ``mine`` is this rank's :func:`digest`, or None if it has run no backward. ``settled``: all
+    ranks were equal at the attach, or when the state was saved.
+
+    Raises ``ValueError`` on all ranks if parameters differ between ranks that the algorithm keeps
+    equal. Returns a note if they differ where they may.
+    """
+    if control is None:
+        return None
+    gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
+    found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))
+    for ranks in _kept_equal(algorithm, world, settled):
+        different = _different(found, ranks)
+        if different is not None:
+            raise ValueError(
+                f"ranks {different[0]} and {different[1]} started from different parameters, and "
+                f"{algorithm} keeps them equal; load the same model file on all ranks, before "
+                "replicate() or after it"
+            )
+    different = _different(found, world.ranks) if settled else None
+    if different is None:
+        return None
+    return (
+        f"ranks {different[0]} and {different[1]} started from different parameters: was the same "
+        "model file loaded on all ranks?"
+    )
+
+
+def _kept_equal(algorithm: Algorithm, world: World, settled: bool) -> Sequence[Sequence[int]]:
+    """Return sets of ranks that hold equal parameters at the start of this step."""
+    gradients, parameters = algorithm.gradients, algorithm.parameters
+    in_world = gradients is not None and gradients.over == "world" and parameters is None
+    if in_world or (settled and parameters is not None and parameters.starts_equal):
+        return (world.ranks,)
+    return world.nodes if gradients is not None and gradients.over == "local" else ()
+
+
+def _different(found: dict[int, float], ranks: Sequence[int]) -> tuple[int, int] | None:
+    known = [rank for rank in ranks if not math.isnan(found[rank])]
+    other = next((rank for rank in known if found[rank] != found[known[0]]), None)
+    return None if other is None else (known[0], other)
