@@ -3,6 +3,7 @@
 import copy
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,37 @@ def sparse_bag() -> nn.Module:
     return nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True, mode="sum"), nn.Linear(2, 2))
 
 
+def with_buffer(buffer: Tensor) -> nn.Module:
+    model = small()
+    model.register_buffer("table", buffer)
+    return model
+
+
+def meta_buffer() -> nn.Module:
+    return with_buffer(torch.empty(2, device="meta"))
+
+
+def lazy_buffer() -> nn.Module:
+    return with_buffer(nn.UninitializedBuffer())
+
+
+with warnings.catch_warnings(action="ignore"):  # deprecated in torch 2.13
+    QUANTIZED = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+def quantized_buffer() -> nn.Module:
+    return with_buffer(QUANTIZED)
+
+
+def sparse_buffer() -> nn.Module:
+    return with_buffer(torch.eye(2).to_sparse())
+
+
 IMPOSSIBLE = {
+    meta_buffer: "buffer 'table' is on the meta device",
+    lazy_buffer: "buffer 'table' is not initialized yet",
+    quantized_buffer: "buffer 'table' is quantized or sparse",
+    sparse_buffer: "buffer 'table' is quantized or sparse",
     without_parameters: "no trainable parameters",
     all_frozen: "no trainable parameters",
     on_meta: "'1.weight' is on the meta device",
@@ -244,6 +275,74 @@ def test_an_expanded_buffer_is_equalized_or_refused() -> None:
 
     (said,) = set(ThreadWorld(SIZE).run(work, timeout=SECONDS))
     assert said == "equalized" or "'mask'" in said
+
+
+@pytest.mark.parametrize("verb", ["finish", "consensus"])
+@pytest.mark.fault(
+    "a buffer is added on one rank after replicate()",
+    "ValueError on all ranks from finish() and consensus(); names the buffer",
+)
+def test_a_buffer_added_on_one_rank(verb: str) -> None:
+    def work(world: World) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        run(model, 1, replica)
+        if world.rank == 1:
+            model.register_buffer("late", torch.zeros(3))
+        if verb == "finish":
+            replica.finish()
+        else:
+            replica.consensus().__enter__()
+
+    said = alike(work, size=3)
+    assert f"{verb}() found different buffers: 'late' is missing on rank 0 and [[3]" in said
+
+
+def test_a_buffer_added_on_all_ranks_is_averaged() -> None:
+    def work(world: World) -> float:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        model.register_buffer("late", torch.tensor(float(world.rank)))
+        replica.finish()
+        return float(model.late)
+
+    assert ThreadWorld(3).run(work) == [1.0, 1.0, 1.0]
+
+
+class Raises(torch.autograd.Function):
+    """Raises in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ArithmeticError("a backward of the user's")
+
+
+@pytest.mark.parametrize("then", ["step", "another backward"])
+@pytest.mark.fault(
+    "a backward raises on one rank, and the script catches it and goes on",
+    "ValueError on all ranks that says so",
+)
+def test_a_backward_that_raised_and_was_caught(then: str) -> None:
+    def work(world: World) -> None:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        for step in range(3):
+            x = model[0](torch.ones(2))
+            try:
+                model[1](Raises.apply(x) if (step, world.rank) == (1, 1) else x).sum().backward()
+            except ArithmeticError:
+                if then == "another backward":
+                    model(torch.ones(2)).sum().backward()
+            replica.step()
+
+    said = alike(work)
+    assert "the last backward" in said
+    assert "raised" in said
+    assert "checkpointing" not in said
 
 
 class Lookup(nn.Module):

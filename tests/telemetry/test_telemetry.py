@@ -164,3 +164,23 @@ def test_writers(tmp_path: Path) -> None:
     tags = {"last/bytes_sent", "total/bytes_sent", "measures/orthogonality", "run/loss"}
     assert set(events.Tags()["scalars"]) == tags
     assert events.Scalars("total/bytes_sent")[0].value == 9
+
+
+@pytest.mark.parametrize("where", ["a full disk", "a folder that cannot be made"])
+@pytest.mark.fault(
+    "a recording cannot be written (disk full, no permission)",
+    "one RuntimeWarning; training goes on",
+)
+def test_a_recording_that_cannot_be_written(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "a full disk":
+        (tmp_path / "rank1.jsonl").symlink_to("/dev/full")
+        monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match="recording") as seen:
+        done = stats_of("ddp", 2, steps=3)
+    assert [stats["step"] for stats in done] == [3, 3]
+    assert len(seen) == (1 if where == "a full disk" else 2)  # on one rank, or on both

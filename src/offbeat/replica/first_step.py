@@ -83,11 +83,17 @@ def compare_starts(
     )
 
 
+def keeps_equal(algorithm: Algorithm) -> bool:
+    """Return whether all ranks hold equal parameters after every step."""
+    gradients = algorithm.gradients
+    return algorithm.parameters is None and gradients is not None and gradients.over == "world"
+
+
 def _kept_equal(algorithm: Algorithm, world: World, settled: bool) -> Sequence[Sequence[int]]:
     """Return sets of ranks that hold equal parameters at the start of this step."""
     gradients, parameters = algorithm.gradients, algorithm.parameters
-    in_world = gradients is not None and gradients.over == "world" and parameters is None
-    if in_world or (settled and parameters is not None and parameters.starts_equal):
+    starts_equal = parameters is not None and parameters.starts_equal
+    if keeps_equal(algorithm) or (settled and starts_equal):
         return (world.ranks,)
     return world.nodes if gradients is not None and gradients.over == "local" else ()
 

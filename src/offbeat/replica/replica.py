@@ -22,7 +22,7 @@ from offbeat.replica.consensus import (
     require_equal_buffers,
     require_equal_steps,
 )
-from offbeat.replica.first_step import compare_starts, wrapper_fault
+from offbeat.replica.first_step import compare_starts, keeps_equal, wrapper_fault
 from offbeat.replica.norm import total_norm
 from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
@@ -276,6 +276,12 @@ class Replica:
 
     def _finish(self) -> dict[str, float]:
         distance = self._distance()
+        if keeps_equal(self.algorithm) and distance["max"] > 0:
+            self._note(
+                f"finish() found replicas at distances up to {distance['max']:.3g} from their "
+                f"average, and {self.algorithm} keeps them equal: did a rank load another "
+                "optimizer state, or miss a step?"
+            )
         self._average("finish")
         self.parameters.settle()
         return distance
@@ -319,10 +325,15 @@ class Replica:
 
     def _join_backward(self) -> None:
         """Contribute zeros to the exchange of a backward that this rank did not run."""
-        note = "a step() without a backward: this rank gave zeros and missed the others' update"
-        if self._watch.make_up() and note not in self.notes:
+        if self._watch.make_up():
+            self._note(
+                "a step() without a backward: this rank gave zeros and missed the others' update"
+            )
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
             self.notes.append(note)
-            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)
 
     def _require_open(self) -> None:
         if self._closed is not None:
