@@ -1,14 +1,34 @@
 """What holds for all tests."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only; not searched for doctests.
 collect_ignore = ["preloaded.py"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--seed``: another one makes tests draw other victims, steps, delays and numbers."""
+    parser.addoption("--seed", type=int, default=0, help="seed of what tests draw (default: 0)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Show the seed, which repeats a run."""
+    return f"seed: {config.getoption('seed')}"
+
+
+@pytest.fixture(autouse=True)
+def draws(request: pytest.FixtureRequest) -> random.Random:
+    """Random choices of a test, the same for the same ``--seed``; seeds torch's generator too."""
+    seed = request.config.getoption("seed")
+    torch.manual_seed(seed)
+    return random.Random(f"{seed} {request.node.nodeid}")
 
 
 @pytest.fixture(autouse=True)
