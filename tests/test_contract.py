@@ -132,6 +132,11 @@ def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype
 
 
 @every_repeatable_recipe
+@pytest.mark.fault(
+    "a run stops and resumes from a checkpoint",
+    "continues bit for bit, per rank",
+    group="Checkpoints",
+)
 def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
     def worker(world: World) -> None:
         model = Quadratic(torch.float32)
@@ -190,6 +195,11 @@ def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
 
 
 @every_recipe
+@pytest.mark.fault(
+    "a rank skips its optimizer step",
+    "training goes on; ranks are equal after finish()",
+    group="Gradients",
+)
 def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
     """As GradScaler does after an overflow on one rank."""
 
@@ -236,6 +246,11 @@ def test_micro_batches_equal_one_batch(case: Case) -> None:
 
 
 @every_recipe
+@pytest.mark.fault(
+    "detach() is called twice, then the model is trained on alone",
+    "no error; no thread and no hook is left",
+    group="Leaving",
+)
 def test_detach_leaves_nothing_behind(case: Case) -> None:
     before = threading.active_count()
 
@@ -267,9 +282,13 @@ def test_detach_leaves_nothing_behind(case: Case) -> None:
 
 
 @every_repeatable_recipe
-def test_delays_change_nothing(case: Case) -> None:
-    pauses = random.Random(1)
-    table = [[pauses.choice([0, 0, 0.01]) for _ in range(6)] for _ in range(4)]
+@pytest.mark.fault(
+    "ranks are delayed at random",
+    "the same parameters bit for bit",
+    group="Lost ranks and connections",
+)
+def test_delays_change_nothing(case: Case, draws: random.Random) -> None:
+    table = [[draws.choice([0, 0, 0.01]) for _ in range(6)] for _ in range(4)]
 
     def run(shaken: bool) -> np.ndarray:
         runs = simulate(

@@ -25,6 +25,11 @@ def errors_of(work: object, size: int) -> list[BaseException | None]:
 
 
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=1)", "sgp('ring')"])
+@pytest.mark.fault(
+    "one rank calls step(), others finish() or consensus()",
+    "ValueError on all ranks; names both calls",
+    group="Calls that differ between ranks",
+)
 def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
     def work(world: World) -> None:
         model = Quadratic()
@@ -46,6 +51,10 @@ def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
     assert "step" in str(errors[0])
 
 
+@pytest.mark.fault(
+    "a rank leaves (detach) while the others train",
+    "PeerLost on every other rank; names the rank and its calls",
+)
 def test_a_rank_that_leaves_early_is_named() -> None:
     def work(world: World) -> None:
         model = Quadratic()
@@ -62,6 +71,7 @@ def test_a_rank_that_leaves_early_is_named() -> None:
     assert "rank 1 has left (detach) after 0 calls" in str(errors[0])
 
 
+@pytest.mark.fault("a rank computes for much longer than the others", "the others wait; no error")
 def test_a_slow_rank_is_waited_for() -> None:
     """A rank that computes for long still beats: nobody may lose patience with it."""
 

@@ -168,6 +168,11 @@ def test_a_slot_without_partners_is_replaced_by_a_note() -> None:
 
 
 @pytest.mark.parametrize("nodes", [((0, 1), (1,)), ((0, 0),), ((0,), ()), ((1,),), ()], ids=str)
+@pytest.mark.fault(
+    "the list of nodes omits or repeats a rank",
+    "ValueError on every rank",
+    group="Settings and arguments",
+)
 def test_a_layout_that_does_not_place_its_rank_once_is_refused(nodes: Nodes) -> None:
     """Also when the layout is made directly, as for a world of threads."""
     with pytest.raises(ValueError, match="rank"):
@@ -312,6 +317,10 @@ def test_an_adapted_group_knows_its_ranks_in_the_world() -> None:
     assert (group.ranks, group.ranks[group.rank]) == ((2, 4, 5), 2)
 
 
+@pytest.mark.fault(
+    "a rank makes no call on a process group of the user",
+    "PeerLost on the waiting ranks at the timeout of the group",
+)
 def test_a_wait_on_an_adapted_group_ends_by_its_timeout() -> None:
     groups: list[dist.ProcessGroup] = []
 

@@ -478,6 +478,9 @@ def test_two_methods_on_two_workers_in_two_rounds(script: Path, tmp_path: Path) 
 
 
 @pytest.mark.processes
+@pytest.mark.fault(
+    "a method fails in offbeat compare", "its last lines are shown; the others are reported"
+)
 def test_a_failing_method_is_shown_and_the_others_are_reported(
     script: Path, tmp_path: Path
 ) -> None:
@@ -495,6 +498,7 @@ def test_a_failing_method_is_shown_and_the_others_are_reported(
 
 
 @pytest.mark.processes
+@pytest.mark.fault("a script under offbeat compare never calls replicate()", "exit code 1; says so")
 def test_a_script_that_records_nothing_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("print('no offbeat here')")
@@ -512,6 +516,7 @@ def test_termination_interrupts_like_ctrl_c() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.fault("offbeat compare receives Ctrl-C", "all processes end; finished runs are kept")
 def test_ctrl_c_ends_everything_and_keeps_what_was_measured(script: Path, tmp_path: Path) -> None:
     words = [script, "--algorithms", "ddp,sgp", "--nodes", 2, "--rounds", 9, "--out", tmp_path]
     process = subprocess.Popen(

@@ -168,6 +168,9 @@ def test_time_starts_at_one_and_covers_all_workers(workers: int) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", SPARSE)
+@pytest.mark.fault(
+    "a gradient of a worker is NaN or infinite", "the worker skips the step and counts it"
+)
 def test_a_non_finite_gradient_skips_the_whole_step_and_counts(
     dtype: torch.dtype, bad: float
 ) -> None:
@@ -274,6 +277,7 @@ def test_a_parameter_that_left_shared_memory_is_refused() -> None:
         optimizer.step()
 
 
+@pytest.mark.fault("step() is called outside a worker", "ValueError")
 def test_stepping_outside_a_worker_is_refused() -> None:
     optimizer = AsyncAdam([weight()], workers=2)
     with pytest.raises(ValueError, match=r"step\(\) outside a worker, with workers=2"):
@@ -282,6 +286,7 @@ def test_stepping_outside_a_worker_is_refused() -> None:
         optimizer.as_worker(2)
 
 
+@pytest.mark.fault("a state of another number of workers is loaded", "ValueError; names the tensor")
 def test_a_state_of_other_workers_or_moments_is_refused() -> None:
     saved = AsyncAdam([weight()], workers=2).state_dict()
     with pytest.raises(ValueError, match="step of parameter 0 is"):

@@ -46,6 +46,10 @@ def four() -> Trained:
     return Trained(start, model, optimizer, few, said)
 
 
+@pytest.mark.fault(
+    "a worker is killed, with replacements allowed",
+    "a new worker takes its number; at most one update is lost",
+)
 def test_four_workers_of_which_one_was_killed_learn_as_much_as_one(four: Trained) -> None:
     serial, optimizer = problem(1)
     scripts.train(0, serial, optimizer, 1600)
@@ -63,6 +67,7 @@ def test_results_come_by_number_from_workers_with_one_thread(four: Trained) -> N
     assert torch.stack([who for who, _ in four.said]).tolist() == [[n, 1] for n in range(4)]
 
 
+@pytest.mark.fault("a worker builds an optimizer of its own", "ValueError in the worker")
 def test_what_others_would_not_see_is_refused_in_the_worker(four: Trained) -> None:
     built, few, forked, extended = (message for _, message in four.said)
     assert built.startswith("worker 0 builds or extends an AsyncAdam whose state the others")
@@ -83,6 +88,7 @@ def test_trained_state_is_saved_and_workers_go_on_from_it(four: Trained) -> None
     assert 1600 < worker._tick(worker._target(resumed.weight, 0)) <= 1604
 
 
+@pytest.mark.fault("a worker raises", "WorkerFailed with its traceback; all workers end")
 def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:
     start = time.monotonic()
     with pytest.raises(WorkerFailed, match=r"(?s)worker 1 raised.*no key in worker 1"):
@@ -90,12 +96,16 @@ def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:
     assert time.monotonic() - start < 50  # the other sleeps for 60 s
 
 
+@pytest.mark.fault(
+    "a worker is killed, without replacements", "WorkerFailed; names the worker and the signal"
+)
 def test_a_killed_worker_is_reported() -> None:
     with pytest.raises(WorkerFailed, match="worker 0 was ended by SIGKILL"):
         launch(scripts.kill, 1)
     assert _death(3) == "ended with exit code 3 and without a result"
 
 
+@pytest.mark.fault("Ctrl-C", "all workers end")
 def test_ctrl_c_ends_all() -> None:
     pids = torch.zeros(2, dtype=torch.int64)
     # A shell that starts us in the background has us ignore it.
@@ -111,6 +121,7 @@ def test_ctrl_c_ends_all() -> None:
         assert gone.value.errno == errno.ESRCH
 
 
+@pytest.mark.fault("the parent raises", "all workers end")
 def test_a_failure_in_the_parent_ends_all() -> None:
     with pytest.raises(RuntimeError, match="no more"):
         launch(scripts.fail, 1, args=(1,), meanwhile=Mock(side_effect=RuntimeError("no more")))
@@ -123,6 +134,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
+@pytest.mark.fault(
+    "arguments of the workers are not in shared memory", "ValueError; names the tensor"
+)
 def test_arguments_that_are_not_shared_are_refused(
     arguments: tuple[object, ...], message: str
 ) -> None:
@@ -130,6 +144,9 @@ def test_arguments_that_are_not_shared_are_refused(
         launch(scripts.double, 2, args=arguments)
 
 
+@pytest.mark.fault(
+    "arguments of the workers are not in shared memory", "ValueError; names the tensor"
+)
 def test_buffers_must_be_shared_too() -> None:
     model = nn.BatchNorm1d(2)
     AsyncAdam(model.parameters())

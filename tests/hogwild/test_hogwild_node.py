@@ -58,6 +58,10 @@ def test_nodes_start_alike_and_are_equal_after_finish(recipe: str) -> None:
     assert ThreadWorld(3).run(train) == [(0.0, pytest.approx(4.0))] * 3
 
 
+@pytest.mark.fault(
+    "NodeReplica gets a gradient method or a model in private memory",
+    "ValueError; names the parameters",
+)
 def test_gradient_methods_and_private_models_are_refused() -> None:
     with pytest.raises(ValueError, match="exchanges gradients, which stay with the workers"):
         NodeReplica(embedding(0.0), offbeat.ddp())

@@ -242,6 +242,11 @@ def test_a_plain_ddp_script_runs() -> None:
     assert "hostname" not in str(lines)  # torch warns of addresses without a name
 
 
+@pytest.mark.fault(
+    "a rank is killed during training",
+    "PeerLost on every other rank within 30 s; names the rank",
+    group="Lost ranks and connections",
+)
 def test_an_offbeat_script_knows_its_nodes_and_survivors_are_told_who_is_lost() -> None:
     lines = Lines()
     with Lab(2, [2, 1], rate=RATE_TEXT) as lab:
@@ -253,6 +258,11 @@ def test_an_offbeat_script_knows_its_nodes_and_survivors_are_told_who_is_lost() 
         assert lines.of(rank)[1].startswith("lost rank 0 is lost: no sign of life")
 
 
+@pytest.mark.fault(
+    "a link is down for a second",
+    "messages arrive later; no error",
+    group="Lost ranks and connections",
+)
 def test_a_cut_delays_and_does_not_break() -> None:
     lines = Lines()
     with Lab(2) as lab:
@@ -301,6 +311,9 @@ def test_a_straggler_is_halted_with_its_node_alone_and_never_left_halted() -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.fault(
+    "offbeat lab receives Ctrl-C or SIGTERM", "all processes and networks are removed"
+)
 def test_a_signal_ends_everything(
     start: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
@@ -312,6 +325,7 @@ def test_a_signal_ends_everything(
     assert nothing_left(lab.pid)
 
 
+@pytest.mark.fault("offbeat lab is killed", "the next lab removes what is left")
 def test_two_labs_at_once_and_what_a_killed_one_left_behind(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -359,6 +373,9 @@ def test_an_error_in_the_callback_ends_the_run() -> None:
         lab.run(shell("echo hello; exec sleep 600"), on_line=broken)
 
 
+@pytest.mark.fault(
+    "the kernel cannot limit rates", "exit code 2; names the module; nothing is left"
+)
 def test_a_kernel_without_tbf_is_named_and_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -373,6 +390,7 @@ def test_a_kernel_without_tbf_is_named_and_nothing_is_left(
     assert not namespaces(os.getpid())
 
 
+@pytest.mark.fault("offbeat lab runs without root", "exit code 2; one line")
 def test_other_users_are_told_to_be_root() -> None:
     # The capability to read files, since the interpreter may be in a folder of root's.
     nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"]

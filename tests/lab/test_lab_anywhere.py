@@ -46,6 +46,7 @@ Lines = list[tuple[int | None, str]]
         ("--json -- true", "add --check"),
     ],
 )
+@pytest.mark.fault("an option of offbeat lab is wrong", "exit code 2; one line")
 def test_wrong_options_are_one_line_and_exit_code_2(arguments: str, said: str) -> None:
     result = CliRunner().invoke(app, ["lab", *arguments.split()])
     assert result.exit_code == 2, result.output

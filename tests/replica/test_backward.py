@@ -272,6 +272,10 @@ def check_means(
 
 
 @pytest.mark.parametrize("text", ["ddp()", "ddp(wire='bf16')", *ONE_EACH])
+@pytest.mark.fault(
+    "a parameter is used inside and outside a reentrant checkpoint",
+    "the exact mean, or ValueError on all ranks that names use_reentrant=False",
+)
 def test_a_gradient_that_is_ready_twice_is_right_or_an_error_on_all_ranks(text: str) -> None:
     """A parameter inside and outside of a reentrant block; DDP refuses it altogether."""
     case = Case("", seeded(layers), partial(sandwiched, reentrant=True))
@@ -297,6 +301,10 @@ def test_a_gradient_that_is_ready_twice_is_right_or_an_error_on_all_ranks(text: 
     assert said == {"right"} or "use_reentrant=False" in said.pop()
 
 
+@pytest.mark.fault(
+    "one rank does not use a parameter, with reentrant checkpoints",
+    "ValueError on all ranks; names use_reentrant=False",
+)
 def test_reentrant_blocks_with_an_unused_parameter_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -337,6 +345,10 @@ class Late(torch.autograd.Function):
         return grad, None
 
 
+@pytest.mark.fault(
+    "gradients of two dtypes are ready in another order on a slow rank",
+    "the exact mean, equal on all ranks",
+)
 def test_dtypes_do_not_overtake_each_other_on_a_slow_rank() -> None:
     """16-bit and 32-bit buckets take different ways to the wire: one order on every rank."""
     build = seeded(lambda: nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()]))
@@ -371,6 +383,11 @@ def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
 
 
 @either_wire
+@pytest.mark.fault(
+    "a rank leaves (detach) while the others wait in backward",
+    "PeerLost on every other rank; names the rank",
+    group="Lost ranks and connections",
+)
 def test_a_peer_that_leaves_ends_the_wait_in_backward(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +409,9 @@ def test_a_peer_that_leaves_ends_the_wait_in_backward(
 
 @either_wire
 @either_zero
+@pytest.mark.fault(
+    "a second backward runs before step()", "the sum of both means, equal on all ranks"
+)
 def test_two_synced_backwards_before_a_step(text: str, set_to_none: bool) -> None:
     """The second exchanges what was added since, so the sum of means results."""
     first, second = Case("", seeded(layers), plain), Case("", seeded(layers), skip_last)
@@ -430,6 +450,10 @@ def check_sums(ours: list[Gradients], parts: list[Gradients], bf16: bool) -> Non
 
 @either_wire
 @either_zero
+@pytest.mark.fault(
+    "one rank uses a parameter only in its first micro-batch",
+    "its gradient is in the mean of all ranks",
+)
 def test_a_parameter_used_only_in_the_first_micro_batch(text: str, set_to_none: bool) -> None:
     """On rank 0 alone, and not in the backward that exchanges."""
     first, second = Case("", seeded(layers), only_rank_0), Case("", seeded(layers), skip_last)
@@ -490,6 +514,10 @@ ZERO_AT_THE_TOP, ZERO_AT_THE_END, NONE_AT_THE_END = "zero_grad first", "zeros la
 
 @either_wire
 @pytest.mark.parametrize("habit", [ZERO_AT_THE_TOP, ZERO_AT_THE_END, NONE_AT_THE_END])
+@pytest.mark.fault(
+    "a rank has no batch and calls step() without a backward",
+    "a warning; it counts as zero, and the next step is exact",
+)
 def test_a_rank_without_a_backward_gives_zeros(text: str, habit: str) -> None:
     """It has no batch in step 2: the others count it as zero, and step 3 is as if nothing was."""
 
@@ -519,6 +547,10 @@ def test_a_rank_without_a_backward_gives_zeros(text: str, habit: str) -> None:
 
 
 @either_wire
+@pytest.mark.fault(
+    "a rank lacks the last micro-batch of a step",
+    "a warning; what it has accumulated is in the mean",
+)
 def test_a_rank_that_lacks_only_the_last_micro_batch(text: str) -> None:
     """What it has accumulated counts, and is still there for its own optimizer."""
 
@@ -556,6 +588,10 @@ def test_nobody_runs_a_backward() -> None:
 
 
 @either_wire
+@pytest.mark.fault(
+    "a gradient overflows on one rank under GradScaler",
+    "all ranks skip the step and lower the scale",
+)
 def test_an_overflow_on_one_rank_makes_all_scalers_skip(text: str) -> None:
     def worker(world: World) -> tuple[list[float], list[Tensor]]:
         model = seeded_linear()
@@ -590,6 +626,7 @@ seeded_linear = seeded(lambda: nn.Linear(4, 2))
 
 @either_wire
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.fault("a gradient is NaN or infinite on one rank", "the mean is so on all ranks")
 def test_a_gradient_that_is_not_finite_arrives_everywhere(text: str, value: float) -> None:
     def worker(world: World) -> Tensor:
         model = nn.Linear(2, 3, bias=False)
@@ -690,6 +727,7 @@ def test_two_replicas_of_two_models_share_a_backward() -> None:
 
 
 @either_zero
+@pytest.mark.fault("an optimizer or clipping overwrites .grad", "the next mean is exact")
 def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none: bool) -> None:
     """Scaling, clipping and decay write into ``.grad``, which is a view of a bucket."""
     case = Case("", seeded(layers), sometimes)
@@ -771,6 +809,9 @@ def through(model: nn.Module, rank: int, step: int) -> Tensor:
     return model(batch(rank, step)).square().sum()
 
 
+@pytest.mark.fault(
+    "gradients are ready in another order on every rank", "the exact mean, equal on all ranks"
+)
 def test_a_random_order_on_every_rank_with_pauses() -> None:
     """Buckets leave in one order although gradients come in another, at another pace."""
     case = Case("", seeded(partial(layers, 6)), late_branches)
@@ -848,6 +889,9 @@ def test_nested_backwards_are_exchanged_once() -> None:
     assert ThreadWorld(SIZE).run(worker) == [8] * SIZE  # four layers of two parameters
 
 
+@pytest.mark.fault(
+    "a backward raises and is run again", "the exact mean, or the same ValueError on all ranks"
+)
 def test_a_backward_that_fails_can_be_tried_again() -> None:
     """As after running out of memory: it is right, or an error that says what happened."""
     case = Case("", seeded(layers), plain)
@@ -883,6 +927,10 @@ def fail(grad: Tensor) -> Tensor:
 
 # torch's own, at every backward with create_graph.
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
+@pytest.mark.fault(
+    "a backward keeps its graph (create_graph=True)",
+    "the exact mean, or the same ValueError on all ranks",
+)
 def test_create_graph_is_averaged_or_refused_alike() -> None:
     """Second-order optimizers call ``backward(create_graph=True)``."""
     case = Case("", seeded(layers), plain)
@@ -907,6 +955,10 @@ def test_create_graph_is_averaged_or_refused_alike() -> None:
         check_means(runs, local_gradients(case, 0), False, set())
 
 
+@pytest.mark.fault(
+    "gradients come from torch.autograd.grad, without a backward",
+    "a warning; each rank keeps its own gradient",
+)
 def test_gradients_made_by_hand_are_exchanged_at_the_step() -> None:
     """``torch.autograd.grad`` runs no hook: such a step counts as one without a backward."""
 

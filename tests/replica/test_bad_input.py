@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -109,20 +110,39 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_models_that_differ_between_ranks(what: str) -> None:
-    other, match = DIFFERENT[what]
+BOTH_NAMED = "ValueError on all ranks; names both ranks and the parameter"
+DIFFERENCES = {
+    "the names or the number of parameters": ["name", "one more", "one fewer"],
+    "shapes or dtypes": ["shape", "dtype"],
+    "which parameters are frozen": ["frozen"],
+    "the order of parameters": ["order"],
+    "memory formats (strides)": ["strides"],
+    "buffers": ["a buffer"],
+}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=pytest.mark.fault(f"two ranks differ in {fault}", BOTH_NAMED))
+        for fault, kinds in DIFFERENCES.items()
+        for what in kinds
+    ],
+)
+def test_models_that_differ_between_ranks(what: str, draws: random.Random) -> None:
+    (other, match), odd = DIFFERENT[what], draws.choice([1, 2])
 
     def work(world: World) -> None:
-        model = other() if world.rank == 2 else USUAL()
+        model = other() if world.rank == odd else USUAL()
         offbeat.replicate(model, offbeat.ddp(), mesh=world)
 
     text = alike(work, size=3)
-    assert "ranks 0 and 2 differ" in text
+    assert f"ranks 0 and {odd} differ" in text
     with pytest.raises(ValueError, match=match):
         raise ValueError(text)
 
 
+@pytest.mark.fault("two ranks differ in buffers", BOTH_NAMED)
 def test_buffers_that_differ_in_shape() -> None:
     def work(world: World) -> None:
         offbeat.replicate(buffered(2 + (world.rank == 1))(), offbeat.ddp(), mesh=world)
@@ -130,6 +150,9 @@ def test_buffers_that_differ_in_shape() -> None:
     assert "shape of 'statistics'" in alike(work)
 
 
+@pytest.mark.fault(
+    "replicate() is called again after it refused a model", "the same ranks attach and train"
+)
 def test_a_world_goes_on_after_a_refusal() -> None:
     """The next ``replicate`` of the same ranks works: nothing was left half open."""
 
@@ -214,9 +237,24 @@ IMPOSSIBLE = {
     sparse_embedding: "'0' makes sparse gradients",
     sparse_bag: "'0' makes sparse gradients",
 }
+CASES = {
+    "the model of a rank has no trainable parameters": [without_parameters, all_frozen],
+    "a parameter is on the meta device": [on_meta],
+    "a parameter is complex": [complex_numbers],
+    "a lazy parameter is not initialized": [uninitialized],
+    "an embedding makes sparse gradients": [sparse_embedding, sparse_bag],
+}
+NAMED = "ValueError on all ranks; names the rank and the parameter"
 
 
-@pytest.mark.parametrize("build", IMPOSSIBLE, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build, marks=pytest.mark.fault(case, NAMED), id=build.__name__)
+        for case, builds in CASES.items()
+        for build in builds
+    ],
+)
 def test_models_that_cannot_be_exchanged(build: Callable[[], nn.Module]) -> None:
     """On one rank alone: the others, whose models are fine, must hear of it."""
 
@@ -239,6 +277,10 @@ BUFFERS = [torch.int16, torch.uint16, torch.bool, torch.complex64, torch.float8_
 
 
 @pytest.mark.parametrize("dtype", BUFFERS, ids=str)
+@pytest.mark.fault(
+    "a buffer has a dtype that the backend cannot send",
+    "the values of rank 0 on all ranks, or ValueError on all",
+)
 def test_buffers_of_unusual_dtypes_are_equalized_or_refused(dtype: torch.dtype) -> None:
     """Gloo moves few of them; quantized models and rotary embeddings bring all of them."""
 
@@ -258,6 +300,10 @@ def test_buffers_of_unusual_dtypes_are_equalized_or_refused(dtype: torch.dtype) 
     assert said == "equalized" or "'table'" in said
 
 
+@pytest.mark.fault(
+    "a buffer shares memory with itself (expand)",
+    "the values of rank 0 on all ranks, or ValueError on all",
+)
 def test_an_expanded_buffer_is_equalized_or_refused() -> None:
     """A buffer that shares memory with itself, as masks made by ``expand`` do."""
 
@@ -357,6 +403,11 @@ class Lookup(nn.Module):
 
 
 @pytest.mark.parametrize("text", ["ddp", "ddp(wire='bf16')"])
+@pytest.mark.fault(
+    "a sparse gradient appears on one rank during training",
+    "ValueError on all ranks; names the parameter",
+    group="Gradients",
+)
 def test_a_sparse_gradient_that_appears_on_one_rank(text: str) -> None:
     def work(world: World) -> None:
         model = Lookup()
@@ -380,12 +431,19 @@ def world_of_one() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("world_of_one")
+@pytest.mark.fault(
+    "the model is wrapped in DistributedDataParallel", "ValueError; says to pass model.module"
+)
 def test_a_model_wrapped_in_ddp() -> None:
     with pytest.raises(ValueError, match=r"DistributedDataParallel.*model\.module"):
         offbeat.replicate(DistributedDataParallel(small()), offbeat.ddp())
 
 
 @every_recipe
+@pytest.mark.fault(
+    "replicate() is called twice for one model",
+    "ValueError on all ranks; the first replica trains on",
+)
 def test_replicate_twice(text: str) -> None:
     """The second is refused, and the first goes on."""
 
@@ -405,11 +463,21 @@ def test_replicate_twice(text: str) -> None:
     assert "detach()" in said
 
 
+@pytest.mark.fault(
+    "there is no process group",
+    "ValueError; says to call init_process_group()",
+    group="Settings and arguments",
+)
 def test_no_process_group() -> None:
     with pytest.raises(ValueError, match=r"init_process_group\(\)"):
         offbeat.replicate(small(), offbeat.ddp())
 
 
+@pytest.mark.fault(
+    "something other than a module is passed as the model",
+    "ValueError; says what is expected",
+    group="Settings and arguments",
+)
 def test_not_a_model() -> None:
     with pytest.raises(ValueError, match="model"):
         offbeat.replicate([nn.Linear(1, 1)], offbeat.ddp(), mesh=ThreadWorld(1).world(0))
@@ -441,6 +509,11 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:30]))
+@pytest.mark.fault(
+    "a text names no algorithm, or arguments it does not have",
+    "ValueError; lists the valid ones",
+    group="Settings and arguments",
+)
 def test_texts_that_name_no_algorithm(text: str) -> None:
     with pytest.raises(ValueError, match=TEXTS[text]):
         offbeat.algorithm(text)
@@ -491,12 +564,20 @@ ARGUMENTS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "match"), ARGUMENTS, ids=[match for _, match in ARGUMENTS])
+@pytest.mark.fault(
+    "a recipe gets an argument of another type or out of range",
+    "ValueError; names the argument, its value and what is expected",
+    group="Settings and arguments",
+)
 def test_arguments_that_mean_nothing(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
 
 
 @pytest.mark.parametrize("algorithm", ["ddp", offbeat.ddp, None], ids=["name", "recipe", "nothing"])
+@pytest.mark.fault(
+    "replicate() gets no algorithm", "ValueError on all ranks", group="Settings and arguments"
+)
 def test_replicate_wants_an_algorithm(algorithm: Any) -> None:
     def work(world: World) -> None:
         offbeat.replicate(small(), algorithm, mesh=world)
@@ -515,6 +596,9 @@ DIFFERENT_ALGORITHMS = [
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT_ALGORITHMS)
+@pytest.mark.fault(
+    "ranks pass different algorithms or settings", "ValueError on all ranks; shows both"
+)
 def test_different_algorithms_on_ranks(one: str, other: str) -> None:
     def work(world: World) -> None:
         text = other if world.rank == 1 else one
@@ -560,6 +644,11 @@ def test_a_topology_of_ones_own_is_equal_on_all_ranks() -> None:
     ThreadWorld(SIZE).run(work, timeout=SECONDS)
 
 
+@pytest.mark.fault(
+    "a topology does not connect all ranks",
+    "ValueError on all ranks; names the participant that is not reached",
+    group="Settings and arguments",
+)
 def test_a_topology_that_cannot_work() -> None:
     def work(world: World) -> None:
         offbeat.replicate(small(), offbeat.sgp(TOPOLOGY), mesh=world)
@@ -573,6 +662,11 @@ TOPOLOGY = Deaf()
 # ---- who sits where -----------------------------------------------------------------------------
 
 
+@pytest.mark.fault(
+    "ranks describe the nodes differently",
+    "ValueError on all ranks",
+    group="Settings and arguments",
+)
 def test_nodes_that_differ_between_ranks() -> None:
     world = ThreadWorld(nodes=((0, 1), (2,)))
 
@@ -608,6 +702,11 @@ BAD_NODES = {
 
 @pytest.mark.parametrize("what", BAD_NODES)
 @pytest.mark.usefixtures("world_of_three")
+@pytest.mark.fault(
+    "the list of nodes omits or repeats a rank",
+    "ValueError on every rank",
+    group="Settings and arguments",
+)
 def test_nodes_that_do_not_place_every_rank_once(what: str) -> None:
     """A fault that every rank sees for itself, so that all of them raise."""
     with pytest.raises(ValueError, match="list every rank in one node"):
@@ -615,6 +714,11 @@ def test_nodes_that_do_not_place_every_rank_once(what: str) -> None:
 
 
 @pytest.mark.usefixtures("world_of_one")
+@pytest.mark.fault(
+    "a mesh has axes other than node and local",
+    "ValueError; names the axes",
+    group="Settings and arguments",
+)
 def test_a_mesh_with_other_axes() -> None:
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
     with pytest.raises(ValueError, match=r"\('data', 'model'\), expected \('node', 'local'\)"):
@@ -627,6 +731,11 @@ def test_a_mesh_with_other_axes() -> None:
 @pytest.mark.parametrize(
     "mesh", ["node", 3, ((0, 1), (2,)), ThreadWorld(1)], ids=["name", "number", "ranks", "world"]
 )
+@pytest.mark.fault(
+    "something other than a mesh is passed as the mesh",
+    "ValueError; says what is expected",
+    group="Settings and arguments",
+)
 def test_something_that_is_no_mesh(mesh: Any) -> None:
     with pytest.raises(ValueError, match=r"expected a DeviceMesh .* or offbeat\.World"):
         offbeat.replicate(small(), offbeat.ddp(), mesh=mesh)
@@ -635,6 +744,11 @@ def test_something_that_is_no_mesh(mesh: Any) -> None:
 # ---- calls at the wrong moment ------------------------------------------------------------------
 
 
+@pytest.mark.fault(
+    "a replica is used after detach()",
+    "ValueError; the model remains a plain module that can be trained",
+    group="Leaving",
+)
 def test_nothing_works_after_detach() -> None:
     (replica,) = ThreadWorld(1).run(lambda g: offbeat.replicate(small(), offbeat.ddp(), mesh=g))
     replica.detach()
@@ -693,7 +807,29 @@ def partly_frozen() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("change", [unfreeze, add, remove, replace, cast, lay_out, move, tie])
+CHANGES = {
+    "unfrozen": [unfreeze],
+    "added or removed": [add, remove],
+    "replaced by others": [replace],
+    "cast to another dtype": [cast],
+    "given other strides, storage or aliases": [lay_out, move, tie],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            change,
+            marks=pytest.mark.fault(
+                f"parameters are {how} after replicate()",
+                "ValueError on all ranks at the next step(); says to call replicate() again",
+            ),
+        )
+        for how, changes in CHANGES.items()
+        for change in changes
+    ],
+)
 @pytest.mark.parametrize(
     ("text", "where"), [("ddp", "on all ranks"), ("ddp", "on rank 1"), ("sgp", "on rank 1")]
 )
@@ -717,6 +853,10 @@ def test_parameters_that_change_after_replicate(
     assert all("since replicate()" in text and "replicate() again" in text for text in said)
 
 
+@pytest.mark.fault(
+    "a rank with bad input closes its connections before others have noticed",
+    "the same ValueError on all ranks",
+)
 def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
     """It waits for the rank with the fault, when the third has closed its connections already."""
 
@@ -759,6 +899,11 @@ def alike_or_each(work: Callable[[World], object], where: str) -> set[str]:
 
 
 @every_recipe
+@pytest.mark.fault(
+    "state_dict() is called between a backward and step()",
+    "ValueError on all ranks; training can go on",
+    group="Checkpoints",
+)
 def test_state_dict_between_backward_and_step(text: str) -> None:
     def work(world: World) -> None:
         model = small()
@@ -776,6 +921,11 @@ def test_state_dict_between_backward_and_step(text: str) -> None:
 
 
 @every_recipe
+@pytest.mark.fault(
+    "state_dict() is called between a backward and step()",
+    "ValueError on all ranks; training can go on",
+    group="Checkpoints",
+)
 def test_state_dict_between_an_unsynced_backward_and_step(text: str) -> None:
     def work(world: World) -> None:
         model = small()
@@ -788,6 +938,11 @@ def test_state_dict_between_an_unsynced_backward_and_step(text: str) -> None:
 
 
 @every_recipe
+@pytest.mark.fault(
+    "a backward runs inside consensus()",
+    "ValueError on all ranks; parameters are restored, training can go on",
+    group="Calls that differ between ranks",
+)
 def test_backward_inside_consensus(text: str) -> None:
     """Refused, and the block gives the parameters back all the same."""
 
@@ -808,6 +963,11 @@ def test_backward_inside_consensus(text: str) -> None:
     assert "inside consensus(): leave the block first" in alike(work)
 
 
+@pytest.mark.fault(
+    "step(), finish() or state_dict() is called inside consensus()",
+    "ValueError on all ranks; training can go on",
+    group="Calls that differ between ranks",
+)
 def test_calls_inside_consensus() -> None:
     def work(world: World) -> None:
         replica = offbeat.replicate(small(), offbeat.sgp(), mesh=world)
@@ -823,6 +983,11 @@ def test_calls_inside_consensus() -> None:
     ThreadWorld(SIZE).run(work, timeout=SECONDS)
 
 
+@pytest.mark.fault(
+    "detach() is called inside consensus()",
+    "the replica stays detached; later calls raise ValueError",
+    group="Leaving",
+)
 def test_detach_inside_consensus_stays_detached() -> None:
     def work(world: World) -> None:
         replica = offbeat.replicate(small(), offbeat.sgp(), mesh=world)
@@ -843,6 +1008,11 @@ def test_detach_inside_consensus_stays_detached() -> None:
         ("sgp", "consensus_distance"),
     ],
 )
+@pytest.mark.fault(
+    "one rank calls step(), others finish() or consensus()",
+    "ValueError on all ranks; names both calls",
+    group="Calls that differ between ranks",
+)
 def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: str) -> None:
     """Rank 1 takes one step more and only then makes the call that the others wait in."""
 
@@ -862,6 +1032,11 @@ def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: st
     assert "step" in said
 
 
+@pytest.mark.fault(
+    "a node steps without a backward while another calls finish()",
+    "ValueError on all ranks; names both calls",
+    group="Calls that differ between ranks",
+)
 def test_a_step_without_a_backward_against_finish() -> None:
     """Inside that step a whole node joins a backward it has not run, and then gossips."""
 
@@ -879,6 +1054,11 @@ def test_a_step_without_a_backward_against_finish() -> None:
 
 
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=100)"])
+@pytest.mark.fault(
+    "ranks make different numbers of steps before finish()",
+    "ValueError on all ranks; lists the numbers",
+    group="Calls that differ between ranks",
+)
 def test_different_numbers_of_steps_before_finish(text: str) -> None:
     """Where steps do not wait for each other, ``finish`` is the first to notice."""
 
@@ -892,6 +1072,11 @@ def test_different_numbers_of_steps_before_finish(text: str) -> None:
     assert "finish() was called after different numbers of steps: [2, 3]" in alike(work)
 
 
+@pytest.mark.fault(
+    "install() gets a list of optimizers, or is called twice",
+    "ValueError",
+    group="Settings and arguments",
+)
 def test_install_wants_one_optimizer_once() -> None:
     (replica,) = ThreadWorld(1).run(lambda g: offbeat.replicate(small(), offbeat.ddp(), mesh=g))
     optimizer = SGD(replica.model.parameters(), lr=0.1)
@@ -949,6 +1134,11 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
+@pytest.mark.fault(
+    "one rank loads something that is no saved state",
+    "ValueError on all ranks; names the rank",
+    group="Checkpoints",
+)
 def test_load_garbage(what: str, tmp_path: Path) -> None:
     """On one rank alone: the others must not go on without it."""
     saved_by("sgp", SIZE, finished=False, path=tmp_path)
@@ -964,6 +1154,11 @@ def test_load_garbage(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["sgp", "local_sgd(every=5)"])
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+@pytest.mark.fault(
+    "a checkpoint from before finish() is loaded by another number of ranks",
+    "ValueError on all ranks; says to save after finish()",
+    group="Checkpoints",
+)
 def test_load_another_world_size_without_finish(
     text: str, old: int, new: int, tmp_path: Path
 ) -> None:
@@ -978,6 +1173,11 @@ def test_load_another_world_size_without_finish(
 
 @pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd(every=5)"])
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1)])
+@pytest.mark.fault(
+    "a checkpoint from after finish() is loaded by another number of ranks",
+    "all ranks continue from the averaged model",
+    group="Checkpoints",
+)
 def test_load_another_world_size_after_finish(
     text: str, old: int, new: int, tmp_path: Path
 ) -> None:
@@ -1000,6 +1200,11 @@ def test_load_another_world_size_after_finish(
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.permutations(["ddp", "sgp"], 2)))
+@pytest.mark.fault(
+    "a checkpoint from before finish() is loaded under another algorithm",
+    "ValueError on all ranks; shows both",
+    group="Checkpoints",
+)
 def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
     saved_by(old, SIZE, finished=False, path=tmp_path)
 
@@ -1013,6 +1218,11 @@ def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("old", "new"), list(itertools.permutations(["ddp", "sgp", "local_sgd(every=5)"], 2))
+)
+@pytest.mark.fault(
+    "a checkpoint from after finish() is loaded under another algorithm",
+    "steps and model are restored; training goes on",
+    group="Checkpoints",
 )
 def test_load_the_finished_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
     """As the error of an unfinished one advises: counters and model are taken over."""
@@ -1044,7 +1254,28 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGES)
+DAMAGED = {
+    "lacks a parameter, or has one too many": ["a missing parameter", "an unknown parameter"],
+    "has a parameter of another shape, or no tensor": ["a wrong shape", "no tensor"],
+    "lacks a part": ["no steps", "no model", "no slot", "no weight"],
+}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(
+            what,
+            marks=pytest.mark.fault(
+                f"the checkpoint of one rank {how}",
+                "ValueError on all ranks; names the rank",
+                group="Checkpoints",
+            ),
+        )
+        for how, kinds in DAMAGED.items()
+        for what in kinds
+    ],
+)
 def test_load_a_damaged_state(what: str, tmp_path: Path) -> None:
     """On one rank only, as after a disk has filled up; the others must not go on."""
     saved_by("sgp", SIZE, finished=False, path=tmp_path)
@@ -1058,6 +1289,11 @@ def test_load_a_damaged_state(what: str, tmp_path: Path) -> None:
     assert alike(loading("sgp", find)).startswith("rank 1: ")
 
 
+@pytest.mark.fault(
+    "ranks load checkpoints of different steps",
+    "ValueError on all ranks; lists the steps",
+    group="Checkpoints",
+)
 def test_load_states_of_different_steps(tmp_path: Path) -> None:
     saved_by("ddp", SIZE, finished=False, path=tmp_path)
 

@@ -72,6 +72,11 @@ def test_a_script_trains_under_torchrun(workers: int, text: str, tmp_path: Path)
     assert sum(result["losses"][-5:]) < 0.5 * sum(result["losses"][:5])
 
 
+@pytest.mark.fault(
+    "a script ends without detach() while messages are in flight",
+    "all processes end",
+    group="Leaving",
+)
 def test_a_script_that_never_detaches_ends(tmp_path: Path) -> None:
     """The thread of ad_psgd waits for messages when the interpreter goes down."""
     script = tmp_path / "train.py"
@@ -104,8 +109,11 @@ def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int
 
 
 @pytest.mark.parametrize("text", ["ddp", "sgp", "ad_psgd", "daso"])
-def test_a_killed_rank_is_named_by_every_survivor(text: str) -> None:
-    victim, at = random.randrange(5), random.randrange(20)
+@pytest.mark.fault(
+    "a rank is killed during training", "PeerLost on every other rank within 30 s; names the rank"
+)
+def test_a_killed_rank_is_named_by_every_survivor(text: str, draws: random.Random) -> None:
+    victim, at = draws.randrange(5), draws.randrange(20)
     print(f"{text}: rank {victim} dies at step {at}")
     world = Spawned(_train_until_killed, 5, text, victim, at)
     world.processes[victim].join(60)

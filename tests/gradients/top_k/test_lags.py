@@ -203,6 +203,10 @@ def test_unused_odd_and_16_bit_parameters() -> None:
 
 @pytest.mark.parametrize("text", ["lags(density=0.05)", "slgs(density=0.05)", "lags(density=1.0)"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.fault(
+    "a gradient is NaN or infinite on one rank under lags",
+    "all ranks restore their residuals, and all gradients become NaN",
+)
 def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: float) -> None:
     def worker(world: World) -> None:
         model, replica = attach(world, offbeat.algorithm(text))
@@ -226,6 +230,10 @@ def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: f
     ThreadWorld(3).run(worker)
 
 
+@pytest.mark.fault(
+    "a gradient overflows on one rank under GradScaler",
+    "all ranks skip the step and lower the scale",
+)
 def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks() -> None:
     """Scales are powers of two: dividing and multiplying back is exact."""
 
@@ -289,6 +297,11 @@ def test_a_second_backward_before_the_step_exchanges_only_its_own_part(set_to_no
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.fault(
+    "residuals of lags are loaded by another number of ranks",
+    "their mean is kept; ValueError if those of a rank are missing",
+    group="Checkpoints",
+)
 def test_resumes_in_a_world_of_another_size_with_the_mean_of_the_residuals() -> None:
     algorithm = offbeat.lags(density=0.05, momentum=0.5)
 
@@ -465,6 +478,11 @@ def test_refuses_settings_that_mean_nothing(settings: dict[str, Any], said: str)
         TopK(**settings)
 
 
+@pytest.mark.fault(
+    "lags gets an optimizer that omits a parameter or applies momentum twice",
+    "ValueError on all ranks",
+    group="Settings and arguments",
+)
 def test_refuses_optimizers_that_do_not_fit() -> None:
     def worker(world: World, make: Any, algorithm: offbeat.Algorithm) -> None:
         model = Quadratic()
@@ -507,6 +525,10 @@ def test_a_selection_of_the_user_decides_what_is_sent() -> None:
         assert torch.equal((sent + residual)[0], torch.arange(40.0))
 
 
+@pytest.mark.fault(
+    "a selection function of the user misses a NaN",
+    "the gradient becomes NaN on all ranks; no residual is kept",
+)
 def test_a_selection_that_misses_a_nan_does_not_hide_it() -> None:
     def worker(world: World) -> bool:
         model = nn.Linear(40, 1, bias=False)

@@ -95,6 +95,9 @@ def test_several_in_flight_at_once() -> None:
             np.testing.assert_allclose(tensors[0].flatten(), expected(3, 0, seed), rtol=1e-12)
 
 
+@pytest.mark.fault(
+    "adasum_all_reduce() gets a NaN on one rank", "ValueError on all ranks; tensors are unchanged"
+)
 def test_a_nan_is_an_error_on_all_ranks_and_changes_nothing() -> None:
     def work(group: Group) -> str:
         tensors = drawn(group.rank)
@@ -210,6 +213,11 @@ def test_the_default_group() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.fault(
+    "adasum_all_reduce() gets a group that this rank is no member of",
+    "ValueError",
+    group="Settings and arguments",
+)
 def test_what_is_no_process_group_is_refused() -> None:
     """``new_group`` of torch returns a number on ranks that are not members."""
     with pytest.raises(ValueError, match="of which this rank is a member"):

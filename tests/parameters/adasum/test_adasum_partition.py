@@ -193,6 +193,10 @@ def test_a_node_sends_one_model() -> None:
 
 
 @pytest.mark.parametrize("partition", [False, True])
+@pytest.mark.fault(
+    "a gradient overflows on one rank under adasum and GradScaler",
+    "its node skips the step; the update of the others counts",
+)
 def test_grad_scaler_with_an_overflow_on_one_rank(partition: bool) -> None:
     """Its node skips the step, as one; the other node's update passes through."""
 
@@ -264,6 +268,10 @@ def test_an_update_that_is_not_finite_names_its_owner() -> None:
     assert {said.split(" is ")[0] for _, said in found} == {f"rank {owner}: parameter 'last'"}
 
 
+@pytest.mark.fault(
+    "a second backward runs before step(), with partition=True",
+    "ValueError on all ranks; names set_requires_sync()",
+)
 def test_a_second_backward_before_the_step_is_refused_on_all_ranks() -> None:
     def worker(world: World) -> None:
         model = Net()

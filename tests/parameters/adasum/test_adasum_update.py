@@ -202,6 +202,10 @@ def test_ranks_with_one_optimum_find_it() -> None:
 @pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
 @pytest.mark.parametrize("nodes", [None, FOUR_NODES], ids=["ranks", "nodes"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.fault(
+    "an update under adasum is NaN or infinite on one rank",
+    "ValueError on all ranks; names the rank and the parameter",
+)
 def test_one_bad_number_is_the_same_error_on_all_ranks(
     method: str, nodes: Nodes | None, bad: float
 ) -> None:
@@ -226,6 +230,9 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(
 
 
 @pytest.mark.parametrize("options", [{}, {"wire": "bf16", "method": "gram"}], ids=str)
+@pytest.mark.fault(
+    "the same with nonfinite='skip'", "all ranks keep the models from before the step"
+)
 def test_a_step_that_is_not_finite_may_be_skipped(options: dict[str, Any]) -> None:
     def worker(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model = Bare((5, 3))
@@ -380,6 +387,11 @@ def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None
         offbeat.adasum(**options)
 
 
+@pytest.mark.fault(
+    "adasum(method='rvhdd') has a number of ranks that is no power of two",
+    "ValueError; names method='gram'",
+    group="Settings and arguments",
+)
 def test_halving_needs_a_power_of_two() -> None:
     with pytest.raises(ValueError, match=r"method='rvhdd' halves .* found 3; use method='gram'"):
         combined(drawn(3, 4), (4,), method="rvhdd")

@@ -182,6 +182,9 @@ def test_converges_although_every_rank_has_its_own_optimum() -> None:
 
 
 @pytest.mark.parametrize("slow", [0, 1], ids=["a visitor", "one that answers"])
+@pytest.mark.fault(
+    "a rank is slow under ad_psgd", "the others do not wait", group="Lost ranks and connections"
+)
 def test_nobody_waits_for_a_slow_rank(slow: int) -> None:
     """It makes three steps; the others many, and even those that visit it meet it in between."""
     size, done, gone = 4, threading.Event(), threading.Barrier(4, timeout=30)
@@ -267,6 +270,9 @@ def threads() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("stuck", [False, True], ids=["running", "visiting one that never steps"])
+@pytest.mark.fault(
+    "detach() is called during an exchange of ad_psgd", "its thread ends", group="Leaving"
+)
 def test_detach_in_the_middle_ends_the_thread(stuck: bool) -> None:
     everyone = threading.Barrier(4, timeout=30)
     before = threads()  # those of process groups of torch, which other tests have used, stay
@@ -376,6 +382,11 @@ def test_a_visit_costs_one_model_and_a_call() -> None:
     assert ThreadWorld(2).run(worker) == [(model + 8, 1), (model, 1)]
 
 
+@pytest.mark.fault(
+    "ad_psgd is used with a backend other than Gloo",
+    "ValueError on all ranks",
+    group="Settings and arguments",
+)
 def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Group, "backend", lambda self, device: "nccl")
 
@@ -394,6 +405,11 @@ def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("leaver", [0, 1], ids=["a visitor leaves", "one that answers leaves"])
 @pytest.mark.parametrize("verb", ["step", "finish"])
+@pytest.mark.fault(
+    "a partner of ad_psgd leaves (detach)",
+    "PeerLost from the next step() or finish(); names the rank",
+    group="Lost ranks and connections",
+)
 def test_a_rank_that_leaves_is_named_on_the_main_thread(
     leaver: int, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +438,11 @@ def test_a_rank_that_leaves_is_named_on_the_main_thread(
     assert f"rank {leaver} has left (detach) after 1 calls" in said[1 - leaver]
 
 
+@pytest.mark.fault(
+    "the thread of ad_psgd fails",
+    "its error is raised by the next step()",
+    group="Lost ranks and connections",
+)
 def test_an_error_of_the_thread_is_raised_by_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -442,6 +463,11 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(
     ThreadWorld(2).run(worker)
 
 
+@pytest.mark.fault(
+    "ranks make different numbers of steps before finish()",
+    "ValueError on all ranks; lists the numbers",
+    group="Calls that differ between ranks",
+)
 def test_unequal_numbers_of_steps_are_refused_alike() -> None:
     def worker(world: World) -> str:
         model, replica = attach(world)

@@ -784,6 +784,11 @@ def test_a_mean_of_all_costs_an_all_reduce_and_16_bit_messages_half() -> None:
     assert sent(offbeat.sgp("exponential", peers=2)) == 2 * (DIMENSION * 8 + 16)
 
 
+@pytest.mark.fault(
+    "a topology makes different graphs on different ranks",
+    "ValueError on all ranks; names the ranks",
+    group="Settings and arguments",
+)
 def test_a_graph_that_differs_between_ranks_is_refused_by_all() -> None:
     def worker(world: World) -> None:
         def other(size: int) -> networkx.Graph:

@@ -333,6 +333,11 @@ def test_ranks_are_equal_after_every_blocking_step() -> None:
         assert all(np.array_equal(flat(run[step]), flat(runs[0][step])) for run in runs)
 
 
+@pytest.mark.fault(
+    "daso trains for longer than total_steps",
+    "a warning; later steps average and wait",
+    group="Settings and arguments",
+)
 def test_beyond_the_run_steps_are_blocking_and_it_is_said_once() -> None:
     def worker(world: World) -> bool:
         model = Quadratic()
@@ -467,6 +472,11 @@ def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
     ThreadWorld(nodes=TWO_BY_TWO).run(worker)
 
 
+@pytest.mark.fault(
+    "a checkpoint of daso with a sum in flight is loaded on other nodes",
+    "ValueError on all ranks; shows both layouts",
+    group="Checkpoints",
+)
 def test_a_sum_in_flight_is_not_for_other_nodes() -> None:
     saved: dict[int, Any] = {}
 
@@ -594,6 +604,10 @@ def test_models_of_any_kind(phases: str, nodes: Nodes) -> None:
         torch.testing.assert_close(found["low"], torch.full((5,), 2.0).double(), rtol=0, atol=0.02)
 
 
+@pytest.mark.fault(
+    "a gradient overflows on one rank under GradScaler",
+    "all ranks skip the step and lower the scale",
+)
 def test_grad_scaler_and_clipping_with_an_overflow_on_one_rank() -> None:
     """Its node skips that step, as one, and the sums of both travel on."""
 
@@ -691,6 +705,9 @@ def test_arguments_that_mean_nothing(arguments: dict[str, Any], match: str) -> N
         offbeat.daso(**arguments)
 
 
+@pytest.mark.fault(
+    "report_loss() gets more than one number", "ValueError", group="Settings and arguments"
+)
 def test_a_loss_is_one_number() -> None:
     def worker(world: World) -> None:
         replica = offbeat.replicate(Quadratic(), offbeat.daso(), mesh=world)
