@@ -11,6 +11,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, pack
+from offbeat.gradients.flat import Flat
 from offbeat.gradients.ticket import Ticket
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
@@ -37,9 +38,7 @@ class Bucket:
 
     site: Site
     group: Group
-    buffer: Tensor
-    views: dict[str, Tensor]
-    flags: Tensor
+    memory: Flat
     ticket: Ticket
     missing: set[str] = field(default_factory=set)
     owner: int | None = None
@@ -61,17 +60,30 @@ class Bucket:
         dtype = parameters[0].dtype if owner is None else accumulation_dtype(parameters[0].dtype)
         if narrow is not None and dtype.itemsize > narrow.itemsize:
             dtype = narrow
-        sizes = [parameter.numel() for parameter in parameters]
         device = message_device(group, parameters[0].device)
-        buffer = torch.zeros(sum(sizes) + len(names) + 1, dtype=dtype, device=device)
-        *parts, flags, last = buffer.split([*sizes, len(names), 1])
-        views = dict(zip(names, map(like, parts, parameters), strict=True))
-        return cls(site, group, buffer, views, flags, Ticket(group, last), set(names), owner)
+        memory = Flat.of(site, names, dtype, device, len(names) + 1)
+        return cls(site, group, memory, Ticket(group, memory.rest), set(names), owner)
+
+    @property
+    def buffer(self) -> Tensor:
+        """What is sent: gradients and flags, flat."""
+        return self.memory.whole
+
+    @property
+    def views(self) -> dict[str, Tensor]:
+        """The gradients by name, in the shapes of the parameters."""
+        return self.memory.views
+
+    @property
+    def flags(self) -> Tensor:
+        """One flag for each gradient."""
+        return self.memory.rest[:-1]
 
     def fill(self) -> None:
         """Copy the gradients in, with what earlier backwards have accumulated."""
+        self.memory = self.memory.unless_kept(self.site.parameters)
         self.flags.fill_(1)
-        self.ticket.write()
+        self.ticket.write(self.memory.rest[-1:])
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
             grad = self.site.parameters[name].grad
@@ -100,7 +112,7 @@ class Bucket:
         self.handle.wait()
         self.handle, self.missing = None, set(self.views)
         if self.owner in (None, self.group.rank):
-            self.ticket.read()
+            self.ticket.read(self.memory.rest[-1:])
 
     def hand_out(self) -> None:
         """Put the bucket into ``.grad``, except where no rank has a gradient."""
@@ -132,12 +144,6 @@ def put(parameter: Tensor, view: Tensor) -> None:
         parameter.grad = torch.empty_like(parameter).copy_(view)
     else:
         parameter.grad.copy_(view)
-
-
-def like(flat: Tensor, parameter: Tensor) -> Tensor:
-    """View ``flat`` in the shape and memory format of ``parameter``, as autograd does."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset())
 
 
 def require_plain(group: Group, name: str, grad: Tensor) -> None:

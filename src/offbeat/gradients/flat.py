@@ -1,28 +1,86 @@
 """Flat tensors with a view for each parameter."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from offbeat.exchange import Site
-from offbeat.gradients.bucket import like
+
+References = tuple[list[int], int]  # to each view, and to the memory
 
 
 @dataclass(eq=False)
 class Flat:
-    """Flat tensor (n) and its views, in the shapes of the parameters."""
+    """Flat tensor (n), its views in the shapes of the parameters, and the rest behind them.
+
+    A view may become a ``.grad``, which the script may keep after it has cleared ``.grad``.
+    """
 
     whole: Tensor
     views: dict[str, Tensor]
+    rest: Tensor
+    _unshared: References = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the references of this object alone."""
+        self._unshared = self._references()
 
     @classmethod
-    def of(cls, site: Site, names: Sequence[str], dtype: torch.dtype) -> "Flat":
-        """Allocate zeros, laid out in the order of ``names``."""
-        parameters = [site.parameters[name] for name in names]
-        sizes = [parameter.numel() for parameter in parameters]
-        whole = torch.zeros(sum(sizes), dtype=dtype, device=parameters[0].device)
-        parts = map(like, whole.split(sizes), parameters)
+    def of(
+        cls,
+        site: Site,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        rest: int = 0,
+    ) -> "Flat":
+        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
+        shapes, start = {}, 0
+        for name in names:
+            parameter = site.parameters[name]
+            # Strides as autograd lays out a gradient.
+            strides = torch.empty_like(parameter, device="meta").stride()
+            shapes[name] = (parameter.shape, strides, start)
+            start += parameter.numel()
+        device = device or site.parameters[names[0]].device
+        return cls._allocate(torch.zeros(start + rest, dtype=dtype, device=device), shapes, start)
+
+    @classmethod
+    def _allocate(
+        cls,
+        whole: Tensor,
+        shapes: Mapping[str, tuple[Sequence[int], Sequence[int], int]],
+        end: int,
+    ) -> "Flat":
         # .data: a view counts the writes to its base as its own, and we ask each for its own.
-        return cls(whole, {name: part.data for name, part in zip(names, parts, strict=True)})
+        views = {name: whole.as_strided(*shape).data for name, shape in shapes.items()}
+        return cls(whole, views, whole[end:])
+
+    def unless_kept(self, parameters: Mapping[str, Tensor]) -> "Flat":
+        """Return this memory, to be written again, or new memory if the script refers to it.
+
+        A tensor still in ``.grad`` does not count: plain torch changes it in place, too.
+        """
+        if not self._is_kept(parameters):
+            return self
+        shapes = {n: (v.shape, v.stride(), int(v.storage_offset())) for n, v in self.views.items()}
+        return self._allocate(torch.zeros_like(self.whole), shapes, int(self.rest.storage_offset()))
+
+    def _is_kept(self, parameters: Mapping[str, Tensor]) -> bool:
+        views, memory = self._references()
+        own_views, own_memory = self._unshared
+        if views == own_views and memory == own_memory:
+            return False
+        shown = [parameters[name].grad is view for name, view in self.views.items()]
+        counts = zip(views, own_views, shown, strict=True)
+        return any(count > own and not is_shown for count, own, is_shown in counts) or (
+            memory > own_memory and not all(shown)
+        )
+
+    def _references(self) -> References:
+        # Who keeps .grad has our own view; a slice or a detach() of it refers to its memory.
+        memory = torch._C._storage_Use_Count(self.whole.untyped_storage()._cdata)
+        return [sys.getrefcount(view) for view in self.views.values()], memory

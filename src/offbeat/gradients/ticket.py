@@ -1,6 +1,6 @@
 """A number in every message of gradients, which shows that its sender is in another step."""
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ def require_same_call(group: Group, sent: int, *received: float) -> None:
 
 @dataclass(eq=False)
 class Ticket:
-    """One entry of an averaged message, which holds the number of the call its sender is in.
+    """Fills one entry of an averaged message with the number of the call its sender is in.
 
     Messages pair up by their order alone. If one rank makes a backward more than the others, its
     next message meets theirs of the next step, all sizes fit, and nothing else would tell. Ranks
@@ -36,38 +36,37 @@ class Ticket:
 
     Attributes:
         group: the members that exchange.
-        entry: a view (1) of what is sent.
+        like: any tensor of the message.
         sent: the number of this rank.
         echo: the entry after the exchange, on the host.
         arrived: on CUDA, when ``echo`` is there.
     """
 
     group: Group
-    entry: Tensor
+    like: InitVar[Tensor]
     sent: int = 0
     echo: Tensor = field(init=False)
     arrived: torch.cuda.Event | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, like: Tensor) -> None:
         """Allocate the copy on the host."""
-        pinned = self.entry.is_cuda
-        self.echo = torch.empty(1, dtype=self.entry.dtype, pin_memory=pinned)
+        self.echo = torch.empty(1, dtype=like.dtype, pin_memory=like.is_cuda)
 
-    def write(self) -> None:
-        """Fill the entry before the exchange."""
+    def write(self, entry: Tensor) -> None:
+        """Fill ``entry`` (1), before the exchange."""
         if self.arrived is not None:
             self.arrived.synchronize()  # of the last backward, long over
             self._compare()
         self.sent = number_of(self.group)
-        self.entry.fill_(self.sent)
+        entry.fill_(self.sent)
 
-    def read(self) -> None:
-        """Compare the mean after the exchange; see :func:`require_same_call`.
+    def read(self, entry: Tensor) -> None:
+        """Compare the mean in ``entry`` (1), after the exchange; see :func:`require_same_call`.
 
         On CUDA the host does not wait for the exchange, and the next :meth:`write` compares.
         """
-        self.echo.copy_(self.entry, non_blocking=True)
-        if self.entry.is_cuda:
+        self.echo.copy_(entry, non_blocking=True)
+        if entry.is_cuda:
             self.arrived = torch.cuda.Event()
             self.arrived.record()
         else:
