@@ -34,14 +34,20 @@ def fork_server() -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Spawned:
     """Ranks without a launcher: torchrun would end the survivors of a killed worker itself."""
 
     def __init__(self, work: Any, size: int, *args: object) -> None:
         """Start ``work(rank, results, *args)`` in ``size`` processes around one store."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         server = fork_server()
         self.results = server.Queue()

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from typing import Literal, final
 
-from torch.distributed import PrefixStore, ProcessGroup, Store
+from torch.distributed import ProcessGroup
 
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.process_group import end_waits
+from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import (
     Sign,
     Wait,
@@ -31,6 +32,7 @@ from offbeat.comm.verdict import (
 BEAT = 1.0  # seconds between two heartbeats
 SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
 BROKEN_AFTER = 5.0  # the same, once a connection has broken
+PROMPT = 2.0  # seconds in which a store that is not lost answers a rank that leaves
 
 
 @final
@@ -41,14 +43,9 @@ class Heartbeat(FailureDetector):
     a wait that lasts longer than that.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, store: TimedStore, rank: int, ranks: tuple[int, ...]) -> None:
         """Start the thread of ``rank``, one of the world's ``ranks``."""
-        # A client of the store serves one caller at a time: with a clone, a blocking get of
-        # another thread does not delay our heartbeat.
-        self._store = PrefixStore(
-            "heartbeat",
-            store.clone(),  # type: ignore[attr-defined]  # missing in torch's stubs
-        )
+        self._store = store.under("heartbeat")
         self.rank, self.ranks = rank, ranks
         self._phase = Phase()
         self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
@@ -198,7 +195,11 @@ class Heartbeat(FailureDetector):
 
     def _end_thread(self) -> None:
         self._stop.set()
-        self._thread.join(timeout=5.0)
+        self._store.limit(PROMPT)
+        self._thread.join(timeout=PROMPT)
+        if self._thread.is_alive():
+            self._store.close()
+            self._thread.join(timeout=PROMPT)
 
     def _run(self) -> None:
         while not self._stop.wait(BEAT):

@@ -12,6 +12,7 @@ from offbeat.comm.group import Group, close_at_exit
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
+from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import Axis, Opener, World
 
 RECONNECT = 60.0  # seconds in which the survivors of a loss must connect
@@ -24,6 +25,7 @@ class Links:
     Attributes:
         world: the layout of ranks on nodes.
         name: prefix of all keys of this replica in the store; equal on all ranks.
+        store: the store, for calls that must not block.
         heartbeat: failure detector of all groups.
         meter: counters of all groups.
         opened: the groups that are open.
@@ -32,6 +34,7 @@ class Links:
 
     world: World
     name: str
+    store: TimedStore
     heartbeat: Heartbeat
     meter: Meter
     opened: list[Group] = field(default_factory=list)
@@ -40,21 +43,19 @@ class Links:
     @classmethod
     def connect(cls, world: World) -> "Links":
         """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
+        store = TimedStore(world.store)
         # Ranks attach their replicas in the same order, so their counts agree.
-        number = world.store.add(f"attached/{world.rank}", 1)
-        store = PrefixStore(str(number), world.store)
-        return cls(world, str(number), Heartbeat(store, world.rank, world.ranks), Meter())
+        name = str(store.add(f"attached/{world.rank}", 1))
+        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks)
+        return cls(world, name, store, heartbeat, Meter())
 
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
         world = self.world.among(living)
         name = f"{self.name} without {world.lost}"
-        heartbeat = Heartbeat(PrefixStore(name, world.store), world.rank, world.ranks)
-        return Links(world, name, heartbeat, self.meter)
-
-    def store(self, name: str) -> Store:
-        """Return a part of the world's store, under ``name``, that this replica alone uses."""
-        return PrefixStore(f"{name} of {self.name}", self.world.store)
+        store = TimedStore(world.store)
+        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks)
+        return Links(world, name, store, heartbeat, self.meter)
 
     def open(self, axis: Axis) -> Group | None:
         """Open a new group over ``axis``; all ranks must call.

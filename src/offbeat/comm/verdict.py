@@ -5,9 +5,8 @@ import json
 import os
 from typing import NamedTuple
 
-from torch.distributed import Store
-
 from offbeat.comm.failure import PeerLost, Phase
+from offbeat.comm.timed_store import TimedStore
 
 SAME = "all ranks must make the same calls in the same order"
 
@@ -103,7 +102,7 @@ def different_backwards(sign: Sign, wait: Wait) -> ValueError:
     )
 
 
-def publish(error: Exception, store: Store) -> Exception:
+def publish(error: Exception, store: TimedStore) -> Exception:
     """Write ``error`` into ``store`` unless another rank was first; return the one that stands."""
     kind = "user" if isinstance(error, ValueError) else "lost"
     verdict = json.dumps({"kind": kind, "text": str(error)})
@@ -114,7 +113,7 @@ def publish(error: Exception, store: Store) -> Exception:
 
 
 def store_lost(error: RuntimeError) -> PeerLost:
-    """Return the error for a store that no longer answers: its host is lost."""
+    """Return the error for a store that no longer answers: its host is lost, or the link to it."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     lost = (
         "the launcher is lost: it hosts the store"

@@ -4,11 +4,10 @@ import json
 import time
 from typing import NamedTuple
 
-from torch.distributed import Store
-
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
+from offbeat.comm.timed_store import TimedStore
 
 POLL = 0.2  # seconds between two looks at the store
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
@@ -43,7 +42,7 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     :class:`PeerLost` about this rank itself if the others continue without it.
     """
     rank = links.world.rank
-    meet = links.store("survivors")
+    meet = links.store.under(f"survivors of {links.name}")
     try:
         meet.set(str(rank), str(steps))
         agreed = _outcome(meet, links.heartbeat)
@@ -67,7 +66,7 @@ def regroup(links: Links, agreed: Agreement) -> Links | None:
     return between
 
 
-def _outcome(meet: Store, heartbeat: Heartbeat) -> Agreement | None:
+def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
     since = time.monotonic()
     while not meet.check(["agreed"]):
         proposal = _proposal(meet, heartbeat, since)
@@ -86,7 +85,7 @@ def _outcome(meet: Store, heartbeat: Heartbeat) -> Agreement | None:
     return Agreement(tuple(living), tuple(lost), step)
 
 
-def _proposal(meet: Store, heartbeat: Heartbeat, since: float) -> str | None:
+def _proposal(meet: TimedStore, heartbeat: Heartbeat, since: float) -> str | None:
     """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
     gone = heartbeat.gone(since)
     # Read after the heartbeats: a rank that has called may have agreed and left by now.

@@ -1,0 +1,143 @@
+"""A client of the store of which every call ends, in time or with an error."""
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from queue import SimpleQueue
+from typing import Any, final
+
+from torch.distributed import PrefixStore, Store
+
+LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
+TICK = 0.5  # seconds of one wait
+
+
+class StoreSilent(RuntimeError):
+    """Raised when the store has not answered a call in time, and by every call afterwards."""
+
+
+@final
+class TimedStore:
+    """Calls a store on a thread of its own, for at most ``LIMIT`` seconds each; from any thread.
+
+    A call of the store's own client ends only with an answer or a closed connection. A host that
+    loses power, and a link that is cut, give neither.
+    """
+
+    def __init__(self, store: Store, caller: "_Caller | None" = None) -> None:
+        """Connect to ``store`` once more, or use the connection and thread of ``caller``."""
+        # A client of the store serves one call at a time: with a clone, a blocking get of another
+        # thread does not delay our calls.
+        clone = getattr(store, "clone")  # noqa: B009  # missing in torch's stubs
+        self._call = caller or _Caller()
+        self._store: Store = store if caller else self._call(clone)
+
+    def under(self, prefix: str) -> "TimedStore":
+        """Return the part of the store under ``prefix``, over the same connection."""
+        return TimedStore(PrefixStore(prefix, self._store), self._call)
+
+    def set(self, key: str, value: str) -> None:
+        """Write ``value``."""
+        self._call(self._store.set, key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that exists; see :meth:`check`."""
+        found: bytes = self._call(self._store.get, key)
+        return found
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of keys that exist."""
+        found: list[bytes] = self._call(self._store.multi_get, list(keys))
+        return found
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all ``keys`` exist."""
+        return bool(self._call(self._store.check, list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which starts at 0, and return its value."""
+        return int(self._call(self._store.add, key, amount))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Write ``value`` if the key holds ``expected``, "" for no key; return what it holds."""
+        found: bytes = self._call(self._store.compare_set, key, expected, value)
+        return found
+
+    def delete_key(self, key: str) -> None:
+        """Delete a key, if it exists."""
+        self._call(self._store.delete_key, key)
+
+    def limit(self, seconds: float) -> None:
+        """Give later calls only so much time, because this rank leaves."""
+        self._call.limit = min(seconds, LIMIT)
+
+    def close(self) -> None:
+        """End the thread; calls that still wait, and later ones, raise."""
+        self._call.end("this rank has closed it")
+
+
+class _Caller:
+    """Makes calls one after the other on a daemon thread, each with a time limit.
+
+    After a call that was not answered the thread is left to itself: nothing ends such a wait.
+    """
+
+    def __init__(self) -> None:
+        self.limit = LIMIT
+        self._process = os.getpid()
+        self._why_ended: str | None = None
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._waiting: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="offbeat-store", daemon=True)
+        self._thread.start()
+        # A daemon thread that wakes up while the interpreter finalizes aborts the process.
+        atexit.register(self._end_at_exit)
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        answer: Future[Any] = Future()
+        self._waiting.add(answer)
+        try:
+            if self._why_ended is not None:
+                raise StoreSilent(self._why_ended)
+            self._jobs.put((answer, lambda: function(*args)))
+            # In small waits: a process that was stopped meanwhile, as a machine that sleeps, has
+            # not listened, and must not take its own pause for one of the store.
+            limit = self.limit
+            for _ in range(max(1, round(limit / TICK))):
+                with contextlib.suppress(TimeoutError):
+                    return answer.result(min(TICK, limit))
+            self.end(f"no answer for {limit:.0f} s: its host, or the link to it, is down")
+            return answer.result()
+        finally:
+            self._waiting.discard(answer)
+
+    def end(self, why: str) -> None:
+        if os.getpid() != self._process:
+            return  # a child of os.fork() has no such thread
+        atexit.unregister(self._end_at_exit)
+        is_stuck = bool(self._waiting)
+        self._why_ended = self._why_ended or why
+        self._jobs.put(None)
+        for answer in list(self._waiting):
+            with contextlib.suppress(InvalidStateError):  # it has come after all
+                answer.set_exception(StoreSilent(self._why_ended))
+        if not is_stuck:
+            self._thread.join(timeout=1.0)
+
+    def _end_at_exit(self) -> None:
+        self.end("Python ends")
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            answer, call = job
+            try:
+                result = call()
+            except BaseException as error:
+                with contextlib.suppress(InvalidStateError):  # given up
+                    answer.set_exception(error)
+            else:
+                with contextlib.suppress(InvalidStateError):
+                    answer.set_result(result)
