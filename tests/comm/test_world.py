@@ -222,6 +222,7 @@ def others_say(turn: int, names: dict[int, str]) -> None:
     here = PrefixStore(f"offbeat/discover/{turn}", store)
     for rank, name in names.items():
         here.set(str(rank), name)
+        here.add("here", 1)
 
 
 @pytest.mark.usefixtures("world_of_six")

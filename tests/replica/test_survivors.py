@@ -15,7 +15,6 @@ import torch
 from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
-from offbeat.comm import links as links_module
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
@@ -296,8 +295,9 @@ def test_another_loss_while_survivors_connect_ends_in_an_error(
         time.sleep(1)
         raise AssertionError("nobody waits for this")
 
+    links = Links.connect(World(0, ((0,), (1,)), HashStore(), waits_for_the_dead, lost=(2,)))
     with pytest.raises(PeerLost, match=r"could not connect within .* s: another rank was lost"):
-        links_module._open_in_time(waits_for_the_dead, HashStore(), 0, 2)
+        links.open("world")
 
 
 TRAIN = """

@@ -18,12 +18,13 @@ from typing import Literal, final
 from torch.distributed import ProcessGroup
 
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
-from offbeat.comm.process_group import end_waits
+from offbeat.comm.process_group import end_waits, timeout_of
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import (
     Sign,
     Wait,
     different_backwards,
+    find_absence,
     find_fault,
     publish,
     store_lost,
@@ -106,6 +107,11 @@ class Heartbeat(FailureDetector):
         """Raise the verdict, if there is one."""
         if self._verdict is not None:
             raise self._verdict
+
+    def look_for_verdict(self) -> None:
+        """Read the verdict from the store, and raise it if there is one."""
+        if self._store.check(["verdict"]):
+            raise self.condemn(PeerLost("unreachable: a verdict stands already"))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -238,6 +244,15 @@ class Heartbeat(FailureDetector):
                 self.condemn(fault)
                 return
 
+    def _judge_absence(self, since: float) -> None:
+        """Make it the verdict that a rank, which is alive, did not come before the timeout."""
+        for sign in self._signs(since):
+            if sign.silence < 2 * BEAT:
+                absence = find_absence(sign, self.rank, self.phase, timeout_of(self._groups[0]))
+                if absence is not None:
+                    self.condemn(absence)
+                    return
+
     def _signs(self, since: float) -> Iterator[Sign]:
         """Read the other ranks' heartbeats."""
         now = time.monotonic()
@@ -260,6 +275,8 @@ class Heartbeat(FailureDetector):
                 return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
             try:
                 self._judge(since, BROKEN_AFTER, self._phase)
+                if self._verdict is None and "imed out" in str(error):  # the words of Gloo
+                    self._judge_absence(since)
             except RuntimeError as gone:
                 self._verdict = store_lost(gone)
             self._stop.wait(0.2)

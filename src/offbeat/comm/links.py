@@ -1,21 +1,25 @@
 """The process groups of one replica: opened on demand, closed together."""
 
+import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from torch.distributed import PrefixStore, ProcessGroup, Store
+from torch.distributed import PrefixStore, ProcessGroup
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group, close_at_exit
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
+from offbeat.comm.roll_call import roll_call
 from offbeat.comm.timed_store import TimedStore
-from offbeat.comm.world import Axis, Opener, World
+from offbeat.comm.verdict import store_lost
+from offbeat.comm.world import Axis, World
 
-RECONNECT = 60.0  # seconds in which the survivors of a loss must connect
+RECONNECT = 30.0  # seconds in which the survivors of a loss must connect
 
 
 @dataclass(eq=False)
@@ -43,19 +47,32 @@ class Links:
     @classmethod
     def connect(cls, world: World) -> "Links":
         """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
-        store = TimedStore(world.store)
-        # Ranks attach their replicas in the same order, so their counts agree.
-        name = str(store.add(f"attached/{world.rank}", 1))
-        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks)
-        return cls(world, name, store, heartbeat, Meter())
+        try:
+            store = TimedStore(world.store)
+            # Ranks attach their replicas in the same order, so their counts agree.
+            name = str(store.add(f"attached/{world.rank}", 1))
+            return cls._named(name, world, store, Meter())
+        except RuntimeError as error:
+            raise store_lost(error) from error
 
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
         world = self.world.among(living)
         name = f"{self.name} without {world.lost}"
-        store = TimedStore(world.store)
+        try:
+            return self._named(name, world, TimedStore(world.store), self.meter)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    @classmethod
+    def _named(cls, name: str, world: World, store: TimedStore, meter: Meter) -> "Links":
         heartbeat = Heartbeat(store.under(name), world.rank, world.ranks)
-        return Links(world, name, store, heartbeat, self.meter)
+        return cls(world, name, store, heartbeat, meter)
+
+    def roll_call(self, word: str) -> list[str]:
+        """Wait until all ranks have called; return their words, in the order of ranks."""
+        store = self.store.under(f"{self.name}/roll call")
+        return roll_call(word, self.heartbeat, store, self.world.group)
 
     def open(self, axis: Axis) -> Group | None:
         """Open a new group over ``axis``; all ranks must call.
@@ -69,8 +86,7 @@ class Links:
         assert self.world.opener is not None, "a layout without an opener cannot connect"
         meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", self.world.store)
         place = members.index(self.world.rank)
-        opener = partial(_open_in_time, self.world.opener) if self.world.lost else self.world.opener
-        process_group = opener(meet, place, len(members))
+        process_group = self._open_watched(partial(self.world.opener, meet, place, len(members)))
         self.heartbeat.guard(process_group)
         group = Group(process_group, members, axis, self.heartbeat, self.meter)
         close_at_exit(group)
@@ -86,22 +102,28 @@ class Links:
             group.closed = True
         self.opened.clear()
 
+    def _open_watched(self, opener: Callable[[], ProcessGroup]) -> ProcessGroup:
+        """Open a group in a thread, which is abandoned if a rank is lost meanwhile.
 
-def _open_in_time(opener: Opener, meet: Store, rank: int, size: int) -> ProcessGroup:
-    """Open a group of survivors, which all call at the same time.
+        The others would wait for that rank until the timeout of the process group, half an hour.
+        """
+        opened: list[ProcessGroup] = []
+        lane, started = Lane("offbeat-open", wake=lambda: None), time.monotonic()
+        try:
+            with self.heartbeat.watching():
+                opening = lane.submit(lambda: opened.append(opener()))
+                while not opened:
+                    self.heartbeat.require_no_verdict()
+                    if self.world.lost and time.monotonic() - started > RECONNECT:
+                        raise self.heartbeat.condemn(PeerLost(_NOT_ALL_AGAIN))
+                    with contextlib.suppress(TimeoutError):
+                        opening.result(0.1)
+        finally:
+            lane.close()
+        return opened[0]
 
-    If another rank is lost now, the others wait for it until the timeout of the process group, half
-    an hour: so they wait in a thread, and abandon it after ``RECONNECT`` seconds.
-    """
-    opened: list[ProcessGroup] = []
-    lane = Lane("offbeat-reconnect", wake=lambda: None)
-    try:
-        lane.submit(lambda: opened.append(opener(meet, rank, size))).result(RECONNECT)
-    except (TimeoutError, RuntimeError) as error:
-        raise PeerLost(
-            f"the survivors of a loss could not connect within {RECONNECT:.0f} s: another rank was "
-            f"lost meanwhile ({error}); start again from the last checkpoint"
-        ) from error
-    finally:
-        lane.close()
-    return opened[0]
+
+_NOT_ALL_AGAIN = (
+    f"the survivors of a loss could not connect within {RECONNECT:.0f} s: another rank was lost "
+    "meanwhile; start again from the last checkpoint"
+)

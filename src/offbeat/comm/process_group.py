@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
+HELLO = NEVER_SENT - 1  # the tag of a rank's answer to a search
 
 
 def is_running() -> bool:
@@ -146,6 +147,21 @@ def end_waits(group: ProcessGroup) -> None:
                 with contextlib.suppress(RuntimeError):
                     work = group.recv([torch.empty(1)], peer, NEVER_SENT)
                     work.wait(timedelta(milliseconds=1))
+
+
+def has_connections(group: ProcessGroup) -> bool:
+    """Return whether the members are connected by sockets that close when a process ends."""
+    return backends_of(group).get(torch.device("cpu")) == "gloo"
+
+
+def hear_from(group: ProcessGroup, peer: int) -> None:
+    """Block until ``peer`` says hello; raise ``RuntimeError`` if its process has ended."""
+    group.recv([torch.empty(1)], peer, HELLO).wait()
+
+
+def say_hello(group: ProcessGroup, peer: int) -> None:
+    """Complete what ``peer`` waits for in :func:`hear_from`."""
+    group.send([torch.zeros(1)], peer, HELLO).wait()
 
 
 def _open_backend(

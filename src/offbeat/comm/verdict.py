@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from datetime import timedelta
 from typing import NamedTuple
 
 from offbeat.comm.failure import PeerLost, Phase
@@ -99,6 +100,17 @@ def different_backwards(sign: Sign, wait: Wait) -> ValueError:
         f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
         "made different numbers of backwards that exchange gradients; make equally many in every "
         "step on all ranks, and call set_requires_sync(False) before the others"
+    )
+
+
+def find_absence(sign: Sign, rank: int, phase: Phase, timeout: timedelta) -> Exception | None:
+    """Return the error for an exchange that timed out, if the rank of ``sign`` was not in it."""
+    if sign.phase.verb or sign.phase.calls > phase.calls or not phase.verb:
+        return None
+    return PeerLost(
+        f"rank {sign.rank} was in {sign.phase} while rank {rank} waited for it in "
+        f"{phase}: longer than the timeout of {timeout.total_seconds():g} s that "
+        "init_process_group() was given; give it a longer one, or shorten the pause"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
+from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.process_group import (
     backends_of,
     default_group,
@@ -17,6 +18,8 @@ from offbeat.comm.process_group import (
     open_group,
     timeout_of,
 )
+from offbeat.comm.roll_call import roll_call
+from offbeat.comm.timed_store import TimedStore
 
 Axis = Literal["world", "node", "local"]
 Opener = Callable[[Store, int, int], ProcessGroup]  # store, rank, size
@@ -37,6 +40,8 @@ class World:
         opener: opens a process group, given a store, a rank and a size; None for a layout that
             cannot connect.
         lost: ranks that a run continues without; the others keep their numbers.
+        group: the process group in which the ranks run already, if they do: its timeout limits the
+            start-up, and its connections tell of ranks that end before.
 
     >>> from torch.distributed import HashStore
     >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
@@ -49,6 +54,7 @@ class World:
     store: Store
     opener: Opener | None
     lost: tuple[int, ...] = ()
+    group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless each rank is on exactly one node."""
@@ -76,7 +82,7 @@ class World:
             )
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
         store = PrefixStore("offbeat", default_store())
-        return cls(world.rank(), layout, store, opener)
+        return cls(world.rank(), layout, store, opener, group=world)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
@@ -93,17 +99,24 @@ class World:
     def discover(cls) -> "World":
         """Group the ranks by host: ``GROUP_RANK`` where torchrun sets it, else the host name.
 
-        One small all-gather through the store; all ranks must call. Raises ``ValueError`` if there
-        is no process group.
+        One small gather through the store; all ranks must call. Raises ``ValueError`` if there
+        is no process group, and :class:`PeerLost` if a rank does not come.
         """
-        world, store = default_group(), default_store()
-        mine = os.environ.get("GROUP_RANK") or socket.gethostname()
+        world = default_group()
+        store, ranks = TimedStore(default_store()).under("offbeat"), tuple(range(world.size()))
         # Counted by each rank for itself: a second discovery must not read the first one's names.
-        turn = store.add(f"offbeat/discoveries/{world.rank()}", 1)
-        here = PrefixStore(f"offbeat/discover/{turn}", store)
-        here.set(str(world.rank()), mine)
-        hosts = here.multi_get([str(rank) for rank in range(world.size())])
-        nodes: dict[bytes, list[int]] = {}
+        here = store.under(f"discover/{store.add(f'discoveries/{world.rank()}', 1)}")
+        heartbeat = Heartbeat(here, world.rank(), ranks)
+        try:
+            return cls.on_hosts(roll_call(host_name(), heartbeat, here, world))
+        finally:
+            heartbeat.stop()
+            store.close()
+
+    @classmethod
+    def on_hosts(cls, hosts: Sequence[str]) -> "World":
+        """Describe the running world, whose rank i is on ``hosts[i]``."""
+        nodes: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             nodes.setdefault(host, []).append(rank)
         return cls.of(list(nodes.values()))
@@ -152,3 +165,8 @@ class World:
         if axis == "local":
             return self.nodes[self.node]
         return tuple(node[local_rank] for node in self.nodes) if local_rank < self.slices else ()
+
+
+def host_name() -> str:
+    """Return the name of this rank's node: ``GROUP_RANK`` where torchrun sets it."""
+    return os.environ.get("GROUP_RANK") or socket.gethostname()

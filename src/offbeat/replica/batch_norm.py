@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.comm.process_group import open_subgroup
 from offbeat.comm.world import World
-from offbeat.replica.replicate import world_of
+from offbeat.replica.start import given_world
 
 
 def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) -> nn.Module:
@@ -28,7 +28,7 @@ def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) ->
 
     Source: Coquelin et al. 2021, section 4.2: "conducted within the node-local process group".
     """
-    nodes = world_of(mesh).nodes
+    nodes = (given_world(mesh) or World.discover()).nodes
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not layers or max(map(len, nodes)) == 1:
         return model

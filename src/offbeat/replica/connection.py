@@ -25,11 +25,6 @@ class Connection:
     control: Group | None
 
     @classmethod
-    def open(cls, world: World) -> "Connection":
-        """Connect to all other ranks; all ranks call."""
-        return cls.over(world, Links.connect(world) if world.size > 1 else None)
-
-    @classmethod
     def over(cls, world: World, links: Links | None) -> "Connection":
         """Use these links, or close them again if the control group cannot be opened."""
         try:

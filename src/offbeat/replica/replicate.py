@@ -14,9 +14,9 @@ from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.checks import fingerprint, model_fault, require_same_model, require_shares
-from offbeat.replica.connection import Connection
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
+from offbeat.replica.start import connect
 
 
 def replicate(
@@ -45,42 +45,20 @@ def replicate(
         ValueError: the same on all ranks, if anything differs between them or cannot be
             exchanged, or if there is no process group.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
-            "offbeat.sgp() or offbeat.algorithm('sgp')"
-        )
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
-    connection = None
+    connection = connect(model, algorithm, mesh)
+    world = connection.world
     try:
-        world = world_of(mesh)
-        connection = Connection.open(world)
         raise_alike(model_fault(model), connection.control)
         require_same_model(fingerprint(model, algorithm, world.nodes), connection.control)
         require_shares(model, algorithm, world.nodes)
         copy_from_first(model, connection.control)
         return Replica(model, connection, SlotFiller(algorithm, model, given, scaler, notes=[]))
     except BaseException as error:
-        if connection is not None:
-            connection.close()
+        connection.close()
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
             raise PeerLost(f"a rank did not call replicate(), or has failed: {error}") from error
         raise
-
-
-def world_of(mesh: DeviceMesh | World | None) -> World:
-    """Return the assignment of ranks to nodes: as given, or discovered."""
-    if mesh is None:
-        return World.discover()
-    if isinstance(mesh, World):
-        return mesh
-    if isinstance(mesh, DeviceMesh):
-        return World.from_mesh(mesh)
-    raise ValueError(
-        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.World"
-    )
 
 
 def copy_from_first(model: nn.Module, group: Group | None) -> None:

@@ -1,0 +1,140 @@
+"""The roll call at the start: every rank gives its word, or is missed by its name."""
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import final
+
+from torch.distributed import ProcessGroup
+
+from offbeat.comm.failure import PeerLost
+from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.process_group import (
+    TIMEOUT,
+    has_connections,
+    hear_from,
+    say_hello,
+    timeout_of,
+)
+from offbeat.comm.timed_store import TimedStore
+
+SEARCH_AFTER = 5.0  # seconds until one of the waiting ranks finds out who is missing
+WARN_AFTER = 15.0  # seconds until it warns about them
+POLL = 1.0  # seconds between two looks at the store, at most
+
+
+def roll_call(
+    word: str, heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup | None
+) -> list[str]:
+    """Return the words of all ranks, in the order of ``heartbeat.ranks``; all of them must call.
+
+    A rank that is late is waited for until the timeout of ``group``, the process group in which
+    the ranks run already, if there is one. Raises :class:`PeerLost` on all ranks, with the name
+    of the rank, when that time is over, or as soon as a rank is known to have ended: by its
+    heartbeat if it has called, and otherwise by its connections in ``group``.
+
+    A few operations on the store per rank, and one per second while it waits.
+    """
+    rank, ranks = heartbeat.rank, heartbeat.ranks
+    with heartbeat.attending(), heartbeat.explaining():
+        store.set(str(rank), word)
+        _answer(rank, store, group)
+        store.add("here", 1)
+        _wait_for_all(heartbeat, store, group)
+        # A rank that comes after the others have given up must not go on alone.
+        heartbeat.look_for_verdict()
+        return [said.decode() for said in store.multi_get([str(other) for other in ranks])]
+
+
+def _wait_for_all(heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup | None) -> None:
+    limit = (timeout_of(group) if group is not None else TIMEOUT).total_seconds()
+    since, is_searching = time.monotonic(), False
+    search: _Search | None = None
+    while store.add("here", 0) < len(heartbeat.ranks):
+        heartbeat.require_no_verdict()
+        waited = time.monotonic() - since
+        if waited > limit:
+            missing = _missing(heartbeat.ranks, store)
+            raise heartbeat.condemn(
+                PeerLost(
+                    f"ranks {missing} have not called replicate() within {waited:.0f} s, the "
+                    "timeout of the process group; call it on all ranks at about the same time, "
+                    "or give init_process_group() a longer timeout"
+                )
+            )
+        if waited > SEARCH_AFTER and not is_searching:
+            # One rank for all: in a large world the store could not serve everybody's search.
+            is_searching = True
+            if store.add("searches", 1) == 1:
+                search = _Search(heartbeat, store, group)
+        if search is not None:
+            search.look(waited)
+        time.sleep(min(POLL, max(0.005, waited / 10)))
+
+
+@final
+class _Search:
+    """Finds out which ranks are missing, and whether one of them has ended.
+
+    A missing rank has no heartbeat yet. But ``group`` has a connection to it, which is closed
+    when its process ends: a receive posted there fails then. A rank that is merely late sends,
+    once it comes, what the receive waits for, so that nothing stays posted.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup | None) -> None:
+        self._heartbeat, self._store = heartbeat, store
+        self._group = group if group is not None and has_connections(group) else None
+        self._asked: set[int] = set()
+        self._ended: dict[int, RuntimeError] = {}
+        self._has_warned = False
+
+    def look(self, waited: float) -> None:
+        """Look once, after waiting for so many seconds; raise if a missing rank has ended."""
+        missing = _missing(self._heartbeat.ranks, self._store)
+        if waited > WARN_AFTER and missing and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"rank {self._heartbeat.rank}: ranks {missing} have not called replicate() after "
+                f"{waited:.0f} s; waiting for them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        for rank in missing:
+            if self._group is not None and rank not in self._asked:
+                self._asked.add(rank)
+                self._ask(rank, self._group)
+        for rank, error in list(self._ended.items()):
+            if rank in missing:
+                raise self._heartbeat.condemn(
+                    PeerLost(
+                        f"rank {rank} is lost: it ended, or destroyed its process group, before "
+                        f"it called replicate() ({error}). Look at the end of its log"
+                    )
+                )
+
+    def _ask(self, rank: int, group: ProcessGroup) -> None:
+        # The rank may come at this moment: whoever writes first decides whether it must answer.
+        if self._store.compare_set(f"asked{rank}", "", str(self._heartbeat.rank)) == b"here":
+            return
+
+        def listen() -> None:
+            try:
+                hear_from(group, rank)
+            except RuntimeError as error:
+                self._ended[rank] = error
+
+        threading.Thread(target=listen, name="offbeat-search", daemon=True).start()
+
+
+def _answer(rank: int, store: TimedStore, group: ProcessGroup | None) -> None:
+    """Complete the receive that a search has posted for this rank, if there is one."""
+    asked_by = store.compare_set(f"asked{rank}", "", "here")
+    if asked_by != b"here" and group is not None:
+        with contextlib.suppress(RuntimeError):  # the searching rank has ended meanwhile
+            say_hello(group, int(asked_by))
+
+
+def _missing(ranks: Sequence[int], store: TimedStore) -> list[int]:
+    return [rank for rank in ranks if not store.check([str(rank)])]

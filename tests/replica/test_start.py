@@ -1,0 +1,239 @@
+"""The start of a replica: whoever is missing or at fault, all ranks learn of it, by name."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offbeat
+from offbeat.comm import roll_call
+from offbeat.comm.links import Links
+from offbeat.comm.process_group import open_group
+from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
+from ranks import Spawned
+
+SHORT = timedelta(seconds=1)
+open_short = partial(
+    open_group, backends={torch.device("cpu"): "gloo"}, host="127.0.0.1", timeout=SHORT
+)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts in tenths of a second."""
+    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.comm.heartbeat.SILENT_AFTER", 1.0)
+
+
+def errors_of(work: Callable[[World], object], size: int = 3) -> list[Exception | None]:
+    """What ``work`` raises on each rank of a world of threads."""
+
+    def guarded(world: World) -> Exception | None:
+        try:
+            work(world)
+        except Exception as error:
+            return error
+        return None
+
+    return ThreadWorld(size).run(guarded, timeout=10)
+
+
+def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbeat.Replica:
+    return offbeat.replicate(
+        model or nn.Linear(2, 2), algorithm or offbeat.local_sgd(every=1), mesh=mesh
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        pytest.param(
+            {"model": 3},
+            "rank 1: the model is a int",
+            marks=pytest.mark.fault(
+                "one rank alone gives `replicate()` something that is no model",
+                "`ValueError` on all ranks that names the rank and what it gave",
+            ),
+        ),
+        pytest.param(
+            {"algorithm": "sgp"},
+            "rank 1: the algorithm is 'sgp'",
+            marks=pytest.mark.fault(
+                "one rank alone gives `replicate()` something that is no algorithm",
+                "`ValueError` on all ranks that names the rank and what it gave",
+            ),
+        ),
+    ],
+)
+def test_a_bad_argument_on_one_rank_is_an_error_on_all(bad: dict[str, Any], text: str) -> None:
+    def work(world: World) -> None:
+        attach(world, **(bad if world.rank == 1 else {}))
+
+    errors = errors_of(work)
+    assert {type(error) for error in errors} == {ValueError}
+    assert len({str(error) for error in errors}) == 1
+    assert text in str(errors[0])
+
+
+def test_all_ranks_attach_again_after_such_an_error() -> None:
+    """The numbers of replicas, which all ranks count for themselves, still agree."""
+
+    def work(world: World) -> None:
+        with pytest.raises(ValueError, match="rank 1"):
+            attach(world, model=3 if world.rank == 1 else None)
+        replica = attach(world)
+        replica.step()
+        replica.detach()
+
+    assert errors_of(work) == [None] * 3
+
+
+@pytest.mark.fault(
+    "a rank is late for `replicate()`",
+    "the others wait until the timeout of the process group; one warns after 15 s",
+)
+def test_a_late_rank_is_waited_for_and_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "SEARCH_AFTER", 0.1)
+    monkeypatch.setattr(roll_call, "WARN_AFTER", 0.2)
+
+    def work(world: World) -> None:
+        if world.rank == 2:
+            time.sleep(1.0)
+        attach(world).detach()
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[2\] have not called replicate") as warned:
+        assert errors_of(work) == [None] * 3
+    assert len(warned) == 1
+
+
+@pytest.mark.fault(
+    "a rank ends after it has called `replicate()`, while others are still to come",
+    "`PeerLost` on all others that names it",
+)
+def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
+    def work(world: World) -> None:
+        if world.rank == 2:  # as if killed: the others see nothing but the end of its heartbeat
+            Links.connect(world).heartbeat._end_thread()
+            return
+        attach(world)
+
+    errors = errors_of(work)
+    assert {type(error) for error in errors[:2]} == {offbeat.PeerLost}
+    assert str(errors[0]) == str(errors[1])
+    assert "rank 2 is lost" in str(errors[0])
+
+
+@pytest.mark.fault(
+    "a rank comes to `replicate()` after the timeout of the process group",
+    "`PeerLost` on all ranks that names it, also on the late one",
+)
+def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
+    def work(world: World) -> None:
+        # What init_process_group() would have opened.
+        own = open_short(dist.PrefixStore("own", world.store), world.rank, world.size)
+        if world.rank == 0:
+            time.sleep(2.5)
+        attach(World(world.rank, world.nodes, world.store, world.opener, group=own))
+
+    errors = errors_of(work)
+    assert {type(error) for error in errors} == {offbeat.PeerLost}
+    assert len({str(error) for error in errors}) == 1
+    assert "ranks [0] have not called replicate() within 1 s" in str(errors[0])
+
+
+@pytest.mark.fault(
+    "a rank pauses for longer than the timeout of the process group",
+    "`PeerLost` on all ranks that names the rank, its call and the timeout",
+)
+def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
+    def work(world: World) -> None:
+        replica = attach(World(world.rank, world.nodes, world.store, open_short))
+        replica.step()
+        if world.rank == 2:
+            time.sleep(3.0)
+        replica.step()
+
+    errors = errors_of(work)
+    assert {type(error) for error in errors} == {offbeat.PeerLost}
+    assert len({str(error) for error in errors}) == 1
+    assert "rank 2 was in its own code (call 1)" in str(errors[0])
+    assert "the timeout of 1 s that init_process_group() was given" in str(errors[0])
+
+
+# ---- in a running world --------------------------------------------------------------------------
+
+
+def _start(rank: int, results: Any, case: str) -> None:
+    roll_call.SEARCH_AFTER = 0.3
+    mesh: Any = "a mesh" if case == "bad mesh" and rank == 1 else None
+    if case == "mixed" and rank == 1:
+        mesh = World.of(((0, 1), (2,)))
+    if case == "killed" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "late" and rank == 1:
+        time.sleep(2.0)
+    said = ""
+    try:
+        replica = attach(mesh)
+        replica.step()
+        replica.detach()
+    except (ValueError, offbeat.PeerLost) as error:
+        said = f"{type(error).__name__}: {error}"
+    if case != "killed":
+        both = torch.ones(1)
+        dist.all_reduce(both)  # the default group is as it was
+        said += f" {both.item():.0f} ranks"
+    results.put(said)
+    results.close()
+    results.join_thread()
+    if case == "killed":
+        time.sleep(1.0)  # the end of a survivor must not be what ends the other's wait
+        os._exit(0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        pytest.param(
+            "bad mesh",
+            "ValueError: rank 1: mesh='a mesh'",
+            marks=pytest.mark.fault(
+                "one rank alone gives `replicate()` something that is no mesh",
+                "`ValueError` on all ranks that names the rank and what it gave",
+            ),
+        ),
+        pytest.param(
+            "mixed",
+            "ValueError: ranks 0 and 1 differ: the mesh has the nodes None here",
+            marks=pytest.mark.fault(
+                "only some ranks give `replicate()` a mesh",
+                "`ValueError` on all ranks that names both meshes",
+            ),
+        ),
+        pytest.param(
+            "killed",
+            "PeerLost: rank 1 is lost: it ended",
+            marks=pytest.mark.fault(
+                "a rank ends before it calls `replicate()`",
+                "`PeerLost` on all others that names it, within 10 s",
+            ),
+        ),
+        ("late", ""),
+    ],
+)
+def test_start_in_a_running_world(case: str, text: str) -> None:
+    said = Spawned(_start, 3, case).join(timeout=20)
+    assert len(said) == (2 if case == "killed" else 3)
+    assert len(set(said)) == 1
+    assert said[0].startswith(text)
+    assert case == "killed" or said[0].endswith("3 ranks")
