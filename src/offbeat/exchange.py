@@ -146,7 +146,23 @@ class GradientExchange(ABC, Generic[State]):
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
-        """Restore what :meth:`save` returned."""
+        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
+
+    def unfit(self, state: State, saved: Saved) -> str | None:
+        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
+
+        Called before anything is loaded. Names, shapes and kinds of values are those of
+        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
+        is to be checked here.
+        """
+        return None
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the part of a saved state that the members of the group save alike.
+
+        A load is refused where ranks differ in it.
+        """
+        return {}
 
     def inherit(
         self, saved: Mapping[int, Saved], before: int, rank: int, size: int
@@ -219,7 +235,23 @@ class ParameterExchange(ABC, Generic[State]):
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
-        """Restore what :meth:`save` returned."""
+        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
+
+    def unfit(self, state: State, saved: Saved) -> str | None:
+        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
+
+        Called before anything is loaded. Names, shapes and kinds of values are those of
+        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
+        is to be checked here.
+        """
+        return None
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the part of a saved state that the members of the group save alike.
+
+        A load is refused where ranks differ in it.
+        """
+        return {}
 
 
 @final

@@ -1,7 +1,7 @@
 """When to exchange: every few steps, or in DASO's phases; the same answer on every rank."""
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isnan
 from typing import Annotated, final
 
 from offbeat.settings import at_least, between, check_settings
@@ -144,6 +144,17 @@ class Cycle:
             return self.start
         every, wait = max(1, cadence.every // 2), max(1, cadence.wait // 2)
         return Cadence(every=every, wait=wait, best=cadence.best)
+
+    def reaches(self, cadence: Cadence) -> bool:
+        """Return whether :meth:`after` can lead to ``cadence``, of any loss.
+
+        >>> Cycle(every=8).reaches(Cadence(every=8, wait=4))
+        False
+        """
+        start = self.start
+        halved = [(max(1, start.every >> n), max(1, start.wait >> n)) for n in range(64)]
+        is_known = (cadence.every, cadence.wait) in halved
+        return is_known and 0 <= cadence.bad <= self.patience and not isnan(cadence.best)
 
     @property
     def _begins(self) -> int:

@@ -13,6 +13,7 @@ from offbeat.gradients.bucket import FIRST_BUCKET, capacity
 from offbeat.gradients.compressor import CompressedMessage, Compressor
 from offbeat.gradients.pipeline import Pipeline, by_readiness
 from offbeat.gradients.residuals import inherit_means
+from offbeat.gradients.saved_order import order_fault
 from offbeat.gradients.units import Units
 from offbeat.settings import above, check_settings, describe
 
@@ -104,6 +105,14 @@ class Compressed(GradientExchange[CompressedState]):
             "measured": pipeline.is_measured,
             "residual": pipeline.by_name("residual", state.site.parameters),
         }
+
+    def unfit(self, state: CompressedState, saved: Saved) -> str | None:
+        """Return what is wrong with the order, or None."""
+        return order_fault(saved["order"], state.site.parameters)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the order: messages of ranks with different ones would not fit together."""
+        return {name: saved[name] for name in ("order", "measured")}
 
     def load(self, state: CompressedState, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""

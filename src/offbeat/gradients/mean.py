@@ -10,6 +10,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import runs_within
 from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, capacity, require_first
+from offbeat.gradients.saved_order import order_fault
 from offbeat.settings import above, check_settings
 
 
@@ -120,6 +121,14 @@ class Mean(GradientExchange[MeanState]):
     def save(self, state: MeanState) -> Saved:
         """Return the order of readiness: it decides in which order floats are added."""
         return {"order": list(state.order), "measured": state.order_is_measured}
+
+    def unfit(self, state: MeanState, saved: Saved) -> str | None:
+        """Return what is wrong with the order, or None."""
+        return order_fault(saved["order"], state.site.parameters)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return all: messages of ranks with different orders would not fit together."""
+        return saved
 
     def load(self, state: MeanState, saved: Saved) -> None:
         """Restore the order, which is equal on all ranks."""

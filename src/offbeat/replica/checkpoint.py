@@ -1,27 +1,25 @@
 """The state that a replica saves on each rank, and the continuation of a run from it."""
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.comm.group import Group
-from offbeat.comm.small_gathers import raise_alike
+from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, Saved
 from offbeat.functional import pack
+from offbeat.replica.checksum import checksum
 from offbeat.replica.slots import GradientSlot, ParameterSlot
+from offbeat.replica.structure import require_finite, require_same_structure
 
-_KEYS = {
-    "size",
-    "step",
-    "settled",
-    "ranks_differ",
-    "algorithm",
-    "gradients",
-    "parameters",
-    "model",
-}
+_HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
+_PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
+_SUM = "checksum"  # a state without one was saved by an earlier version
 
 
 class Parts(NamedTuple):
@@ -43,11 +41,6 @@ class Parts(NamedTuple):
         return f"rank{self.world.rank}"
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """All parameters and buffers by name."""
-        return {**dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
-
-    @property
     def ranks_differ(self) -> bool:
         """Whether ranks may hold different parameters between exchanges."""
         gradients = self.algorithm.gradients
@@ -55,16 +48,24 @@ class Parts(NamedTuple):
             self.algorithm.parameters is not None or gradients is None or gradients.over != "world"
         )
 
+    def kept(self, ranks_differ: bool) -> dict[str, Tensor]:
+        """Return persistent buffers by name, and parameters where ranks may differ."""
+        persistent = self.model.state_dict(keep_vars=True)
+        kept = {name: b for name, b in self.model.named_buffers() if name in persistent}
+        return kept | dict(self.model.named_parameters()) if ranks_differ else kept
+
+
+class Resume(NamedTuple):
+    """What a saved state amounts to on this rank; ``None`` for a slot that starts anew."""
+
+    entry: Saved
+    gradients: Saved | None
+    parameters: Saved | None
+
 
 def save(parts: Parts, step: int, settled: bool) -> Saved:
-    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
-
-    Parameters are included where ranks may differ, persistent buffers always.
-    """
-    kept = parts.model.state_dict(keep_vars=True)
-    tensors = {name: b for name, b in parts.model.named_buffers() if name in kept}
-    if parts.ranks_differ:
-        tensors |= dict(parts.model.named_parameters())
+    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own."""
+    tensors = parts.kept(parts.ranks_differ)
     entry = {
         "size": parts.world.size,
         "step": step,
@@ -75,7 +76,7 @@ def save(parts: Parts, step: int, settled: bool) -> Saved:
         "parameters": parts.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
-    return {parts.key: entry}
+    return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
 
 
 def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
@@ -84,94 +85,185 @@ def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
     If the state of any rank is unfit all ranks raise the same ValueError before they change
     anything.
     """
-    entry = _find_entry(parts, saved)
-    raise_alike(entry if isinstance(entry, str) else _unfit(parts, saved, entry), control)
-    assert not isinstance(entry, str), "a missing entry was raised"
-    own = parts.tensors
+    found, fault = None, None
+    try:
+        found = _read(parts, saved)
+    except ValueError as error:
+        fault = str(error)
+    except RecursionError:
+        fault = "cannot load a state that contains itself; pass what state_dict() returned"
+    raise_alike(fault, control)
+    assert found is not None, "a fault was raised"
+    _require_one_moment(parts, found, control)
+    # Nothing below may fail: another rank may have written its parameters already.
+    entry = found.entry
+    own = parts.kept(entry["ranks_differ"])
     with torch.no_grad():
-        pack([own[name] for name in entry["model"]], entry["model"].values())
-    gradients = _inherited(parts, saved, entry)
-    if gradients is not None:
-        parts.gradients.load(gradients)
-    if _continues(parts, entry):
-        parts.parameters.load(entry["parameters"])
-    else:
-        parts.parameters.settle()  # equal replicas start anew, whatever this one did before
-    return int(entry["step"]), bool(entry["settled"])
+        pack(own.values(), [entry["model"][name] for name in own])
+        if found.gradients is not None:
+            parts.gradients.load(found.gradients)
+        if found.parameters is not None:
+            parts.parameters.load(found.parameters)
+        else:
+            parts.parameters.settle()  # equal replicas start anew, whatever this one did before
+    return entry["step"], entry["settled"]
 
 
-def _find_entry(parts: Parts, saved: object) -> Saved | str:
-    """Return this rank's entry, any other where the ranks were equal, or what is wrong."""
-    entries = saved if isinstance(saved, dict) else {}
-    entry = entries.get(parts.key)
-    if entry is None:
-        entry = next((e for key, e in entries.items() if str(key).startswith("rank")), None)
-    if not isinstance(entry, dict) or not set(entry) >= _KEYS:
-        return f"cannot load {str(saved)[:60]}; pass what state_dict() returned after a step()"
-    if entry["size"] == parts.world.size and parts.key in entries:
-        return entry
-    if entry["settled"] or not entry["ranks_differ"]:
-        return entry
-    return (
-        f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
-        f"{parts.world.size}; call finish() before saving to change the number of ranks"
-    )
-
-
-def _inherited(parts: Parts, saved: Saved, entry: Saved) -> Saved | None:
-    """Return the state for the gradients slot: of its own rank, merged from several, or None."""
-    if parts.gradients.is_empty or entry["algorithm"] != repr(parts.algorithm):
-        return None
-    world = parts.world
-    if entry["size"] == world.size and parts.key in saved:
-        own: Saved = entry["gradients"]
-        return own
-    entries = {int(key[4:]): e["gradients"] for key, e in saved.items() if str(key)[:4] == "rank"}
-    return parts.gradients.inherit(entries, entry["size"], world.rank, world.size)
-
-
-def _unfit(parts: Parts, saved: Saved, entry: Saved) -> str | None:
-    """Return why this entry cannot be loaded, or None."""
-    if entry["algorithm"] != repr(parts.algorithm) and not entry["settled"]:
-        return (
+def _read(parts: Parts, saved: object) -> Resume:
+    """Return what this rank resumes from; raise ``ValueError`` if it cannot. No communication."""
+    used = _choose(parts, _entries(saved))
+    entry = next(iter(used.values()))
+    for key, other in used.items():
+        _require_undamaged(key, other)
+    same = entry["algorithm"] == repr(parts.algorithm)
+    if not same and not entry["settled"]:
+        raise ValueError(
             f"found the state of {entry['algorithm']}, but this replica runs {parts.algorithm}; "
             "call finish() before saving to change the algorithm"
         )
-    own = parts.tensors
-    unknown = sorted(set(entry["model"]) - set(own))
-    if unknown:
-        return f"this model has no {unknown[0]!r}"
-    if _continues(parts, entry):
-        (expected,) = save(parts, 0, settled=False).values()
-    else:
-        expected = {"model": {name: own[name] for name in entry["model"]}}
-    try:
-        _inherited(parts, saved, entry)
-    except ValueError as error:
-        return str(error)
-    return _difference(expected, entry, "state")
+    if same and entry["ranks_differ"] != parts.ranks_differ:
+        raise ValueError(
+            f"'ranks_differ' is {entry['ranks_differ']} in a state of {parts.algorithm}"
+        )
+    _require_fitting_model(parts, entry)
+    gradients = _inherit(parts, used, entry) if same and not parts.gradients.is_empty else None
+    return Resume(entry, gradients, _continued(parts, entry) if same else None)
 
 
-def _continues(parts: Parts, entry: Saved) -> bool:
-    """Return whether the parameters slot continues as saved.
+def _entries(saved: object) -> dict[str, Saved]:
+    """Return the entries of all ranks in ``saved``, each with all its parts."""
+    entries = {
+        key: entry
+        for key, entry in (saved.items() if isinstance(saved, dict) else ())
+        if isinstance(key, str) and re.fullmatch(r"rank\d+", key)
+    }
+    if not entries:
+        raise ValueError(
+            f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
+        )
+    for key, entry in entries.items():
+        whole = isinstance(entry, dict) and {*_HEAD, *_PARTS} <= {*entry}
+        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM}:
+            raise ValueError(
+                f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
+                "after a step()"
+            )
+        require_same_structure(_HEAD, {name: entry[name] for name in _HEAD}, key)
+        for part in _PARTS:
+            if not isinstance(entry[part], dict):
+                raise ValueError(f"{key}[{part!r}] is {ascii(entry[part])[:40]}, expected a dict")
+        if entry["size"] < 1 or entry["step"] < 0:
+            raise ValueError(f"{key} is of {entry['size']} ranks after {entry['step']} steps")
+    return entries
 
-    Otherwise all ranks were equal when the state was saved, and the slot starts anew.
+
+def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
+    """Return the entries this rank resumes from, first the one whose model it takes.
+
+    That is its own, or any where the ranks were equal; the others may have residuals to inherit.
     """
-    return bool(entry["algorithm"] == repr(parts.algorithm) and entry["size"] == parts.world.size)
+    world, own = parts.world, entries.get(parts.key)
+    if own is not None and own["size"] == world.size:
+        return {parts.key: own}
+    # Saved before a loss that this rank has survived.
+    if own is not None and world.size < own["size"] <= world.size + len(world.lost):
+        return {parts.key: own}
+    key = next(iter(entries)) if own is None else parts.key
+    entry = entries[key]
+    if entry["settled"] or not entry["ranks_differ"]:
+        moments = {(e["size"], e["step"], e["algorithm"]) for e in entries.values()}
+        if len(moments) > 1:
+            raise ValueError(
+                f"the entries {list(entries)} are of different runs or steps; load what all ranks "
+                "saved at the same time"
+            )
+        return {key: entry, **entries}
+    raise ValueError(
+        f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
+        f"{world.size}; start {entry['size']} ranks, each with its own state, or call finish() "
+        "before saving to change the number of ranks"
+    )
 
 
-def _difference(own: Any, found: Any, path: str) -> str | None:
-    """Return where a saved state differs in structure: a name, a shape or a kind of value."""
-    if isinstance(own, Tensor):
-        if not isinstance(found, Tensor) or found.shape != own.shape:
-            return f"{path} is {str(found)[:40]}, expected a tensor of shape {tuple(own.shape)}"
-    elif isinstance(own, dict) and isinstance(found, dict):
-        for key, value in own.items():
-            if key not in found:
-                return f"{path} lacks {key!r}"
-            fault = _difference(value, found[key], f"{path}[{key!r}]")
-            if fault is not None:
-                return fault
-    elif type(own) is not type(found):
-        return f"{path} is {str(found)[:40]!r}, expected a {type(own).__name__}"
-    return None
+def _require_undamaged(key: str, entry: Saved) -> None:
+    content = {name: value for name, value in entry.items() if name != _SUM}
+    if _SUM in entry and entry[_SUM] != checksum({key: content}):
+        raise ValueError(
+            f"the state {key!r} is not what was saved: its checksum is wrong; the file was damaged "
+            "or its values were changed or cast since; load another checkpoint"
+        )
+
+
+def _require_fitting_model(parts: Parts, entry: Saved) -> None:
+    expected = parts.kept(entry["ranks_differ"])
+    require_same_structure(expected, entry["model"], "state['model']")
+    trained = {name for name, tensor in expected.items() if tensor.requires_grad}
+    # Buffers may hold what they like: masks are often infinite.
+    require_finite({name: entry["model"][name] for name in trained}, "state['model']")
+
+
+def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
+    """Return the state for the gradients slot: of its own rank, merged from several, or None."""
+    slot, world = parts.gradients, parts.world
+    own, saved = slot.save(), {key: other["gradients"] for key, other in used.items()}
+    for key, state in saved.items():
+        _require_fitting_slot(slot, own, state, f"{key}['gradients']")
+    if entry["size"] == world.size and parts.key in used:
+        return dict(saved[parts.key])
+    by_rank = {int(key.removeprefix("rank")): state for key, state in saved.items()}
+    inherited: Saved | None = slot.inherit(by_rank, entry["size"], world.rank, world.size)
+    return inherited
+
+
+def _continued(parts: Parts, entry: Saved) -> Saved | None:
+    """Return the state for the parameters slot; None where it starts anew from the models.
+
+    It does so in a world of another size: the ranks were equal when the state was saved, or are
+    the survivors of a loss.
+    """
+    if entry["size"] != parts.world.size:
+        return None
+    slot, saved = parts.parameters, entry["parameters"]
+    _require_fitting_slot(slot, slot.save(), saved, "state['parameters']")
+    return dict(saved)
+
+
+def _require_fitting_slot(
+    slot: GradientSlot[Any] | ParameterSlot[Any], own: Saved, saved: Saved, path: str
+) -> None:
+    require_same_structure(own, saved, path)
+    require_finite(saved, path)
+    fault = slot.unfit(saved)
+    if fault is not None:
+        raise ValueError(f"{path} cannot be loaded: {fault}")
+
+
+def _require_one_moment(parts: Parts, found: Resume, control: Group | None) -> None:
+    """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
+    if control is None:
+        return
+    facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
+    # The ranks of a node measure an order of their own where gradients stay inside it.
+    place = f" on node {parts.world.node}" if parts.gradients.exchange.over == "local" else ""
+    for where, slot, state in (
+        (f"gradients{place}", parts.gradients, found.gradients),
+        ("parameters", parts.parameters, found.parameters),
+    ):
+        shared = slot.shared(state) if state is not None else {}
+        facts |= {f"{name} of the {where}": checksum(value) for name, value in shared.items()}
+    everyone = [json.loads(other) for other in gather_bytes(json.dumps(facts).encode(), control)]
+    steps = [other["step"] for other in everyone]
+    if len(set(steps)) > 1:
+        raise ValueError(
+            f"the loaded states are of different numbers of steps: {steps} by rank; load what all "
+            "ranks saved after the same step"
+        )
+    first: dict[str, tuple[int, object]] = {}
+    for rank, other in zip(control.ranks, everyone, strict=True):
+        for what, value in other.items():
+            reference, expected = first.setdefault(what, (rank, value))
+            if value != expected:
+                raise ValueError(
+                    f"ranks {reference} and {rank} load states of different runs: they differ in "
+                    f"the {what}; load what all ranks saved at the same time"
+                )

@@ -49,6 +49,14 @@ class GradientSlot(Generic[State]):
         """Return the state of the exchange as tensors and plain values."""
         return self.exchange.save(self.state)
 
+    def unfit(self, saved: Saved) -> str | None:
+        """Return why the exchange cannot load ``saved``, or None."""
+        return self.exchange.unfit(self.state, saved)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the part of a saved state that is equal on all members."""
+        return self.exchange.shared(saved)
+
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""
         self.exchange.load(self.state, saved)
@@ -104,6 +112,14 @@ class ParameterSlot(Generic[State]):
     def save(self) -> Saved:
         """Return the state of the exchange as tensors and plain values."""
         return self.exchange.save(self.state)
+
+    def unfit(self, saved: Saved) -> str | None:
+        """Return why the exchange cannot load ``saved``, or None."""
+        return self.exchange.unfit(self.state, saved)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the part of a saved state that is equal on all members."""
+        return self.exchange.shared(saved)
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""

@@ -11,6 +11,7 @@ from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
 from offbeat.gradients.pipeline import Pipeline
 from offbeat.gradients.residuals import inherit_means
+from offbeat.gradients.saved_order import order_fault
 from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
@@ -30,7 +31,7 @@ class TopKState:
         pipeline: the messages of a backward.
         plan: the densities from which the messages were made.
         exchanges: the number of backwards so far.
-        densities: by parameter, where they were adapted.
+        densities: by parameter, where they are adaptive.
         timer: measures backwards, while adaptive ratios need it.
         times: what the last measurement has found.
     """
@@ -105,7 +106,11 @@ class TopK(GradientExchange[TopKState]):
         given = (site.parameters, site.optimizers)
         raise_alike(optimizer_fault(*given, self.units, self.momentum), site.group)
         pipeline = Pipeline.on(site, Units.of(*given, site.scaler, self.units))
-        state = TopKState(site, pipeline, self._plan(site, 0, {}))
+        adaptive = self.density == "adaptive"
+        # Of every layer from the start: a state has the same names whenever it is saved.
+        densities = dict.fromkeys(site.parameters, 1 / self.max_ratio) if adaptive else {}
+        plan = self._plan(site, 0, densities)
+        state = TopKState(site, pipeline, plan, densities=densities)
         self._build(state, {}, {})
         return state
 
@@ -152,6 +157,19 @@ class TopK(GradientExchange[TopKState]):
             "residual": pipeline.by_name("residual", parameters),
             "velocity": pipeline.by_name("velocity", parameters) if self.momentum else {},
         }
+
+    def unfit(self, state: TopKState, saved: Saved) -> str | None:
+        """Return what is wrong with the order, the densities or the count, or None."""
+        wrong = {n: d for n, d in saved["densities"].items() if not 0 < d <= 1}
+        if wrong:
+            return f"the densities {ascii(wrong)[:60]} are not in (0, 1]"
+        if saved["exchanges"] < 0:
+            return f"the count of exchanges is {saved['exchanges']}"
+        return order_fault(saved["order"], state.site.parameters)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return what fixes the messages, which would not fit together otherwise."""
+        return {name: saved[name] for name in ("order", "measured", "exchanges", "densities")}
 
     def load(self, state: TopKState, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""

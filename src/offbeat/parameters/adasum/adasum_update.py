@@ -198,6 +198,16 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             saved[_ROUNDINGS[index]] = _copies(state, full)
         return saved
 
+    def unfit(self, state: AdasumState, saved: Saved) -> str | None:
+        """Return what is wrong with the count of skipped steps, or None."""
+        return (
+            None if saved["skipped"] >= 0 else f"the count of skipped steps is {saved['skipped']}"
+        )
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the count of skipped steps: all ranks skip alike."""
+        return {"skipped": saved["skipped"]}
+
     def load(self, state: AdasumState, saved: Saved) -> None:
         """Restore the anchor and the errors of roundings."""
         self.settle(state)

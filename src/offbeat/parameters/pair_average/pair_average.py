@@ -133,6 +133,14 @@ class PairAverage(ParameterExchange[PairAverageState]):
                 state.site.slice(part).copy_(delta)
         return {"delta": views, "random": state.pairs.random.get_state()}
 
+    def unfit(self, state: PairAverageState, saved: Saved) -> str | None:
+        """Return why the state of the random draw is none, or None."""
+        try:
+            torch.Generator().set_state(saved["random"].cpu())
+        except (RuntimeError, TypeError) as error:
+            return f"'random' is no state of a generator ({error})"
+        return None
+
     def load(self, state: PairAverageState, saved: Saved) -> None:
         """Restore changes not added yet; all ranks call."""
         self.settle(state)
@@ -143,7 +151,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
         for part, delta in zip(flat, state.pairs.delta, strict=True):
             delta.copy_(state.site.slice(part))
         state.pairs.arrived = True
-        state.pairs.random.set_state(saved["random"])
+        state.pairs.random.set_state(saved["random"].cpu())
 
 
 def _wide(state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor]]:

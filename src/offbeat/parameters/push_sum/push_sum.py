@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Literal, final
 
 import numpy as np
@@ -206,6 +207,14 @@ class PushSum(ParameterExchange[PushSumState]):
             saved["pending_weight"] = weight
             saved["pending"] = state.layout.views(flat)
         return saved
+
+    def unfit(self, state: PushSumState, saved: Saved) -> str | None:
+        """Return which weight no participant can have, or None."""
+        if not 0 < saved["weight"] < inf:
+            return f"the weight is {saved['weight']}, expected a positive number"
+        if not 0 <= saved.get("pending_weight", 0.0) < inf:
+            return f"the weight in flight is {saved['pending_weight']}, expected 0 or more"
+        return None
 
     def load(self, state: PushSumState, saved: Saved) -> None:
         """Restore the weight and the mass in flight."""

@@ -165,14 +165,37 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             else {},
         }
 
-    def load(self, state: StaleAverageState, saved: Saved) -> None:
-        """Restore the sum in flight and B and W; for the same nodes only."""
+    def unfit(self, state: StaleAverageState, saved: Saved) -> str | None:
+        """Return why the nodes, the counts, B and W or the sum in flight cannot be, or None."""
         nodes = [list(node) for node in state.site.world.nodes]
         if saved["nodes"] != nodes:
-            raise ValueError(
-                f"found the state of the nodes {saved['nodes']}, but these are {nodes}; start on "
-                "the same nodes, or call finish() before saving"
+            return (
+                f"found the state of the nodes {ascii(saved['nodes'])[:60]}, but these are "
+                f"{nodes}; start on the same nodes, or call finish() before saving"
             )
+        counts = {name: saved[name] for name in ("turn", "steps", "newest", "losses")}
+        if min(counts.values()) < 0 or saved["newest"] > saved["steps"]:
+            return f"the counts {counts} cannot be"
+        if not self.cycle.reaches(Cadence(**saved["pace"])):
+            return f"{self.cycle} never comes to the cadence {saved['pace']}"
+        flight = saved["flight"]
+        if flight and not self._can_be_in_flight(flight, saved["steps"], state.site.slices):
+            return f"no sum can be in flight as {ascii(flight)[:60]} after {saved['steps']} steps"
+        return None
+
+    def _can_be_in_flight(self, flight: list[object], steps: int, slices: int) -> bool:
+        match flight:
+            case [int(root), int(wait), int(due)] if bool not in map(type, flight):
+                was_sent = 0 <= due - wait < steps <= due
+                return 0 <= root < slices and 1 <= wait <= self.cycle.start.wait and was_sent
+        return False
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return all that decides when the ranks exchange."""
+        return {name: saved[name] for name in ("turn", "steps", "newest", "pace", "flight")}
+
+    def load(self, state: StaleAverageState, saved: Saved) -> None:
+        """Restore the sum in flight and B and W."""
         self.settle(state)
         rotation, state.cadence = state.rotation, Cadence(**saved["pace"])
         rotation.turn, state.steps, state.newest = saved["turn"], saved["steps"], saved["newest"]
