@@ -197,9 +197,10 @@ def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
 @every_recipe
 @pytest.mark.fault(
     "a rank skips its optimizer step",
-    "training goes on; ranks are equal after finish()",
+    "training goes on; finish() makes ranks equal, with a RuntimeWarning if they always were",
     group="Gradients",
 )
+@pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")
 def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
     """As GradScaler does after an overflow on one rank."""
 

@@ -2,8 +2,10 @@
 
 import copy
 import io
+import random
 import time
 from functools import partial
+from inspect import signature
 from typing import Any, final
 
 import numpy as np
@@ -111,8 +113,10 @@ class Int8Case(Case):
     ],
     ids=lambda promise: promise.__name__,
 )
-def test_keeps_the_promises_of_every_recipe(promise: Any) -> None:
-    promise(Int8Case("int8", int8, agrees=True))
+@pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")
+def test_keeps_the_promises_of_every_recipe(promise: Any, draws: random.Random) -> None:
+    given = {"draws": draws} if "draws" in signature(promise).parameters else {}
+    promise(Int8Case("int8", int8, agrees=True), **given)
 
 
 def test_inside_nodes_alone() -> None:

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import offbeat
 from offbeat.comm.world import World
-from offbeat.gradients import Mean
 from offbeat.testing import ThreadWorld
 
 SIZE, STEPS = 3, 4
@@ -751,29 +750,6 @@ def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none:
     for step in range(6):
         used = set() if set_to_none else names_used(case, range(step))
         check_means([run[step] for run in runs], local_gradients(case, step), False, used)
-
-
-def test_a_gradient_kept_by_the_user_is_a_view_that_the_next_backward_overwrites() -> None:
-    """Keep a clone: the docstring says so, and this shows what happens without."""
-    assert "view of its bucket" in " ".join((Mean.__doc__ or "").split())
-
-    def worker(world: World) -> tuple[list[Tensor], list[Tensor]]:
-        model = nn.Linear(1, 1, bias=False)
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
-        kept, cloned = [], []
-        for step in range(4):
-            (model(torch.ones(1)) * (step + world.rank)).sum().backward()
-            kept.append(model.weight.grad)
-            cloned.append(model.weight.grad.clone())
-            model.zero_grad()
-            replica.step()
-        replica.detach()
-        return kept, cloned
-
-    for kept, cloned in ThreadWorld(2).run(worker):
-        assert [float(grad) for grad in cloned] == [0.5, 1.5, 2.5, 3.5]
-        assert float(kept[-2]) == 3.5
-        assert kept[-1].data_ptr() == kept[-2].data_ptr()
 
 
 # torch's own: dynamo looks at .grad of a compiled block's input (2.13).

@@ -438,7 +438,7 @@ def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
 
 
 def test_sends_what_the_docstring_says() -> None:
-    """(P-1) (8 k + 4) a layer, one word more, and one for an even number of them."""
+    """(P-1) (8 k + 4) a layer, two words more, and one for an even number of them."""
 
     def worker(world: World) -> float:
         model = nn.Linear(100, 100, bias=False)
@@ -451,7 +451,7 @@ def test_sends_what_the_docstring_says() -> None:
         replica.detach()
         return float(sent)
 
-    assert set(ThreadWorld(3).run(worker)) == {2 * (8 * 100 + 8)}
+    assert set(ThreadWorld(3).run(worker)) == {2 * (8 * 100 + 4 + 8 + 4)}
 
 
 def test_the_reference_selects_as_known() -> None:
