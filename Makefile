@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test lint types format demo demo-hogwild bench docs serve-docs clean
+.PHONY: help setup test faults lint types format demo demo-hogwild bench docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -48,6 +48,9 @@ test: lint types  ## lint, types, tests and doctests
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes and not quiet"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests
+
+faults: setup  ## run the cases of docs/reliability.md and write its table (SEEDS="1 2 3")
+	$(BIN)/python tests/faults.py $(SEEDS)
 
 lint: setup  ## ruff: rules and formatting
 	$(BIN)/ruff check .

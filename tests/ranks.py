@@ -66,7 +66,8 @@ class Spawned:
         late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
         for process in self.processes:
             process.kill()
-        assert not late, f"ranks {late} did not end within {timeout} s"
+        if late:
+            raise TimeoutError(f"ranks {late} did not end within {timeout} s")
         results = []
         while not self.results.empty():
             results.append(self.results.get(timeout=5))

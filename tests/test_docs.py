@@ -196,6 +196,22 @@ def test_the_messages_that_the_page_explains_exist() -> None:
             assert any(part in text for text in said), f"{title}: {part!r} is nowhere in the source"
 
 
+def test_the_page_on_reliability_shows_what_the_tests_prove() -> None:
+    """Collected apart: of this run only a part may be selected."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import faults; print(faults.table(faults.collect()))"],
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    *_, shown = page.split("<!-- faults -->")
+    fix = "run: python tests/faults.py --only-table"
+    assert shown.split("<!-- end -->")[0].strip() == done.stdout.strip(), fix
+    assert shown.count("threads |\n") + shown.count("processes |\n") >= 60
+
+
 def test_the_page_on_testing_runs() -> None:
     namespace: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "testing.md", "python"):

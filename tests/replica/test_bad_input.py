@@ -242,7 +242,7 @@ CASES = {
     "a lazy parameter is not initialized": [uninitialized],
     "an embedding makes sparse gradients": [sparse_embedding, sparse_bag],
 }
-NAMED = "ValueError on all ranks; names the rank and the parameter"
+NAMED = "ValueError on all ranks; names the rank and the fault"
 
 
 @pytest.mark.parametrize(

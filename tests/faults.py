@@ -1,0 +1,183 @@
+"""The faults that tests prove, and the table of them in docs/reliability.md.
+
+A test names the row that it proves by ``@pytest.mark.fault(case, outcome)``; several tests may
+prove one row, and one test several. ``make faults`` runs all of them and writes the table.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# The headings of the table, with the tests whose rows belong there unless a mark names a group.
+GROUPS = {
+    "Lost ranks and connections": ("comm/", "replica/test_processes.py"),
+    'Losses under `on_failure="continue"`': ("replica/test_survivors.py",),
+    "Calls that differ between ranks": ("replica/",),
+    "Models and algorithms": ("replica/test_bad_input.py",),
+    "Gradients": ("replica/test_backward.py", "gradients/", "parameters/"),
+    "Checkpoints": ("replica/test_checkpoint",),
+    "Leaving": (),
+    "Settings and arguments": ("", "topology/"),
+    "Hogwild training": ("hogwild/",),
+    "Emulated networks and comparisons": ("lab/", "compare/"),
+}
+
+# What runs side by side: ranks that are threads, then real processes; alone what measures times.
+# In a worker of xdist a test that hangs ends that worker, by pytest-timeout, and not the run. Not
+# with --dist loadfile: it would repeat that test in one worker after the other.
+PHASES = {
+    "fault and not processes and not quiet": ["-n", "3", "--dist", "worksteal"],
+    "fault and processes and not quiet": ["-n", "3", "--dist", "worksteal"],
+    "fault and quiet": ["-n", "1"],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault and what happens, below a heading; for real processes or for threads."""
+
+    group: str
+    case: str
+    outcome: str
+    processes: bool
+
+
+class Collected:
+    """Plugin of pytest that collects the rows of all marks, without running a test."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Read the marks of all tests."""
+        rows = {row: None for item in session.items for row in _rows_of(item)}
+        # Of a case that is proved both ways, say so for processes.
+        self.rows = [row for row in rows if row.processes or _in_processes(row) not in rows]
+
+
+def _rows_of(item: pytest.Item) -> Iterator[Row]:
+    path = item.path.relative_to(ROOT / "tests").as_posix()
+    processes = item.get_closest_marker("processes") is not None
+    for mark in item.iter_markers("fault"):
+        case, outcome = mark.args
+        group = mark.kwargs.get("group") or _group_of(path)
+        if group not in GROUPS:
+            raise pytest.UsageError(f"{item.nodeid}: got group={group!r}, expected {[*GROUPS]}")
+        yield Row(group, case, outcome, processes)
+
+
+def _group_of(path: str) -> str:
+    starts = [(s, group) for group, some in GROUPS.items() for s in some if path.startswith(s)]
+    return max(starts, key=lambda each: len(each[0]))[1]
+
+
+def _in_processes(row: Row) -> Row:
+    return Row(row.group, row.case, row.outcome, processes=True)
+
+
+def collect() -> list[Row]:
+    """Return the rows of all tests, in the order of groups."""
+    collected = Collected()
+    arguments = ["--collect-only", "-p", "no:terminal", "-m", "fault", str(ROOT / "tests")]
+    if pytest.main(arguments, plugins=[collected]) != pytest.ExitCode.OK:
+        raise SystemExit("faults: the tests cannot be collected; run: pytest --collect-only tests")
+    order = list(GROUPS)
+    return sorted(collected.rows, key=lambda row: order.index(row.group))
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the rows as Markdown, one table a group."""
+    rows = list(rows)
+    real = sum(row.processes for row in rows)
+    lines = [f"{len(rows)} cases, {real} of them with real processes.", ""]
+    for group in GROUPS:
+        found = [row for row in rows if row.group == group]
+        if found:
+            lines += [f"### {group}", "", "| fault | what happens | tested with |", "|---|---|---|"]
+            lines += [f"| {row.case} | {row.outcome} | {_ranks(row)} |" for row in found] + [""]
+    return "\n".join(lines)
+
+
+def _ranks(row: Row) -> str:
+    return "processes" if row.processes else "threads"
+
+
+def write(rows: Iterable[Row]) -> None:
+    """Write the table into the page."""
+    text = PAGE.read_text("utf-8")
+    new = BLOCK.sub(lambda found: f"{found[1]}\n{table(rows)}\n{found[2]}", text)
+    PAGE.write_text(new, encoding="utf-8")
+
+
+@dataclass
+class Results:
+    """Plugin of pytest that counts how tests end."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    hung: list[str] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test. One that hangs is ended with its worker, or ends its own wait."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)  # none if the worker ended
+            hung = crash is None or re.match(r"(subprocess\.)?Timeout", crash.message)
+            (self.hung if hung else self.failed).append(report.nodeid)
+        elif report.skipped:
+            self.skipped += 1
+        elif report.when == "call":
+            self.passed += 1
+
+    def __str__(self) -> str:
+        """Return the counts in words."""
+        counts = {"passed": self.passed, "failed": len(self.failed)}
+        counts |= {"hung or crashed": len(self.hung), "skipped": self.skipped}
+        return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+def run(seed: int, console: Console) -> Results:
+    """Run all tests of faults; pytest shows the progress."""
+    results = Results()
+    for chosen, how in PHASES.items():
+        console.rule(f"seed {seed}: {chosen}")
+        shown = ["--no-header", "--tb=short", f"--seed={seed}"]
+        code = pytest.main(["-m", chosen, *how, *shown, str(ROOT / "tests")], plugins=[results])
+        if code == pytest.ExitCode.INTERRUPTED:
+            raise SystemExit(130)
+        if code > pytest.ExitCode.TESTS_FAILED and code != pytest.ExitCode.NO_TESTS_COLLECTED:
+            results.failed.append(f"pytest ended with {code!r} for {chosen!r}")
+    return results
+
+
+def main() -> None:
+    """Collect, run for every seed, print a summary, and write the table if nothing failed."""
+    parser = argparse.ArgumentParser(description="Run the tests that prove docs/reliability.md.")
+    parser.add_argument("seeds", nargs="*", type=int, default=[0], help="one run for each")
+    parser.add_argument("--only-table", action="store_true", help="write the table, run nothing")
+    arguments = parser.parse_args()
+    rows, console = collect(), Console()
+    if not arguments.only_table:
+        runs = {seed: run(seed, console) for seed in arguments.seeds}
+        console.rule(f"{len(rows)} cases")
+        for seed, results in runs.items():
+            console.print(f"seed {seed}: {results}")
+            console.print(*(f"  {name}" for name in results.failed + results.hung), sep="\n")
+        if any(results.failed or results.hung for results in runs.values()):
+            sys.exit(1)
+    write(rows)
+    console.print(f"wrote the table of {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
