@@ -133,12 +133,15 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 
 @every_world
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_the_mean_moves_by_the_updates_alone(size: int, dtype: torch.dtype) -> None:
+def test_the_mean_moves_by_the_updates_alone(
+    size: int, dtype: torch.dtype, draws: random.Random
+) -> None:
     """Whatever the delays, looked at three times on the way."""
+    seeds = [draws.random() for _ in range(size)]
 
     def worker(world: World) -> tuple[list[Array], int]:
         model, replica = attach(world, dtype)
-        pauses, seen = random.Random(world.rank), []
+        pauses, seen = random.Random(seeds[world.rank]), []
         with torch.no_grad():
             model.matrix += world.rank**2
         own = flat(snapshot(model))  # where updates alone would have led
