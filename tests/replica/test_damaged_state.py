@@ -538,7 +538,7 @@ def test_a_flipped_bit_never_loads_other_values(text: str) -> None:
         replica.detach()
         return outcomes
 
-    here, there = ThreadWorld(SIZE).run(work)
+    here, there = ThreadWorld(SIZE).run(work, timeout=30.0)
     assert here == there
     assert "loaded" in here, "a file has bits that mean nothing"
     assert sum("checksum is wrong" in said for said in here) > 20
