@@ -232,7 +232,7 @@ def _start(rank: int, results: Any, case: str) -> None:
     ],
 )
 def test_start_in_a_running_world(case: str, text: str) -> None:
-    said = Spawned(_start, 3, case).join(timeout=20)
+    said = Spawned(_start, 3, case).join(timeout=60)
     assert len(said) == (2 if case == "killed" else 3)
     assert len(set(said)) == 1
     assert said[0].startswith(text)

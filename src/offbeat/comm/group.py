@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Collection, Iterable
@@ -14,7 +15,12 @@ from torch.distributed import ProcessGroup
 from offbeat.comm.failure import FailureDetector, NoHeartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
-from offbeat.comm.process_group import backends_of, default_group, world_ranks
+from offbeat.comm.process_group import (
+    backends_of,
+    default_group,
+    leave_to_parent,
+    world_ranks,
+)
 from offbeat.comm.world import Axis
 
 _owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
@@ -153,6 +159,15 @@ def _drop_all() -> None:
     A thread of Gloo that frees a tensor after Python has ended aborts the process.
     """
     close_sockets(list(_owned))
+
+
+def _leave_all_to_parent() -> None:
+    if _owned:
+        leave_to_parent([group.process_group for group in _owned])
+        _owned.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _empty(dropped: list[ProcessGroup]) -> None:

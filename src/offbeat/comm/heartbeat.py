@@ -10,6 +10,7 @@ with that verdict.
 import atexit
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class Heartbeat(FailureDetector):
         self._silent: dict[int, bytes] = {}  # the last heartbeat of those found silent
         self._verdict: Exception | None = None
         self._stop = threading.Event()
-        self._count = 0
+        self._count, self._process = 0, os.getpid()
         self._beat()
         self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
         self._thread.start()
@@ -186,7 +187,7 @@ class Heartbeat(FailureDetector):
 
     def stop(self) -> None:
         """Publish that this rank has left, and end the thread."""
-        if self._stop.is_set():
+        if self._stop.is_set() or os.getpid() != self._process:
             return
         self._end_thread()
         atexit.unregister(self._end_thread)
@@ -200,6 +201,8 @@ class Heartbeat(FailureDetector):
         self._groups.clear()
 
     def _end_thread(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the heartbeat is its parent's
         self._stop.set()
         self._store.limit(PROMPT)
         self._thread.join(timeout=PROMPT)

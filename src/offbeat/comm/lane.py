@@ -1,6 +1,7 @@
 """A daemon thread that runs jobs one after the other."""
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ class Lane:
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
         self.closing = threading.Event()
+        self._process = os.getpid()
         self._wake = wake
         self._last: Future[None] | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -41,6 +43,8 @@ class Lane:
 
     def close(self) -> None:
         """End the thread; jobs that still run or wait end with an error."""
+        if os.getpid() != self._process:
+            return  # a forked child: thread and messages are its parent's
         atexit.unregister(self.close)
         self.closing.set()
         self._jobs.put(None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Links:
         meter: counters of all groups.
         opened: the groups that are open.
         numbers: numbers for the names of groups.
+        process: the process that has opened them.
     """
 
     world: World
@@ -43,6 +45,7 @@ class Links:
     meter: Meter
     opened: list[Group] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    process: int = field(default_factory=os.getpid)
 
     @classmethod
     def connect(cls, world: World) -> "Links":
@@ -93,8 +96,15 @@ class Links:
         self.opened.append(group)
         return group
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that has opened the groups."""
+        return os.getpid() != self.process
+
     def close(self) -> None:
-        """Stop the heartbeat and end all groups and their threads."""
+        """Stop the heartbeat and end all groups and their threads; nothing in a forked child."""
+        if self.is_inherited:
+            return
         self.heartbeat.stop()
         for group in self.opened:
             group.close_lane()

@@ -9,7 +9,8 @@ that is used again after ``detach()`` finds the first group's addresses in the s
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -147,6 +148,19 @@ def end_waits(group: ProcessGroup) -> None:
                 with contextlib.suppress(RuntimeError):
                     work = group.recv([torch.empty(1)], peer, NEVER_SENT)
                     work.wait(timedelta(milliseconds=1))
+
+
+def leave_to_parent(groups: Iterable[ProcessGroup]) -> None:
+    """Keep ``groups`` and those of torch for as long as this process lives: a forked child.
+
+    It shares their sockets with its parent, but has none of their threads. The end of a group
+    there waits for them for ever, and removes the sockets from what the parent's thread polls.
+    """
+    kept: list[object] = list(groups)
+    if is_running():
+        kept += [*dist.distributed_c10d._world.pg_map, default_store()]
+    for item in kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 def has_connections(group: ProcessGroup) -> bool:

@@ -1,7 +1,6 @@
 """The roll call at the start: every rank gives its word, or is missed by its name."""
 
 import contextlib
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,8 +10,10 @@ from torch.distributed import ProcessGroup
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.lane import Lane
 from offbeat.comm.process_group import (
     TIMEOUT,
+    end_waits,
     has_connections,
     hear_from,
     say_hello,
@@ -125,7 +126,8 @@ class _Search:
             except RuntimeError as error:
                 self._ended[rank] = error
 
-        threading.Thread(target=listen, name="offbeat-search", daemon=True).start()
+        lane = Lane("offbeat-search", wake=lambda: end_waits(group))
+        lane.submit(listen).add_done_callback(lambda _: lane.close())
 
 
 def _answer(rank: int, store: TimedStore, group: ProcessGroup | None) -> None:

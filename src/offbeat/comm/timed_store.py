@@ -116,7 +116,7 @@ class _Caller:
 
     def end(self, why: str) -> None:
         if os.getpid() != self._process:
-            return  # a child of os.fork() has no such thread
+            return  # a forked child: the thread is its parent's
         atexit.unregister(self._end_at_exit)
         is_stuck = bool(self._waiting)
         self._why_ended = self._why_ended or why

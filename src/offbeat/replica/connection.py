@@ -40,6 +40,11 @@ class Connection:
         return self.links.heartbeat if self.links is not None else None
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that has connected."""
+        return self.links is not None and self.links.is_inherited
+
+    @property
     def meter(self) -> Meter:
         """The counters to which all exchanges of this replica add."""
         return self.links.meter if self.links is not None else Meter()

@@ -337,7 +337,10 @@ class Replica:
     def _require_open(self) -> None:
         if self._closed is not None:
             raise ValueError(f"this replica cannot be used {self._closed}")
+        if self._connection.is_inherited:
+            raise ValueError(f"this replica cannot be used {_INHERITED}")
 
 
 _SHOWN = "inside consensus(): leave the block first"
+_INHERITED = "in a forked child of its process: its connections are the parent's"
 _DETACHED = "after detach(): call replicate() again"
