@@ -174,6 +174,10 @@ class GradientExchange(ABC, Generic[State]):
         """
         return next(iter(saved.values())) if before == size else None
 
+    def remarks(self, site: Site) -> Sequence[str]:
+        """Return notes for the user about what this exchange was given; none by default."""
+        return ()
+
     def stats(self, state: State) -> Saved:
         """Return what to add to ``replica.stats()``; no communication."""
         return {}

@@ -147,6 +147,7 @@ class SlotFiller:
         if exchange is not None:
             site = self._site("gradients", exchange, links, control)
             if site is not None:
+                self.notes.extend(exchange.remarks(site))
                 return GradientSlot(exchange, exchange.init(site), site)
         return GradientSlot(_NoGradientExchange(), None, None)
 

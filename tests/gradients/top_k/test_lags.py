@@ -544,3 +544,28 @@ def test_a_selection_that_misses_a_nan_does_not_hide_it() -> None:
         return broken and not _saved(replica)["residual"]["weight"].any()
 
     assert ThreadWorld(2).run(worker) == [True, True]
+
+
+@pytest.mark.parametrize("given", [(), ("optimizer",), ("scaler",), ("optimizer", "scaler")])
+@pytest.mark.fault(
+    "lags gets no optimizer= or no scaler=",
+    "a note in stats() that says what follows",
+    group="Settings and arguments",
+)
+def test_notes_what_was_not_given(given: tuple[str, ...]) -> None:
+    def worker(world: World) -> list[str]:
+        model = Quadratic()
+        could = {
+            "optimizer": SGD(model.parameters(), lr=0.1),
+            "scaler": torch.amp.GradScaler("cpu"),
+        }
+        replica = offbeat.replicate(
+            model, offbeat.lags(), mesh=world, **{name: could[name] for name in given}
+        )
+        notes: list[str] = replica.stats()["notes"]
+        replica.detach()
+        return notes
+
+    for notes in ThreadWorld(2).run(worker):
+        found = {name for name in ("optimizer", "scaler") if any(f"no {name}=" in n for n in notes)}
+        assert found == {"optimizer", "scaler"} - set(given)

@@ -185,6 +185,21 @@ class TopK(GradientExchange[TopKState]):
         """
         return inherit_means(saved, before, rank, size, ("residual", "velocity"))
 
+    def remarks(self, site: Site) -> list[str]:
+        """Return what follows from an optimizer or a scaler that was not given."""
+        notes = []
+        if not site.optimizers and self.units is None:
+            notes.append(
+                "no optimizer= was given: residuals are in units of the gradient; with "
+                "torch.optim.SGD pass it, and they are in units of learning rate times gradient"
+            )
+        if site.scaler is None:
+            notes.append(
+                "no scaler= was given: with a GradScaler pass it, or residuals mix gradients of "
+                "different loss scales"
+            )
+        return notes
+
     def stats(self, state: TopKState) -> Saved:
         """Return the compression ratio of every layer, and what the last measurement found."""
         pipeline = state.pipeline
