@@ -3,10 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.comm.group import Group
@@ -16,30 +16,8 @@ from offbeat.replica.backward import is_watched
 from offbeat.replica.first_step import WRAPPED
 
 Fingerprint = dict[str, Any]
-
-
-class Trait(NamedTuple):
-    """What must not change of a parameter."""
-
-    identity: int
-    trainable: bool
-    dtype: torch.dtype
-    device: torch.device
-    address: int
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, p: Tensor) -> "Trait":
-        """Read them."""
-        return cls(id(p), p.requires_grad, p.dtype, p.device, p.data_ptr(), p.stride())
-
-    def has_become(self, now: "Trait") -> bool:
-        """Return whether ``now`` differs in more than being frozen."""
-        return self != now and (
-            now.trainable > self.trainable or self._replace(trainable=now.trainable) != now
-        )
-
-
+# Of each parameter: identity, dtype, device, address, strides; and whether it is trainable.
+Trait = tuple[tuple[object, ...], bool]
 Traits = dict[str, Trait]
 
 
@@ -163,7 +141,10 @@ def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Seque
 
 def traits(model: nn.Module) -> Traits:
     """Return, by parameter, what must stay as it is: hooks, messages and views depend on it."""
-    return {name: Trait.of(p) for name, p in model.named_parameters()}
+    return {
+        name: ((id(p), p.dtype, p.device, p.data_ptr(), p.stride()), p.requires_grad)
+        for name, p in model.named_parameters()
+    }
 
 
 def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
@@ -173,11 +154,9 @@ def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | No
     networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
     """
     now = traits(model)
-    names = [
-        name
-        for name in {**before, **now}
-        if name not in before or name not in now or before[name].has_become(now[name])
-    ]
+    if now == before:
+        return None
+    names = [n for n in {**before, **now} if _has_changed(before.get(n), now.get(n))]
     if not names:
         return None
     return ValueError(
@@ -185,3 +164,7 @@ def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | No
         "or laid out anew in memory since replicate(); call finish() and detach() before such a "
         "change and replicate() again after it"
     )
+
+
+def _has_changed(before: Trait | None, now: Trait | None) -> bool:
+    return before is None or now is None or before[0] != now[0] or now[1] > before[1]
