@@ -1070,6 +1070,26 @@ def test_different_numbers_of_steps_before_finish(text: str) -> None:
     assert "finish() was called after different numbers of steps: [2, 3]" in alike(work)
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As frameworks wrap an optimizer: a subclass that never initializes its parent."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        self.optimizer = optimizer
+
+
+@pytest.mark.fault(
+    "install() gets an optimizer that a framework has wrapped",
+    "ValueError; says to pass the one inside",
+    group="Settings and arguments",
+)
+def test_install_of_a_wrapped_optimizer() -> None:
+    (replica,) = ThreadWorld(1).run(lambda g: offbeat.replicate(small(), offbeat.ddp(), mesh=g))
+    optimizer = SGD(replica.model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"got Wrapped, which wraps.*optimizer\.optimizer"):
+        replica.install(Wrapped(optimizer))
+    replica.install(optimizer)
+
+
 @pytest.mark.fault(
     "install() gets a list of optimizers, or is called twice",
     "ValueError",

@@ -1,11 +1,14 @@
 """Survivors of a lost rank train on: between threads whose heartbeat stops, and real processes."""
 
 import json
+import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
+from offbeat.comm import heartbeat
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
@@ -22,9 +26,11 @@ from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.lab import Loopback
 from offbeat.parameters import Average, PushSum
+from offbeat.replica import survivors
 from offbeat.replica.survivors import Agreement, agree_on_survivors
 from offbeat.testing import ThreadWorld, snapshot
 from problems import Quadratic, flat
+from ranks import Spawned
 from reference.participants import Array
 
 CONTINUE = "sgp(on_failure='continue')"
@@ -41,8 +47,8 @@ def stopped_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Heartbeat, "__init__", remember)
     yield
-    for heartbeat in started:
-        heartbeat.stop()
+    for one in started:
+        one.stop()
 
 
 @pytest.fixture
@@ -203,6 +209,206 @@ def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
     assert results == expected[verb]
 
 
+def filled(value: float) -> Quadratic:
+    model = Quadratic()
+    with torch.no_grad():
+        model.matrix.fill_(value)
+        model.vector.fill_(value)
+    return model
+
+
+def placed(replica: offbeat.Replica, value: float) -> None:
+    """Give a rank a model of its own, after all ranks have got that of the first."""
+    replica.model.load_state_dict(filled(value).state_dict())
+
+
+@pytest.mark.fault(
+    "a rank is lost while one of the others saves and the rest step, with on_failure='continue'",
+    "the survivors train on, and what is saved is their state",
+)
+@pytest.mark.usefixtures("quick")
+def test_a_loss_found_in_state_dict_is_survived() -> None:
+    """The message of the lost rank is missing; only its receiver waits for it while it saves."""
+    text, victim = "sgp(overlap=1, on_failure='continue')", 3
+
+    def work(world: World) -> tuple[dict[str, Any], bool, float, float, dict[str, Any]] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        placed(replica, float(world.rank))
+        if world.rank == victim:
+            perish(replica._connection.links)
+            return None
+        replica.step()
+        at_loss = replica.model.vector[0].item()
+        (entry,) = replica.state_dict().values()
+        noticed = bool(replica.lost)
+        for _ in range(3):
+            at_loss = at_loss if replica.lost else replica.model.vector[0].item()
+            replica.step()
+        replica.state_dict()
+        replica.consensus_distance()
+        replica.finish()
+        result = entry, noticed, at_loss, replica.model.vector[0].item(), replica.stats()
+        replica.detach()
+        return result
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[3\] are lost; \[0, 1, 2\] train on"):
+        results = [result for result in ThreadWorld(4).run(work) if result is not None]
+    mean = sum(at_loss for _, _, at_loss, _, _ in results) / 3
+    assert any(noticed for _, noticed, _, _, _ in results)
+    for entry, here, _, end, told in results:
+        assert entry["size"] == (3 if here else 4)
+        if here:
+            assert (entry["parameters"]["weight"], entry["parameters"]["pending_weight"]) == (1, 0)
+        assert end == pytest.approx(mean, abs=1e-12)
+        assert (told["size"], told["step"], len(told["lost"])) == (3, 4, 1)
+
+
+@pytest.mark.fault(
+    "a rank is lost while the ranks load a checkpoint, with on_failure='continue'",
+    "the survivors load their own parts and train on from these models",
+)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("lost_in", ["load_state_dict", "step"])
+def test_a_loss_found_in_load_state_dict_is_survived(lost_in: str, finished: bool) -> None:
+    """In the load itself, and where survivors go back to what was saved before the loss."""
+    text, victim = "sgp(overlap=1, on_failure='continue')", 2
+
+    def work(world: World) -> tuple[float, int, float] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        placed(replica, float(world.rank))
+        for _ in range(2):
+            replica.step()
+        if finished:
+            replica.finish()
+        saved, own = replica.state_dict(), replica.model.vector[0].item()
+        replica.step()
+        placed(replica, 100.0)
+        replica.consensus_distance()  # nobody dies before all have come here
+        if world.rank == victim:
+            perish(replica._connection.links)
+            return None
+        if lost_in == "step":
+            replica.step()
+            replica.step()
+        replica.load_state_dict(saved)
+        assert (replica.steps, replica.settled, len(replica.lost)) == (2, finished, 1)
+        assert replica.model.vector[0].item() == own
+        for _ in range(2):
+            replica.step()
+        steps = replica.steps
+        replica.finish()
+        end = replica.model.vector[0].item()
+        replica.detach()
+        return own, steps, end
+
+    with pytest.warns(RuntimeWarning, match="train on"):
+        results = [result for result in ThreadWorld(3).run(work) if result is not None]
+    mean = sum(own for own, _, _ in results) / 2
+    for _, steps, end in results:
+        assert steps == 4
+        assert end == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+def test_survivors_refuse_the_unfinished_state_of_a_larger_world() -> None:
+    """That it knows this rank's name does not make it this rank's: half of the mass would go."""
+    saved = {}
+
+    def save(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica.step()
+        saved[world.rank] = replica.state_dict()
+        replica.detach()
+
+    def load(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        if world.rank == 2:
+            return perish(replica._connection.links)
+        replica.load_state_dict(saved[world.rank])
+        return None
+
+    ThreadWorld(4).run(save)
+    with pytest.warns(RuntimeWarning, match="train on"):
+        first, second, _ = errors_of(load, 3)
+    assert type(first) is type(second) is ValueError
+    assert str(first) == str(second)
+    assert "found the state of one of 4 ranks that had not finished" in str(first)
+
+
+@pytest.mark.fault(
+    "two ranks are lost at once, with on_failure='continue'", "the survivors train on without both"
+)
+@pytest.mark.usefixtures("quick")
+def test_two_ranks_lost_at_once() -> None:
+    def work(world: World) -> tuple[float, dict[str, Any]] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        placed(replica, float(world.rank))
+        if world.rank in (1, 3):
+            perish(replica._connection.links)
+            return None
+        for _ in range(3):
+            replica.step()
+        replica.finish()
+        result = replica.model.vector[0].item(), replica.stats()
+        replica.detach()
+        return result
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1, 3\] are lost; \[0, 2, 4\] train on"):
+        results = [result for result in ThreadWorld(5).run(work) if result is not None]
+    for end, told in results:
+        assert end == pytest.approx(2.0, abs=1e-12)
+        assert [loss["rank"] for loss in told["lost"]] == [1, 3]
+        assert (told["size"], told["step"]) == (3, 3)
+
+
+@pytest.mark.fault(
+    "another rank is lost while the survivors of a loss connect, with on_failure='continue'",
+    "the remaining ones agree and connect once more, and train on",
+)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("connects", [False, True], ids=["before", "after its first heartbeat"])
+def test_another_loss_while_survivors_connect_is_survived(
+    connects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.comm.links.RECONNECT", 2.0)
+    regroup = survivors.regroup
+
+    def dies_here(links: Links, agreed: Agreement) -> Links | None:
+        if links.world.rank != 1:
+            return regroup(links, agreed)
+        perish(regroup(links, agreed) if connects else links)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(survivors, "regroup", dies_here)
+
+    def work(world: World) -> tuple[float, dict[str, Any]] | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        placed(replica, float(world.rank))
+        if world.rank == 3:
+            perish(replica._connection.links)
+            return None
+        try:
+            for _ in range(3):
+                replica.step()
+        except KeyboardInterrupt:
+            return None
+        replica.finish()
+        result = replica.model.vector[0].item(), replica.stats()
+        replica.detach()
+        return result
+
+    with pytest.warns(RuntimeWarning) as said:
+        results = [result for result in ThreadWorld(4).run(work) if result is not None]
+    assert len(results) == 2
+    for end, told in results:
+        assert end == pytest.approx(1.0, abs=1e-12)
+        assert [loss["rank"] for loss in told["lost"]] == [3, 1]
+        assert (told["size"], told["step"]) == (2, 3)
+    texts = {str(warning.message) for warning in said}
+    assert any("ranks [1] are lost; [0, 2] train on" in text for text in texts)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.fault("all ranks but one are lost", "the last one trains alone")
 def test_the_last_survivor_trains_alone() -> None:
@@ -360,3 +566,35 @@ def test_survivors_of_a_killed_process_train_to_the_end(draws: random.Random) ->
     # The weights of the three are one up to what is in flight, and equal models hide them.
     mean = np.mean([result["own"] for result in said.values()], axis=0)
     np.testing.assert_allclose(first["end"], mean, rtol=0, atol=1e-3)
+
+
+def _save_after_each_step(rank: int, results: Any) -> None:
+    for name, seconds in {"BEAT": 0.2, "BROKEN_AFTER": 1.5, "SILENT_AFTER": 3.0}.items():
+        setattr(heartbeat, name, seconds)
+    warnings.simplefilter("ignore")
+    model = torch.nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    algorithm = offbeat.algorithm("sgp(overlap=1, on_failure='continue')")
+    replica = offbeat.replicate(model, algorithm)
+    for step in range(60):
+        model(torch.randn(8, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (rank, step) == (0, 20):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replica.step()
+        replica.state_dict()
+    replica.finish()
+    replica.consensus_distance()
+    results.put((rank, replica.steps, [loss["rank"] for loss in replica.lost]))
+    replica.detach()
+
+
+@pytest.mark.fault(
+    "a process is killed while the others save, with on_failure='continue'",
+    "the survivors train and save to the end",
+)
+@pytest.mark.processes
+def test_survivors_of_a_killed_process_save_to_the_end() -> None:
+    world = Spawned(_save_after_each_step, 4)
+    assert sorted(world.join(timeout=60)) == [(rank, 60, [0]) for rank in (1, 2, 3)]

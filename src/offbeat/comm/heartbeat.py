@@ -175,7 +175,7 @@ class Heartbeat(FailureDetector):
         """Return the ranks that have left (detach) or are lost; one look at the store.
 
         Silence counts from ``since``, except that of a rank which was found silent before and has
-        not written a heartbeat since.
+        not written a heartbeat since. A rank may be lost before its first heartbeat.
         """
         found: dict[int, Literal["left", "lost"]] = {}
         for rank, phase, silence in self._signs(since):
@@ -183,6 +183,9 @@ class Heartbeat(FailureDetector):
                 found[rank] = "left"
             elif silence > BROKEN_AFTER or self._silent.get(rank) == self._seen[rank][0]:
                 found[rank] = "lost"
+        if time.monotonic() - since > BROKEN_AFTER:
+            unseen = {*self.ranks} - {*self._seen, self.rank}
+            found |= dict.fromkeys(unseen, "lost")
         return found
 
     def stop(self) -> None:

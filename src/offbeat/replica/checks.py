@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
 from offbeat.comm.small_gathers import gather_bytes
@@ -168,3 +169,18 @@ def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | No
 
 def _has_changed(before: Trait | None, now: Trait | None) -> bool:
     return before is None or now is None or before[0] != now[0] or now[1] > before[1]
+
+
+def install_fault(optimizer: object, *, earlier: bool) -> str | None:
+    """Return why :meth:`Replica.install` cannot take this optimizer, or None."""
+    if not isinstance(optimizer, Optimizer) or earlier:
+        return (
+            f"install() got {type(optimizer).__name__}, after {int(earlier)} earlier call; it "
+            "takes one torch.optim.Optimizer, once; with several optimizers call step() yourself"
+        )
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a subclass in name only
+        return (
+            f"install() got {type(optimizer).__name__}, which wraps another optimizer; pass that "
+            "one, for instance optimizer.optimizer"
+        )
+    return None

@@ -26,13 +26,8 @@ class Connection:
 
     @classmethod
     def over(cls, world: World, links: Links | None) -> "Connection":
-        """Use these links, or close them again if the control group cannot be opened."""
-        try:
-            return cls(world, links, links.open("world") if links is not None else None)
-        except BaseException:
-            if links is not None:
-                links.close()
-            raise
+        """Open the control group over ``links``; all ranks call."""
+        return cls(world, links, links.open("world") if links is not None else None)
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -63,10 +58,10 @@ class Connection:
             yield
         self.links.heartbeat.next_call(verb)
 
-    def resume(self, links: Links) -> None:
-        """Count calls on from those that were made over earlier ``links``."""
-        if self.links is not None:
-            self.links.heartbeat.resume(links.heartbeat.phase)
+    def resume(self, earlier: "Connection") -> None:
+        """Count calls on from those that were made over an earlier connection."""
+        if self.links is not None and earlier.links is not None:
+            self.links.heartbeat.resume(earlier.links.heartbeat.phase)
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks, and return the verdict to raise."""

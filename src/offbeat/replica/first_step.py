@@ -14,6 +14,7 @@ from offbeat.comm.process_group import is_running
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
+from offbeat.replica.connection import Connection
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -49,6 +50,23 @@ def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
     if any(id(p) in own for wrapper in wrappers for p in wrapper.parameters()):
         return WRAPPED
     return None
+
+
+def check_start(
+    model: nn.Module,
+    algorithm: Algorithm,
+    connection: Connection,
+    mine: int | None,
+    settled: bool,
+) -> str | None:
+    """Raise ``ValueError`` on all ranks for a wrapper or different parameters; return a note.
+
+    See :func:`wrapper_fault` and :func:`compare_starts`.
+    """
+    fault = wrapper_fault(model, algorithm)
+    if fault is not None:
+        raise connection.condemn(ValueError(f"rank {connection.world.rank}: {fault}"))
+    return compare_starts(mine, algorithm, connection.world, connection.control, settled)
 
 
 def compare_starts(

@@ -22,7 +22,7 @@ from offbeat.replica.consensus import (
     require_equal_buffers,
     require_equal_steps,
 )
-from offbeat.replica.first_step import compare_starts, keeps_equal, wrapper_fault
+from offbeat.replica.first_step import check_start, keeps_equal
 from offbeat.replica.norm import total_norm
 from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
@@ -170,26 +170,21 @@ class Replica:
         while the others wait for it. Call ``step()`` yourself there.
         """
         self._require_open()
-        if not isinstance(optimizer, Optimizer) or self._installed is not None:
-            raise ValueError(
-                f"install() got {type(optimizer).__name__}, after "
-                f"{0 if self._installed is None else 1} earlier call; it takes one "
-                "torch.optim.Optimizer, once; with several optimizers call step() yourself"
-            )
-        try:
-            self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
-        except AttributeError as error:  # a subclass in name, which never initialized its parent
-            raise ValueError(
-                f"install() got {type(optimizer).__name__}, which wraps another optimizer; pass "
-                "that one, for instance optimizer.optimizer"
-            ) from error
+        fault = checks.install_fault(optimizer, earlier=self._installed is not None)
+        if fault is not None:
+            raise ValueError(fault)
+        self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
 
     def state_dict(self) -> Saved:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
 
-        Starts no communication. Call it between a ``step()`` and the next backward, on every
-        rank, and save with ``torch.save`` to one file per rank or with
-        ``torch.distributed.checkpoint`` to one folder.
+        Starts no communication, but waits for messages in flight. Call it between a ``step()``
+        and the next backward, on every rank, and save with ``torch.save`` to one file per rank or
+        with ``torch.distributed.checkpoint`` to one folder.
+
+        With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``: the
+        state is then one of the survivors' world. Ranks that saved at that moment may not have
+        noticed yet, and their states do not belong together: resume from an earlier or later one.
         """
         self._require_open()
         if self._watch.begun:
@@ -197,14 +192,25 @@ class Replica:
                 "state_dict() was called after a backward that no step() followed; save right "
                 "after replica.step(), when gradients are spent"
             )
-        return checkpoint.save(self._saved_parts(), self.steps, self.settled)
+        return self._together(
+            None, lambda: checkpoint.save(self._saved_parts(), self.steps, self.settled)
+        )
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Continue where the saved run stopped, bit for bit; all ranks call."""
+        """Continue where the saved run stopped, bit for bit; all ranks call.
+
+        With ``on_failure="continue"`` a loss found here is survived: the others load again, each
+        its own state, and start anew from these models as after a loss in ``step()``. So do
+        survivors that load what they saved before a loss.
+
+        Raises ``ValueError``, the same on all ranks and before anything is written, if the state
+        of any rank is damaged, does not fit this replica, or is of another moment or run.
+        """
         self._require_open()
-        control = self._connection.control
-        with self._connection.calling("load_state_dict"):
-            self.steps, self.settled = checkpoint.load(self._saved_parts(), saved, control)
+        self.steps, self.settled = self._together(
+            "load_state_dict",
+            lambda: checkpoint.load(self._saved_parts(), saved, self._connection.control),
+        )
         self._exchanges_from = 0
         self._watch.loaded()
 
@@ -254,19 +260,11 @@ class Replica:
             raise self._connection.condemn(change)
         self._watch.require_closed()
 
-    def _check_start(self) -> None:
-        """Notice a wrapper around the model, or a rank with other parameters, in the first step."""
-        fault = wrapper_fault(self.model, self.algorithm)
-        if fault is not None:
-            raise self._connection.condemn(ValueError(f"rank {self.world.rank}: {fault}"))
-        start, control = self._watch.start, self._connection.control
-        note = compare_starts(start, self.algorithm, self.world, control, self.settled)
-        if note is not None:
-            self.notes.append(note)
-
     def _step(self) -> None:
         if self._watch.is_first:
-            self._check_start()
+            start = self._watch.start, self.settled
+            note = check_start(self.model, self.algorithm, self._connection, *start)
+            self.notes += [note] if note else []
         if self.steps >= self._exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)
@@ -297,30 +295,31 @@ class Replica:
             average_parameters(self.parameters)
             average_buffers(list(self.model.buffers()), control)
 
-    def _together(self, verb: str, call: Callable[[], Result]) -> Result:
-        """Make a collective call; after a loss that the run survives, repeat it."""
+    def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
+        """Make a call that waits for others; after a loss that the run survives, repeat it.
+
+        ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
+        """
         while True:
             try:
-                with self._connection.calling(verb):
+                with self._connection.calling(verb) if verb else nullcontext():
                     return call()
             except PeerLost as loss:
                 self._continue_without(loss)
 
     def _continue_without(self, loss: PeerLost) -> None:
         """Connect to the other survivors, and start from the models as they are."""
-        links = self._connection.links
-        if self.parameters.exchange.on_failure == "raise" or links is None:
+        if self.parameters.exchange.on_failure == "raise":
             raise loss
-        agreed = survivors.agree_on_survivors(links, self.steps, loss)
-        self.world = self.world.among(agreed.living)
-        self._connection = Connection.over(self.world, survivors.regroup(links, agreed))
-        self._exchanges_from = agreed.step
-        self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
-        self.parameters = self._filler.parameters(self._connection.links, self._connection.control)
-        self._connection.resume(links)  # not before: some are steps behind, and catch up alone
-        self._watch.heartbeat = self._connection.heartbeat
+        found = survivors.reconnect(self._connection, self._filler, self.steps, loss)
+        self._connection, self.parameters = found.connection, found.parameters
+        self.world = found.connection.world
+        self._watch.heartbeat = found.connection.heartbeat
         self._watch.is_first = False  # others may be past their first step
-        warnings.warn(agreed.text(self.world.rank), RuntimeWarning, stacklevel=4)
+        for agreed in found.agreements:
+            self._exchanges_from = agreed.step
+            self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
+            warnings.warn(agreed.text(self.world.rank), RuntimeWarning, stacklevel=4)
 
     def _join_backward(self) -> None:
         """Contribute zeros to the exchange of a backward that this rank did not run."""

@@ -2,12 +2,14 @@
 
 import json
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.timed_store import TimedStore
+from offbeat.replica.connection import Connection
+from offbeat.replica.slots import ParameterSlot, SlotFiller
 
 POLL = 0.2  # seconds between two looks at the store
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
@@ -26,6 +28,46 @@ class Agreement(NamedTuple):
             f"rank {rank}: ranks {list(self.lost)} are lost; {list(self.living)} train on, with "
             f"exchanges from step {self.step}. See the logs of the lost ranks"
         )
+
+
+class Reconnected(NamedTuple):
+    """The connection of the survivors, their new parameters slot, and what they agreed on."""
+
+    connection: Connection
+    parameters: ParameterSlot[Any]
+    agreements: list[Agreement]
+
+
+def reconnect(
+    connection: Connection, filler: SlotFiller, steps: int, loss: PeerLost
+) -> Reconnected:
+    """Agree with the other survivors and connect to them; all living ranks call.
+
+    If another rank is lost meanwhile, its survivors agree once more, over the links of the new,
+    smaller world: there also those meet who had connected already. Raises as
+    :func:`agree_on_survivors` does.
+    """
+    current, agreements = connection, []
+    while True:
+        if current.links is None:
+            raise loss
+        try:
+            agreements.append(agree_on_survivors(current.links, steps, loss))
+        except BaseException:
+            current.close()
+            raise
+        between = regroup(current.links, agreements[-1])
+        world = current.world.among(agreements[-1].living)
+        current = Connection(world, between, None)
+        try:
+            current = Connection.over(world, between)
+            slot = filler.parameters(between, current.control)
+        except PeerLost as another:
+            loss = another
+            continue
+        # Not before: some ranks are steps behind, and catch up alone.
+        current.resume(connection)
+        return Reconnected(current, slot, agreements)
 
 
 def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
