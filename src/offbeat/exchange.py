@@ -137,8 +137,14 @@ class GradientExchange(ABC, Generic[State]):
     def finish(self, state: State) -> None:
         """End the exchange of a backward: send the rest, wait, and write the result."""
 
+    def accumulated(self, state: State, name: str) -> None:
+        """Note a gradient of ``name`` that was accumulated in a backward without an exchange."""
+
+    def optimizer_stepped(self, state: State, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer, of this model or of another, has used gradients."""
+
     def stepped(self, state: State) -> None:
-        """Mark the gradients that :meth:`finish` returned as used: a new step begins."""
+        """Begin a new step: the optimizers have used the gradients that they use."""
 
     @abstractmethod
     def save(self, state: State) -> Saved:

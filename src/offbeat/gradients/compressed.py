@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
 from offbeat.exchange import GradientExchange, Saved, Site
@@ -93,9 +94,16 @@ class Compressed(GradientExchange[CompressedState]):
         """Rebuild the messages once the order of readiness was measured."""
         pipeline = state.pipeline
         pipeline.stepped()
-        if pipeline.first_seen is not None and not pipeline.is_measured:
-            pipeline.measure_order()
+        if not pipeline.is_current:
             self._build(state, pipeline.by_name("residual", state.site.parameters))
+
+    def accumulated(self, state: CompressedState, name: str) -> None:
+        """Note that this gradient was accumulated, but not exchanged."""
+        state.pipeline.handed.accumulated(name)
+
+    def optimizer_stepped(self, state: CompressedState, optimizer: Optimizer) -> None:
+        """Note that the gradients of the optimizer's parameters were used."""
+        state.pipeline.handed.optimizer_stepped(optimizer)
 
     def save(self, state: CompressedState) -> Saved:
         """Return this rank's residuals by name, and the order of readiness."""

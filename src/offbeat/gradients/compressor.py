@@ -13,6 +13,7 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype
 from offbeat.gradients.bucket import put, require_plain
+from offbeat.gradients.feedback import FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
 from offbeat.gradients.ticket import number_of, require_same_call
@@ -48,7 +49,8 @@ class Compressor(ABC):
 class CompressedMessage(Message):
     """Gradients that a :class:`Compressor` exchanges, with error feedback.
 
-    Three flat tensors: the former residual, the new one, and the mean, which becomes ``.grad``.
+    Three flat tensors: the former residual, the new one, and the mean, which becomes ``.grad``. A
+    fourth once a step has several exchanges.
     A small all-reduce beside each message counts the ranks that have a gradient of each
     parameter, and the ranks on which a value is not finite; it also compares the calls.
     """
@@ -62,50 +64,47 @@ class CompressedMessage(Message):
     ) -> None:
         self.site, self.group = site, group
         dtype = accumulation_dtype(site.parameters[names[0]].dtype)
-        self.old, self.new, self.mean = (Flat.of(site, names, dtype) for _ in range(3))
-        self.compressor = compressor(self.new.whole, group)
-        self.residual, self.velocity = self.old.views, {}
+        self.residual: FlatFeedback = FlatFeedback(site, names, dtype)
+        self.velocity = LayerFeedback({})
+        self.mean = Flat.of(site, names, dtype)
+        self.compressor = compressor(self.mean.whole, group)
         self.missing = set(names)
         self.mine_has = dict.fromkeys(names, False)
         self.had: set[str] = set()  # parameters of which any rank had a gradient
         self.loss_scale = 1.0
-        device = message_device(group, self.new.whole.device)
+        device = message_device(group, self.mean.whole.device)
         self.flags = torch.zeros(len(names) + 2, dtype=torch.int32, device=device)
         self.handle: Handle | None = None
 
-    def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
-        """Copy a residual into the flat tensor."""
-        if residual is not None:
-            self.residual[name].copy_(residual)
-
-    def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
+    def add(self, name: str, scales: Scales, *, continues: bool) -> None:
         """Add the gradient, divided by the loss scale, to the residual."""
         # A further backward before the step adds to a mean that is in .grad already: that mean is
         # sent once more, and what is lost of it is part of the new residual.
-        grad = self.site.parameters[name].grad
+        grad, acc = self.site.parameters[name].grad, self.residual.next.views[name]
+        former = self.residual.latest[name]
         self.mine_has[name] = grad is not None
         if grad is None:
-            self.new.views[name].copy_(self.residual[name])
+            acc.copy_(former)
         else:
             require_plain(self.group, name, grad)
-            scale = scales[name].enter
-            torch.add(self.residual[name], grad, alpha=scale, out=self.new.views[name])
+            torch.add(former, grad, alpha=scales[name].enter, out=acc)
         self.missing.discard(name)
 
     def launch(self, scales: Scales) -> None:
         """Compress and launch; subtract what was sent."""
-        self.loss_scale = next(iter(scales.values())).loss
-        if self.new.whole.numel():
-            self.new.whole.sub_(self.compressor.launch(self.new.whole))
+        self.loss_scale, acc = next(iter(scales.values())).loss, self.residual.next.whole
+        if acc.numel():
+            acc.sub_(self.compressor.launch(acc))
         flags = [*self.mine_has.values(), number_of(self.group)]
         self.flags[:-1] = torch.tensor(flags, dtype=torch.int32)
         # An infinity that was sent as one is a NaN here, and one that was clipped is left.
-        self.flags[-1:] = self.new.whole.isfinite().all().logical_not_()
+        self.flags[-1:] = acc.isfinite().all().logical_not_()
         self.handle = all_reduce(self.flags, self.group)
 
     def wait(self) -> bool:
         """Wait for the mean; False if a value was not finite on some rank."""
         assert self.handle is not None, "every message was launched"
+        self.mean = self.mean.unless_kept(self.site.parameters)
         if self.mean.whole.numel():
             self.mean.whole.copy_(self.compressor.wait()).mul_(self.loss_scale)
         self.handle.wait()
@@ -117,10 +116,8 @@ class CompressedMessage(Message):
 
     def commit(self) -> None:
         """Put the mean into ``.grad`` and keep the new residuals."""
-        for name in self.mine_has.keys() - self.had:  # no gradient on any rank: nothing is used
-            self.new.views[name].copy_(self.old.views[name])
-        self.old, self.new = self.new, self.old
-        self.residual = self.old.views
+        self.residual.skip(self.mine_has.keys() - self.had)
+        self.residual.commit()
         self._hand_out()
 
     def undo(self) -> None:

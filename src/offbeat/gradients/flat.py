@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offbeat.exchange import Site
 
+Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
 References = tuple[list[int], int]  # to each view, and to the memory
 
 
@@ -38,7 +39,7 @@ class Flat:
         rest: int = 0,
     ) -> "Flat":
         """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
-        shapes, start = {}, 0
+        shapes, start = dict[str, Shape](), 0
         for name in names:
             parameter = site.parameters[name]
             # Strides as autograd lays out a gradient.
@@ -52,7 +53,7 @@ class Flat:
     def _allocate(
         cls,
         whole: Tensor,
-        shapes: Mapping[str, tuple[Sequence[int], Sequence[int], int]],
+        shapes: Mapping[str, Shape],
         end: int,
     ) -> "Flat":
         # .data: a view counts the writes to its base as its own, and we ask each for its own.
@@ -66,8 +67,12 @@ class Flat:
         """
         if not self._is_kept(parameters):
             return self
-        shapes = {n: (v.shape, v.stride(), int(v.storage_offset())) for n, v in self.views.items()}
-        return self._allocate(torch.zeros_like(self.whole), shapes, int(self.rest.storage_offset()))
+        shapes = {
+            name: (view.shape, view.stride(), int(view.storage_offset()))
+            for name, view in self.views.items()
+        }
+        end = self.whole.numel() - self.rest.numel()
+        return self._allocate(torch.zeros_like(self.whole), shapes, end)
 
     def _is_kept(self, parameters: Mapping[str, Tensor]) -> bool:
         views, memory = self._references()

@@ -1,11 +1,12 @@
 """The interface of a message of gradients, of any kind."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
 from offbeat.functional import LinkCost
+from offbeat.gradients.feedback import Feedback
 from offbeat.gradients.units import Scale
 
 Scales = Mapping[str, Scale]
@@ -17,7 +18,7 @@ class Message(ABC):
     A :class:`~offbeat.gradients.pipeline.Pipeline` calls, in each backward, :meth:`add` for each
     parameter, :meth:`launch` once and :meth:`wait` once, then either :meth:`commit` or, if any
     rank had a gradient that is not finite, :meth:`undo`. Until then the former residuals must
-    stay as they are, bit for bit.
+    stay as they are, bit for bit. It calls :meth:`settle` when it learns what became of gradients.
 
     Attributes:
         missing: parameters whose gradients this backward has not added yet.
@@ -26,16 +27,28 @@ class Message(ABC):
     """
 
     missing: set[str]
-    residual: dict[str, Tensor]
-    velocity: dict[str, Tensor]
+    residual: Feedback
+    velocity: Feedback
 
-    @abstractmethod
     def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
         """Start from what another message, or an earlier run, has kept of ``name``."""
+        if residual is not None:
+            self.residual.remember(name, residual)
+        if velocity is not None and name in self.velocity.latest:
+            self.velocity.remember(name, velocity)
+
+    def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
+        """Settle residuals and velocities, see :meth:`Feedback.settle`."""
+        self.residual.settle(used, discarded, is_last=is_last)
+        self.velocity.settle(used, discarded, is_last=is_last)
 
     @abstractmethod
-    def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
-        """Add the gradient of ``name``, which is final; ``accumulated``: by this backward."""
+    def add(self, name: str, scales: Scales, *, continues: bool) -> None:
+        """Add the gradient of ``name``, which is final.
+
+        ``continues``: whether ``.grad`` still holds what an earlier exchange of this step has put
+        there, and what was accumulated since.
+        """
 
     @abstractmethod
     def launch(self, scales: Scales) -> None:
@@ -54,7 +67,7 @@ class Message(ABC):
         """Set every ``.grad`` to NaN and keep the former residuals."""
 
     def stepped(self) -> None:  # noqa: B027  # a hook that most kinds do not need
-        """Note that the optimizer has used ``.grad``; nothing unless overridden."""
+        """Note that a new step begins; nothing unless overridden."""
 
     def seconds(self, link: LinkCost) -> float:
         """Return the expected duration of the exchange; 0 unless overridden."""

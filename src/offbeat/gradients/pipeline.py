@@ -1,7 +1,7 @@
 """Messages of a backward, launched in one order on all ranks and completed together."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from offbeat.comm.group import Group
 from offbeat.exchange import Site
 from offbeat.gradients.bucket import agree_on_order, require_first
+from offbeat.gradients.feedback import Feedback
+from offbeat.gradients.handed import HandedGradients
 from offbeat.gradients.message import Message
 from offbeat.gradients.units import Scale, Units
 
@@ -22,26 +24,28 @@ class Pipeline:
     Attributes:
         group: the members that exchange.
         units: the units of the residuals.
+        handed: the gradients of the last backward, and what became of them.
         order: the parameters in the order in which they became ready on rank 0.
         is_measured: whether that was measured; reverse order of registration before.
+        is_current: whether the messages are those of this order.
         messages: in the order of their launches, equal on all ranks.
         home: the message of each parameter.
         scales: learning rate and loss scale of each gradient of this backward.
         seen: parameters that are ready in this backward, in order.
-        first_seen: the same of the first backward.
         launched: how many messages of this backward were launched.
         waited: seconds that the last backward waited at its end.
     """
 
     group: Group
     units: Units
+    handed: HandedGradients
     order: list[str]
     is_measured: bool = False
+    is_current: bool = False
     messages: list[Message] = field(default_factory=list)
     home: dict[str, Message] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
-    first_seen: list[str] | None = None
     launched: int = 0
     waited: float = 0.0
 
@@ -49,7 +53,8 @@ class Pipeline:
     def on(cls, site: Site, units: Units) -> "Pipeline":
         """Start in reverse order of registration, until a backward shows the real order."""
         assert site.group is not None, "a slot alone in its group is disabled"
-        return cls(site.group, units, list(site.parameters)[::-1])
+        handed = HandedGradients(site.parameters, site.optimizers)
+        return cls(site.group, units, handed, list(site.parameters)[::-1])
 
     def replace(
         self,
@@ -62,21 +67,20 @@ class Pipeline:
         self.home = {name: message for message in messages for name in message.missing}
         for name, message in self.home.items():
             message.remember(name, residual.get(name), velocity.get(name))
+        self.is_current = True
+        self.handed.pending.clear()
 
     def resume(self, order: Sequence[str], is_measured: bool) -> None:
         """Continue with a saved order of readiness; :meth:`replace` the messages then."""
         self.order, self.is_measured = list(order), bool(is_measured)
-        if not is_measured:
-            self.first_seen = None
 
     def add(self, name: str) -> None:
         """Add the gradient of ``name``, which is ready, to its message."""
         if not self.seen:
             self.scales = self.units.read()
-        message = self.home[name]
-        require_first(self.group, name, message.missing)
+        require_first(self.group, name, self.home[name].missing)
         self.seen.append(name)
-        message.add(name, self.scales, accumulated=True)
+        self._add(name, accumulated=True)
 
     def launch_next(self) -> Message | None:
         """Launch the next message if none of its gradients is missing; return it, or None."""
@@ -96,7 +100,7 @@ class Pipeline:
         while not self.is_launched:
             message = self.messages[self.launched]
             for name in [name for name in self.order if name in message.missing]:
-                message.add(name, self.scales, accumulated=False)
+                self._add(name, accumulated=False)
             self._launch()
         # All or none: a message may not keep its new residuals while another is undone.
         started = time.perf_counter()
@@ -107,32 +111,62 @@ class Pipeline:
                 message.commit()
             else:
                 message.undo()
-        if self.first_seen is None:
-            self.first_seen = list(self.seen)
+        if self.seen:
+            self.handed.record()
+        else:  # a backward that this rank did not run: the others use what it sent
+            self._settle((), ())
         self.launched = 0
+        # Here, where all ranks are: in step() another one may be in finish().
+        if not self.is_measured:
+            self.order = agree_on_order(self.order, self.seen, self.group)
+            self.is_measured, self.is_current = True, False
         self.seen.clear()
 
     def stepped(self) -> None:
-        """Note that the optimizer has used the gradients."""
+        """Keep what used gradients left, and go back to before those that were discarded."""
+        self._settle(*self.handed.step())
         for message in self.messages:
             message.stepped()
-
-    def measure_order(self) -> None:
-        """Take the order of readiness in the first backward of rank 0; all members call."""
-        self.order = agree_on_order(self.order, self.first_seen or [], self.group)
-        self.is_measured = True
 
     def by_name(
         self, kind: Literal["residual", "velocity"], parameters: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Copy what messages keep of all parameters; zeros for those that keep nothing."""
+        """Copy what messages keep of all parameters; zeros for those that keep nothing.
+
+        A gradient that no optimizer has used before ``step()`` counts as discarded.
+        """
         found = {}
+        unused = self.handed.pending if self.handed.has_stepped else ()
         for name, parameter in parameters.items():
-            kept = getattr(self.home[name], kind).get(name) if name in self.home else None
             dtype = torch.promote_types(parameter.dtype, torch.float32)
-            zeros = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            found[name] = zeros if kept is None else zeros.copy_(kept)
+            found[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            if name in self.home:
+                feedback: Feedback = getattr(self.home[name], kind)
+                kept = (feedback.used if name in unused else feedback.latest).get(name)
+                if kept is not None:
+                    found[name].copy_(kept)
         return found
+
+    def _add(self, name: str, *, accumulated: bool) -> None:
+        message, continues = self.home[name], False
+        if name in self.handed.pending:
+            is_used, is_intact = self.handed.pop(name, accumulated=accumulated)
+            if is_used:
+                message.settle((name,), (), is_last=False)
+            elif not is_intact:
+                message.settle((), (name,), is_last=False)
+            continues = is_intact and not self.handed.has_stepped
+        message.add(name, self.scales, continues=continues)
+
+    def _settle(self, used: Collection[str], discarded: Collection[str]) -> None:
+        pending = {self.home[name] for name in self.handed.pending}
+        for message in self.messages:
+            is_last = message not in pending
+            message.settle(
+                () if is_last else [name for name in used if self.home[name] is message],
+                [name for name in discarded if self.home[name] is message],
+                is_last=is_last,
+            )
 
     def _launch(self) -> Message:
         # In one order on every rank, whatever the order of readiness: collectives pair up by the

@@ -1,6 +1,7 @@
 """Hooks that run when a gradient is accumulated and when backward ends."""
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.replica.first_step import digest
@@ -37,6 +40,7 @@ class BackwardWatch:
         self.parameters, self.slot = parameters, slot
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready = partial(slot.exchange.ready, slot.state)
+        self._unsent = partial(slot.exchange.accumulated, slot.state)
         self.enabled = True
         self.is_first = heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
@@ -52,6 +56,10 @@ class BackwardWatch:
             )
             for name, parameter in parameters.items()
         ]
+        # One for all optimizers of the process: they may be made later, and hold part of the model.
+        handle = register_optimizer_step_post_hook(partial(_note_step, weakref.ref(self)))
+        weakref.finalize(self, handle.remove)
+        self._handles.append(handle)
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
@@ -68,6 +76,7 @@ class BackwardWatch:
         if task != self._task:
             self._enter(task)
         if not self.enabled:
+            self._unsent(name)
             return
         self.is_open = True
         if not self._is_queued:
@@ -123,8 +132,10 @@ class BackwardWatch:
             return False
         # Gradients present are those of an earlier step. They are copied, since they may be views
         # of the buffers that are exchanged.
-        grads = {name: parameter.grad for name, parameter in self.parameters.items()}
-        had = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
+        had = {
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.parameters.items()
+        }
         if not self.begun:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -148,7 +159,6 @@ class BackwardWatch:
 
     def stepped(self) -> None:
         """Start a new step: the next backward is its first."""
-        self.slot.stepped()
         self.begun = self.exchanged = self.is_first = False
         self.start = None
 
@@ -161,6 +171,15 @@ class BackwardWatch:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+
+
+def _note_step(
+    watch: weakref.ref[BackwardWatch], optimizer: Optimizer, *_: tuple[Any, ...] | dict[str, Any]
+) -> None:
+    """Tell the slot that an optimizer has stepped; the hook of all optimizers of the process."""
+    found = watch()
+    if found is not None:
+        found.slot.exchange.optimizer_stepped(found.slot.state, optimizer)
 
 
 def is_watched(parameter: Tensor) -> bool:

@@ -265,6 +265,7 @@ class Replica:
             start = self._watch.start, self.settled
             note = check_start(self.model, self.algorithm, self._connection, *start)
             self.notes += [note] if note else []
+        self.gradients.stepped()
         if self.steps >= self._exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)

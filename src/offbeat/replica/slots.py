@@ -42,7 +42,7 @@ class GradientSlot(Generic[State]):
         self.exchange.finish(self.state)
 
     def stepped(self) -> None:
-        """Mark the contents of ``.grad`` as used by the optimizer."""
+        """Begin a new step; before the parameters are exchanged."""
         self.exchange.stepped(self.state)
 
     def save(self) -> Saved:

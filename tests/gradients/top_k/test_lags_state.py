@@ -144,7 +144,7 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     for each in messages:
         if not isinstance(each, SparseMessage):
             continue
-        flat = each.new.whole
+        flat = each.residual.next.whole
         blocks = [flat[block.start : block.end] for block in each.blocks]
         assert sum(block.numel() for block in blocks) == flat.numel()
         sizes = [parameters[name].numel() for name in each.names]

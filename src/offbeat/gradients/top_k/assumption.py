@@ -21,7 +21,7 @@ def deltas(state: TopKState) -> dict[str, float]:
     """
     found, pipeline, group = {}, state.pipeline, state.pipeline.group
     for name, parameter in state.site.parameters.items():
-        residual = pipeline.home[name].residual.get(name)
+        residual = pipeline.home[name].residual.latest.get(name)
         density = state.plan.density_of(name)
         if residual is None or parameter.grad is None or density == 1:
             continue

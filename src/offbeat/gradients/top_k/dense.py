@@ -10,6 +10,7 @@ from offbeat.comm.group import Group
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost
 from offbeat.gradients.bucket import Bucket
+from offbeat.gradients.feedback import LayerFeedback
 from offbeat.gradients.message import Message, Scales
 
 
@@ -21,35 +22,31 @@ class DenseMessage(Message):
     ) -> None:
         self.bucket = Bucket.of(site, group, names)
         self.momentum = momentum
-        self.residual: dict[str, Tensor] = {}
-        self.velocity = {name: _wide(site.parameters[name]) for name in names if momentum}
+        self.residual: LayerFeedback = LayerFeedback({})
+        self.velocity: LayerFeedback = LayerFeedback(
+            {n: _wide(site.parameters[n]) for n in names if momentum}
+        )
         self.faster: dict[str, Tensor] = {}  # the velocities of this backward
         self.sent: set[str] = set()  # whose residual is part of it
         self.missing = self.bucket.missing
 
-    def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
-        """Keep a residual until the next exchange; one of zeros is dropped."""
-        if residual is not None and residual.any():
-            self.residual[name] = residual
-        if velocity is not None and name in self.velocity:
-            self.velocity[name].copy_(velocity)
-
-    def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
+    def add(self, name: str, scales: Scales, *, continues: bool) -> None:
         """Mark ``name`` as ready: a bucket is filled in one pass at its launch."""
         self.missing.discard(name)
 
     def launch(self, scales: Scales) -> None:
         """Fill the bucket and launch its all-reduce."""
         self.bucket.fill()
-        for name, before in self.velocity.items():
+        for name, before in self.velocity.latest.items():
             view, loss = self.bucket.views[name], scales[name].loss
             now = before.mul(self.momentum).add_(view.to(before.device), alpha=1 / loss)
             self.faster[name] = now
             view.copy_(now).mul_(loss)
-        self.sent = {name for name in self.residual if scales[name].rate}
+        residual = self.residual.latest
+        self.sent = {name for name in residual if scales[name].rate}
         for name in self.sent:
             view = self.bucket.views[name]
-            view.add_(self.residual[name].to(view.device), alpha=scales[name].leave)
+            view.add_(residual[name].to(view.device), alpha=scales[name].leave)
         self.bucket.send()
 
     def wait(self) -> bool:
@@ -61,8 +58,10 @@ class DenseMessage(Message):
     def commit(self) -> None:
         """Put the means into ``.grad`` and drop the residuals that were sent."""
         had = self._had() if self.sent or self.faster else set()
-        self.residual = {n: r for n, r in self.residual.items() if n not in self.sent & had}
-        self.velocity |= {name: now for name, now in self.faster.items() if name in had}
+        gone, latest = self.sent & had, self.residual.latest
+        self.residual.commit({name: left for name, left in latest.items() if name not in gone})
+        faster = {name: now for name, now in self.faster.items() if name in had}
+        self.velocity.commit({**self.velocity.latest, **faster})
         self.bucket.hand_out()
 
     def undo(self) -> None:

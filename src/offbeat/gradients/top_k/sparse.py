@@ -14,6 +14,7 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
 from offbeat.gradients.bucket import put, require_plain
+from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
 from offbeat.gradients.ticket import number_of, require_same_call
@@ -33,9 +34,9 @@ class Range(NamedTuple):
 class SparseMessage(Message):
     """Values and int32 indices of the largest entries, and one flag for each parameter.
 
-    Two flat tensors alternate. One holds the former residuals while ``residual + gradient`` is
-    written into the other. When all ranks' messages have arrived, the rest in the other is the
-    new residual, and the memory of the first becomes ``.grad``. So :meth:`undo` needs no copy.
+    Three flat tensors: the former residuals, ``residual + gradient``, of which the rest becomes
+    the new residual, and what all ranks have sent, which becomes ``.grad``. So :meth:`undo` needs
+    no copy. Two more once a step has several exchanges.
 
     Args:
         site: the parameters.
@@ -59,20 +60,18 @@ class SparseMessage(Message):
         self.names = [name for names, _ in blocks for name in names]
         self.select = select
         dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
-        self.old, self.new = (Flat.of(site, self.names, dtype) for _ in range(2))
-        pair = [Flat.of(site, self.names, dtype) for _ in range(2)] if momentum else []
-        self.speeds = pair  # of before, and of this backward
-        self.residual = self.old.views
-        self.velocity = self.speeds[0].views if self.speeds else {}
+        self.residual: FlatFeedback = FlatFeedback(site, self.names, dtype)
+        self.speed = FlatFeedback(site, self.names, dtype) if momentum else None
+        self.velocity: Feedback = self.speed or LayerFeedback({})
+        self.grads = Flat.of(site, self.names, dtype)
         self.blocks = _lay_out(site, blocks)
         self.place = {name: index for index, name in enumerate(self.names)}
         sizes = torch.tensor([site.parameters[name].numel() for name in self.names])
-        self.ends = sizes.cumsum(0).to(self.new.whole.device)
+        self.ends = sizes.cumsum(0).to(self.grads.whole.device)
         self.rows = _rows(self)
         self.handle: Handle | None = None
         self.mine_has = [False] * len(self.names)  # written in one go: an element costs as much
         self.had: dict[str, bool] = {}  # whether any rank had this gradient
-        self.handed: dict[str, tuple[Tensor, int]] = {}  # what we put into .grad, as we left it
         # A further backward before the step: what .grad held before it, and of the exchanges
         # before the last one.
         self.earlier: Flat | None = None
@@ -80,24 +79,18 @@ class SparseMessage(Message):
         self.again: set[str] = set()
         self.missing = set(self.names)
 
-    def remember(self, name: str, residual: Tensor | None, velocity: Tensor | None) -> None:
-        """Copy a residual and a velocity into the flat tensors."""
-        if residual is not None:
-            self.residual[name].copy_(residual)
-        if velocity is not None and self.velocity:
-            self.velocity[name].copy_(velocity)
-
-    def add(self, name: str, scales: Scales, *, accumulated: bool) -> None:
+    def add(self, name: str, scales: Scales, *, continues: bool) -> None:
         """Add the gradient to the residual."""
         grad, scale = self.site.parameters[name].grad, scales[name]
-        into, residual = self.new.views[name], self.old.views[name]
+        into, residual = self.residual.next.views[name], self.residual.latest[name]
         if grad is not None:
             require_plain(self.group, name, grad)
-            grad = self._new_part(name, grad, accumulated)
+            if continues:
+                grad = self._new_part(name, grad)
         self.mine_has[self.place[name]] = grad is not None
-        if self.speeds:  # u = m u + g, and u is what is added up
-            before, now = (speed.views[name] for speed in self.speeds)
-            torch.mul(before, self.momentum, out=now)
+        if self.speed is not None:  # u = m u + g, and u is what is added up
+            now = self.speed.next.views[name]
+            torch.mul(self.speed.latest[name], self.momentum, out=now)
             if grad is not None:
                 now.add_(grad, alpha=1 / scale.loss)
             torch.add(residual, now, alpha=scale.rate, out=into)
@@ -111,11 +104,12 @@ class SparseMessage(Message):
         """Select and launch; a value that is not finite is selected, so only these are checked."""
         # All blocks at once, not each when its gradient is ready and still in the cache: between
         # two matrix products the code is not in the cache and its branches are mispredicted.
-        indices, mine = self.select(self.new.whole, self.blocks), self._mine
+        acc, mine = self.residual.next.whole, self._mine
+        indices = self.select(acc, self.blocks)
         factor = self._factor(indices, scales)
-        values = _remove(self.new.whole, indices, factor)
-        if self.speeds:  # a sent entry starts anew: its momentum was about older gradients
-            _remove(self.speeds[1].whole, indices, factor)
+        values = _remove(acc, indices, factor)
+        if self.speed is not None:  # a sent entry starts anew: its momentum was of older gradients
+            _remove(self.speed.next.whole, indices, factor)
         mine.values.copy_(values.mul_(factor / self.group.size))
         mine.indices.copy_(indices)
         flags = [*self.mine_has, number_of(self.group)]
@@ -135,45 +129,38 @@ class SparseMessage(Message):
         return not broken
 
     def commit(self) -> None:
-        """Spread all rows into ``.grad``, in the memory of the former residuals."""
-        for name in self._unused():  # no gradient on any rank: the residual waits for one
-            for old, new in ((self.old, self.new), *([tuple(self.speeds)] if self.speeds else [])):
-                new.views[name].copy_(old.views[name])
-        self.old.whole.zero_()
-        self._spread(self.old.whole)
+        """Spread all rows into ``.grad``, and keep what was not sent."""
+        unused = [name for name, had in self.had.items() if not had]
+        for feedback in (self.residual, *([self.speed] if self.speed else [])):
+            feedback.skip(unused)
+            feedback.commit()
+        self.grads = self.grads.unless_kept(self.site.parameters)
+        self._spread(self.grads.whole.zero_())
         if self.earlier is not None:
             for name, earlier in self.earlier.views.items():
                 earlier.mul_(name in self.again)
-            self.old.whole.add_(self.earlier.whole)
+            self.grads.whole.add_(self.earlier.whole)
         self.carried = self.earlier
-        self._hand_out(self.old)
-        self.old, self.new = self.new, self.old
-        self.residual = self.old.views
-        if self.speeds:
-            self.speeds.reverse()
-            self.velocity = self.speeds[0].views
+        self._hand_out()
 
     def undo(self) -> None:
         """Set every ``.grad`` to NaN; the former residuals were not overwritten."""
-        self.new.whole.fill_(math.nan)
+        self.grads = self.grads.unless_kept(self.site.parameters)
+        self.grads.whole.fill_(math.nan)
         self.carried = None
-        self._hand_out(self.new)
+        self._hand_out()
 
     def seconds(self, link: LinkCost) -> float:
         """Return the duration of an all-gather of one row."""
         return link.all_gather(self._mine.words.nbytes)
 
     def stepped(self) -> None:
-        """Note that ``.grad`` was used: what accumulates there from now on is new."""
-        self.handed.clear()
+        """Note that a new step begins: all that ``.grad`` then holds counts as new."""
         self.carried = None
 
     @property
     def _mine(self) -> "Payload":
         return self.rows.parts[self.group.rank]
-
-    def _unused(self) -> list[str]:
-        return [name for name, had in self.had.items() if not had]
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
         """Return the factor from units of the residual to the gradient's: one, or one per entry."""
@@ -181,7 +168,7 @@ class SparseMessage(Message):
         if len(set(factors)) == 1:
             return factors[0]
         owner = torch.bucketize(indices, self.ends, right=True)
-        return torch.tensor(factors, dtype=self.new.whole.dtype, device=indices.device)[owner]
+        return torch.tensor(factors, dtype=self.grads.whole.dtype, device=indices.device)[owner]
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
@@ -190,26 +177,20 @@ class SparseMessage(Message):
             device = whole.device
             whole.index_add_(0, row.indices.to(device), row.values.to(device))
 
-    def _new_part(self, name: str, grad: Tensor, accumulated: bool) -> Tensor:
+    def _new_part(self, name: str, grad: Tensor) -> Tensor:
         """Return what was added to ``.grad`` since the last exchange's result was put there."""
-        last, version = self.handed.pop(name, (None, 0))
-        if grad is not last or grad._version != version + accumulated:
-            return grad  # made anew, zeroed or clipped since: all of it counts
         if self.earlier is None:
             # The rows of the last exchange: ours is overwritten when this message is launched.
-            self.earlier = self.carried or Flat.of(self.site, self.names, self.new.whole.dtype)
+            self.earlier = self.carried or Flat.of(self.site, self.names, self.grads.whole.dtype)
             self._spread(self.earlier.whole)
         self.again.add(name)
         return grad - self.earlier.views[name]
 
-    def _hand_out(self, flat: Flat) -> None:
+    def _hand_out(self) -> None:
         self.earlier, self.again = None, set()
         for name, had in self.had.items():
-            parameter = self.site.parameters[name]
             if had:
-                put(parameter, flat.views[name])
-                assert parameter.grad is not None, "it was just put there"
-                self.handed[name] = (parameter.grad, parameter.grad._version)
+                put(self.site.parameters[name], self.grads.views[name])
 
 
 @dataclass(eq=False)
@@ -231,11 +212,11 @@ class Payloads:
 
 
 def _rows(message: SparseMessage) -> Payloads:
-    dtype, count = message.new.whole.dtype, sum(block.k for block in message.blocks)
+    dtype, count = message.grads.whole.dtype, sum(block.k for block in message.blocks)
     words, flags = count * dtype.itemsize // 4, len(message.names) + 2
     length = words + count + flags
     padding = length % 2  # rows of float64 begin at even words
-    device = message_device(message.group, message.new.whole.device)
+    device = message_device(message.group, message.grads.whole.device)
     size = message.group.size * (length + padding)
     whole = torch.zeros(size, dtype=torch.int32, device=device)
     parts = []

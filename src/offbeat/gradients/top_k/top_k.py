@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import GradientExchange, Saved, Site
@@ -30,7 +31,8 @@ class TopKState:
         site: the parameters and the group.
         pipeline: the messages of a backward.
         plan: the densities from which the messages were made.
-        exchanges: the number of backwards so far.
+        exchanges: the number of steps in which there was an exchange.
+        has_exchanged: whether this step is one of them.
         densities: by parameter, where they are adaptive.
         timer: measures backwards, while adaptive ratios need it.
         times: what the last measurement has found.
@@ -40,6 +42,7 @@ class TopKState:
     pipeline: Pipeline
     plan: MessagePlan
     exchanges: int = 0
+    has_exchanged: bool = False
     densities: dict[str, float] = field(default_factory=dict)
     timer: LayerTimer | None = None
     times: LayerTimes | None = None
@@ -135,16 +138,28 @@ class TopK(GradientExchange[TopKState]):
     def finish(self, state: TopKState) -> None:
         """Launch the messages that miss gradients too, wait, and hand out the results."""
         state.pipeline.finish()
-        state.exchanges += 1
-        if self.density == "adaptive":
-            self._adapt(state)
+        if state.timer is not None:
+            state.timer.finish()
+        if not state.has_exchanged:
+            state.exchanges, state.has_exchanged = state.exchanges + 1, True
+            if self.density == "adaptive":
+                self._adapt(state)
 
     def stepped(self, state: TopKState) -> None:
         """Rebuild the messages if the order was measured or the density has changed."""
         state.pipeline.stepped()
+        state.has_exchanged = False
         # Not in finish: a second backward of the same step must find what the first handed out.
         if state.exchanges > 0:
             self._rebuild_if_due(state)
+
+    def accumulated(self, state: TopKState, name: str) -> None:
+        """Note that this gradient was accumulated, but not exchanged."""
+        state.pipeline.handed.accumulated(name)
+
+    def optimizer_stepped(self, state: TopKState, optimizer: Optimizer) -> None:
+        """Note that the gradients of the optimizer's parameters were used."""
+        state.pipeline.handed.optimizer_stepped(optimizer)
 
     def save(self, state: TopKState) -> Saved:
         """Return residuals and velocities of this rank by name, and what fixes the messages."""
@@ -215,8 +230,6 @@ class TopK(GradientExchange[TopKState]):
     def _adapt(self, state: TopKState) -> None:
         """Measure some backwards, periodically, and choose the ratios that suit their times."""
         phase = state.exchanges % self.retune
-        if state.timer is not None:
-            state.timer.finish()
         if phase == 1:
             state.timer = LayerTimer(next(iter(state.site.parameters.values())).device)
         elif phase == 1 + WATCHED and state.timer is not None:
@@ -244,10 +257,8 @@ class TopK(GradientExchange[TopKState]):
     def _rebuild_if_due(self, state: TopKState) -> None:
         pipeline, parameters = state.pipeline, state.site.parameters
         plan = self._plan(state.site, state.exchanges, dict(state.densities))
-        if pipeline.is_measured and plan == state.plan:
+        if pipeline.is_current and plan == state.plan:
             return
-        if not pipeline.is_measured:
-            pipeline.measure_order()
         state.plan = plan
         kept = (pipeline.by_name(kind, parameters) for kind in ("residual", "velocity"))
         self._build(state, *kept)

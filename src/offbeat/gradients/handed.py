@@ -1,0 +1,107 @@
+"""What becomes of the gradients that an exchange has put into ``.grad``."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Handed(NamedTuple):
+    """A gradient in ``.grad``, and the versions of it and of its parameter at that time."""
+
+    grad: Tensor
+    version: int
+    parameter_version: int
+
+
+class HandedGradients:
+    """The gradients that the last exchange put into ``.grad`` and nobody has used or discarded.
+
+    A gradient is used when an optimizer that holds its parameter steps, or the parameter is
+    changed in place. It is discarded when ``.grad`` was cleared, replaced or changed in place
+    without that. In a script in which none was ever seen to be used, ``step()`` says that all are.
+
+    Attributes:
+        parameters: by name.
+        pending: by name, those of which is not known yet what becomes of them.
+        has_stepped: whether ``step()`` was called since.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], optimizers: Collection[Optimizer]) -> None:
+        self.parameters = parameters
+        self.pending: dict[str, Handed] = {}
+        self.has_stepped = False
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._optimized: set[str] = set()  # by an optimizer, since the gradients were handed out
+        self._ever_optimized: set[str] = set()
+        for optimizer in optimizers:
+            self.optimizer_stepped(optimizer)
+        self._use_was_seen = bool(optimizers)
+
+    def record(self) -> None:
+        """Note what the exchange has put into ``.grad``."""
+        self.has_stepped = False
+        self._optimized.clear()
+        self.pending = {
+            name: Handed(grad, grad._version, parameter._version)
+            for name, parameter in self.parameters.items()
+            if (grad := parameter.grad) is not None
+        }
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that ``optimizer`` has used the gradients of its parameters."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names = {self._names[i] for i in held & self._names.keys()}
+        if names:  # hooks of other replicas in this process run in other threads
+            self._optimized |= names
+            self._ever_optimized |= names
+
+    def accumulated(self, name: str) -> None:
+        """Note that a backward without an exchange has added to ``.grad``."""
+        handed = self.pending.get(name)
+        if handed is not None:
+            self.pending[name] = handed._replace(version=handed.version + 1)
+
+    def step(self) -> tuple[set[str], set[str]]:
+        """Return which gradients were used and which were discarded before this ``step()``.
+
+        Those still in ``.grad`` without a sign of use remain pending: a GAN's script clears the
+        gradients of its generator's backward in the discriminator when the next batch begins.
+        """
+        used = {
+            name
+            for name, handed in self.pending.items()
+            if name in self._optimized or (not self.has_stepped and self._is_changed(name, handed))
+        }
+        self.has_stepped = True
+        self._use_was_seen |= bool(used)
+        if not self._use_was_seen:
+            used = set(self.pending)  # written through .data, or used for something else
+        rest = {name: handed for name, handed in self.pending.items() if name not in used}
+        self.pending = {
+            name: handed for name, handed in rest.items() if self._is_intact(name, handed, 0)
+        }
+        return used, rest.keys() - self.pending.keys()
+
+    def pop(self, name: str, *, accumulated: bool) -> tuple[bool, bool]:
+        """Return whether a pending gradient was used, and whether it is still in ``.grad``.
+
+        Args:
+            name: the parameter, whose gradient is about to be exchanged again.
+            accumulated: whether this backward has added to ``.grad``.
+        """
+        handed = self.pending.pop(name)
+        # Other writes count only of a parameter that no optimizer steps: averages of weights are
+        # swapped in for an evaluation, and our own exchanges write after step().
+        is_stepped_by_hand = not self.has_stepped and name not in self._ever_optimized
+        is_used = name in self._optimized or (is_stepped_by_hand and self._is_changed(name, handed))
+        self._use_was_seen |= is_used
+        return is_used, self._is_intact(name, handed, accumulated)
+
+    def _is_changed(self, name: str, handed: Handed) -> bool:
+        return self.parameters[name]._version != handed.parameter_version
+
+    def _is_intact(self, name: str, handed: Handed, additions: int) -> bool:
+        grad = self.parameters[name].grad
+        return grad is handed.grad and grad._version == handed.version + additions
