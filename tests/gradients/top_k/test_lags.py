@@ -275,6 +275,8 @@ def test_a_second_backward_before_the_step_exchanges_only_its_own_part(set_to_no
                 if not together:
                     for sum_, p in zip(total, model.parameters(), strict=True):
                         sum_ += 0 if p.grad is None else p.grad
+                        with torch.no_grad():
+                            p.mul_(1)  # used, not discarded
                     model.zero_grad(set_to_none=set_to_none)
             if together:
                 total = [torch.zeros_like(p) if p.grad is None else p.grad for p in
