@@ -932,24 +932,87 @@ def test_create_graph_is_averaged_or_refused_alike() -> None:
         check_means(runs, local_gradients(case, 0), False, set())
 
 
+@pytest.mark.parametrize("source", ["autograd.grad", "torch.func"])
 @pytest.mark.fault(
-    "gradients come from torch.autograd.grad, without a backward",
-    "a warning; each rank keeps its own gradient",
+    "gradients come from torch.autograd.grad or torch.func, without a backward",
+    "RuntimeWarning that says so; each rank keeps its own gradient",
 )
-def test_gradients_made_by_hand_are_exchanged_at_the_step() -> None:
-    """``torch.autograd.grad`` runs no hook: such a step counts as one without a backward."""
+def test_gradients_that_no_backward_accumulated(source: str) -> None:
+    """They run no hook: such a step counts as one without a backward."""
 
-    def worker(world: World) -> float:
+    def worker(world: World) -> tuple[float, list[str]]:
         model = nn.Linear(1, 1, bias=False)
         replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
-        (grad,) = torch.autograd.grad(model(torch.ones(1)).sum(), model.parameters())
-        model.weight.grad = grad * (world.rank + 1)
+        if source == "autograd.grad":
+            (grad,) = torch.autograd.grad(model(torch.ones(1)).sum(), model.parameters())
+        else:
+            call = partial(torch.func.functional_call, model, args=(torch.ones(1),))
+            grads = torch.func.grad(lambda weights: call(weights).sum())
+            grad = grads(dict(model.named_parameters()))["weight"]
+        model.weight.grad = grad.detach() * (world.rank + 1)
+        SGD(model.parameters(), lr=0.1).step()
         replica.step()
+        notes: list[str] = replica.stats()["notes"]
         replica.detach()
-        return float(model.weight.grad)
+        return float(model.weight.grad), notes
 
-    with pytest.warns(RuntimeWarning, match="without a backward"):
-        assert ThreadWorld(SIZE).run(worker) == [1.0, 2.0, 3.0]
+    with pytest.warns(RuntimeWarning, match="torch.autograd.grad"):
+        done = ThreadWorld(SIZE).run(worker)
+    assert [grad for grad, _ in done] == [1.0, 2.0, 3.0]
+    assert all("although an optimizer stepped" in notes[-1] for _, notes in done)
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("when", ["before replicate", "after replicate"])
+@pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)", "ddp(bucket_mb=1e-5)"])
+@pytest.mark.fault(
+    "an optimizer steps in hooks of backward, before gradients are exchanged",
+    "ValueError on all ranks; names the parameter",
+)
+def test_an_optimizer_that_steps_inside_backward(text: str, when: str, clear: bool) -> None:
+    def worker(world: World) -> str:
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        optimizers = {p: SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(parameter: Tensor) -> None:
+            optimizers[parameter].step()
+            if clear:
+                optimizers[parameter].zero_grad()
+
+        def register() -> None:
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(step)
+
+        if when == "before replicate":
+            register()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        if when == "after replicate":
+            register()
+        try:
+            model(torch.ones(2)).sum().backward()
+            replica.step()
+        except ValueError as error:
+            return str(error)
+        return "trained"
+
+    (said,) = set(ThreadWorld(2).run(worker))
+    assert "used, or cleared, inside of backward" in said
+
+
+def test_a_hook_that_clears_gradients_by_hand() -> None:
+    """No optimizer tells of it; the gradient is missing."""
+
+    def worker(world: World) -> str:
+        model = nn.Linear(2, 1)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        with pytest.raises(ValueError, match="used, or cleared, inside of backward") as said:
+            model(torch.ones(2)).sum().backward()
+        replica.detach()
+        return str(said.value)
+
+    assert len(set(ThreadWorld(2).run(worker))) == 1
 
 
 @either_wire

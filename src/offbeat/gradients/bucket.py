@@ -86,7 +86,7 @@ class Bucket:
         self.ticket.write(self.memory.rest[-1:])
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
-            grad = self.site.parameters[name].grad
+            grad = gradient_of(self.site.parameters[name])
             if grad is None:
                 view.zero_()
                 self.flags[index] = 0
@@ -123,7 +123,7 @@ class Bucket:
         # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
         for index, (name, view) in enumerate(self.views.items()):
             parameter = self.site.parameters[name]
-            if parameter.grad is not None or self.flags[index]:
+            if gradient_of(parameter) is not None or self.flags[index]:
                 put(parameter, view)
                 if self.owner is not None and parameter.grad is not None:
                     self.given[name] = parameter.grad
@@ -134,6 +134,11 @@ def _twice(name: str) -> ValueError:
         f"parameter {name!r}: a second backward before step() adds to a mean that its owner alone "
         "has (partition=True); call replica.set_requires_sync(False) before all but the last one"
     )
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return ``.grad``, or None for a parameter that is frozen for the moment: it is unused."""
+    return parameter.grad if parameter.requires_grad else None
 
 
 def put(parameter: Tensor, view: Tensor) -> None:

@@ -12,7 +12,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype
-from offbeat.gradients.bucket import put, require_plain
+from offbeat.gradients.bucket import gradient_of, put, require_plain
 from offbeat.gradients.feedback import FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
@@ -80,7 +80,7 @@ class CompressedMessage(Message):
         """Add the gradient, divided by the loss scale, to the residual."""
         # A further backward before the step adds to a mean that is in .grad already: that mean is
         # sent once more, and what is lost of it is part of the new residual.
-        grad, acc = self.site.parameters[name].grad, self.residual.next.views[name]
+        grad, acc = gradient_of(self.site.parameters[name]), self.residual.next.views[name]
         former = self.residual.latest[name]
         self.mine_has[name] = grad is not None
         if grad is None:

@@ -49,6 +49,7 @@ class BackwardWatch:
         self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
         self.is_open = False  # an exchange waits for the end of this backward
         self._is_queued = False
+        self._stepped_unseen = False  # an optimizer has used gradients of no backward
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
@@ -56,10 +57,11 @@ class BackwardWatch:
             )
             for name, parameter in parameters.items()
         ]
-        # One for all optimizers of the process: they may be made later, and hold part of the model.
-        handle = register_optimizer_step_post_hook(partial(_note_step, weakref.ref(self)))
-        weakref.finalize(self, handle.remove)
-        self._handles.append(handle)
+        if not slot.is_empty:
+            # For all optimizers of the process: they may be made later, and hold part of the model.
+            handle = register_optimizer_step_post_hook(partial(_note_step, weakref.ref(self)))
+            weakref.finalize(self, handle.remove)
+            self._handles.append(handle)
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
@@ -75,6 +77,8 @@ class BackwardWatch:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._enter(task)
+        if parameter.grad is None:
+            raise self._condemn(_used_inside(name))
         if not self.enabled:
             self._unsent(name)
             return
@@ -122,14 +126,26 @@ class BackwardWatch:
             return nullcontext()
         return self.heartbeat.backward(group.ranks)
 
-    def make_up(self) -> bool:
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Notice optimizers that use gradients which have not been exchanged."""
+        is_inside = torch._C._current_graph_task_id() != -1
+        if is_inside or not self.begun:
+            ours = {id(parameter): name for name, parameter in self.parameters.items()}
+            held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]
+            if is_inside and held:
+                raise self._condemn(_used_inside(ours[id(held[0])]))
+            if any(p.grad is not None for p in held):
+                self._stepped_unseen = True
+        self.slot.exchange.optimizer_stepped(self.slot.state, optimizer)
+
+    def make_up(self) -> str | None:
         """Contribute zeros to the exchange of a backward that this rank did not run.
 
         ``.grad`` stays as it is: the result is too late for this step and wrong for the next.
-        Returns whether there was such an exchange.
+        Returns a warning if there was such an exchange.
         """
         if self.slot.is_empty or not self.enabled or self.exchanged:
-            return False
+            return None
         # Gradients present are those of an earlier step. They are copied, since they may be views
         # of the buffers that are exchanged.
         had = {
@@ -142,7 +158,7 @@ class BackwardWatch:
         self.join()
         for name, parameter in self.parameters.items():
             parameter.grad = had[name]
-        return True
+        return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
     def require_closed(self) -> None:
         """Raise if the exchange of a backward is still open."""
@@ -159,7 +175,7 @@ class BackwardWatch:
 
     def stepped(self) -> None:
         """Start a new step: the next backward is its first."""
-        self.begun = self.exchanged = self.is_first = False
+        self.begun = self.exchanged = self.is_first = self._stepped_unseen = False
         self.start = None
 
     def loaded(self) -> None:
@@ -179,7 +195,22 @@ def _note_step(
     """Tell the slot that an optimizer has stepped; the hook of all optimizers of the process."""
     found = watch()
     if found is not None:
-        found.slot.exchange.optimizer_stepped(found.slot.state, optimizer)
+        found.optimizer_stepped(optimizer)
+
+
+_NO_BACKWARD = "a step() without a backward: this rank gave zeros and missed the others' update"
+_UNSEEN = (
+    "a step() without a backward, although an optimizer stepped: its gradients (of "
+    "torch.autograd.grad or torch.func, or set by hand) were not exchanged; compute them by "
+    "backward(), or average them yourself"
+)
+
+
+def _used_inside(name: str) -> str:
+    return (
+        f"parameter {name!r}: its gradient was used, or cleared, inside of backward, before it was "
+        "exchanged: by an optimizer that steps in hooks? Step after backward() has returned"
+    )
 
 
 def is_watched(parameter: Tensor) -> bool:

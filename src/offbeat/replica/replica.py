@@ -324,10 +324,9 @@ class Replica:
 
     def _join_backward(self) -> None:
         """Contribute zeros to the exchange of a backward that this rank did not run."""
-        if self._watch.make_up():
-            self._note(
-                "a step() without a backward: this rank gave zeros and missed the others' update"
-            )
+        warning = self._watch.make_up()
+        if warning is not None:
+            self._note(warning)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

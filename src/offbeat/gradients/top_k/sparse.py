@@ -13,7 +13,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
-from offbeat.gradients.bucket import put, require_plain
+from offbeat.gradients.bucket import gradient_of, put, require_plain
 from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
@@ -81,7 +81,7 @@ class SparseMessage(Message):
 
     def add(self, name: str, scales: Scales, *, continues: bool) -> None:
         """Add the gradient to the residual."""
-        grad, scale = self.site.parameters[name].grad, scales[name]
+        grad, scale = gradient_of(self.site.parameters[name]), scales[name]
         into, residual = self.residual.next.views[name], self.residual.latest[name]
         if grad is not None:
             require_plain(self.group, name, grad)
