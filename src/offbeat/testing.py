@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ class ThreadWorld:
         self.nodes = tuple(map(tuple, nodes or [(rank,) for rank in range(size)]))
         self.size = sum(map(len, self.nodes))
         self._store = thread_store()
-        self._opened: list[ProcessGroup] = []
+        self._opened: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
     def world(self, rank: int) -> World:
         """Return the layout to pass as ``replicate(mesh=...)`` on ``rank``."""
@@ -43,7 +44,7 @@ class ThreadWorld:
 
     def _open(self, store: Store, rank: int, size: int) -> ProcessGroup:
         group = open_loopback(store, rank, size)
-        self._opened.append(group)
+        self._opened.add(group)
         return group
 
     def run(self, work: Callable[[World], Result], timeout: float = 60.0) -> list[Result]:
@@ -77,9 +78,7 @@ class ThreadWorld:
         if stuck:
             raise TimeoutError(f"ranks {stuck} did not come back within {timeout:.0f} s")
         # All messages were read. The idle threads of Gloo of a hundred worlds would take a core.
-        through = closed_among(self._opened)
-        self._opened = [g for g in self._opened if all(g is not t.process_group for t in through)]
-        close_sockets(through)
+        close_sockets(closed_among(self._opened))
         return [results[rank] for rank in range(self.size)]
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch.distributed import ProcessGroup
@@ -24,9 +25,17 @@ from offbeat.comm.process_group import (
 from offbeat.comm.world import Axis
 
 _owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_owning = threading.Lock()  # a rank may open groups while a thread closes those of another replica
 _adapted: "weakref.WeakKeyDictionary[ProcessGroup, Group]" = weakref.WeakKeyDictionary()
 _adapting = threading.Lock()
 _DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it waiting
+
+
+class InFlight(Protocol):
+    """Holds works of torch until they were waited for."""
+
+    def drop(self) -> None:
+        """Drop the works, since nobody will wait for them any more."""
 
 
 @dataclass(eq=False)
@@ -42,6 +51,7 @@ class Group:
         closed: whether the replica that opened this group has been detached.
         alike: questions that the members have compared their answers to, and whether all answers
             were equal.
+        in_flight: what holds works of torch, each of which keeps the sockets open.
     """
 
     process_group: ProcessGroup
@@ -51,6 +61,7 @@ class Group:
     meter: Meter
     closed: bool = False
     alike: dict[str, bool] = field(default_factory=dict)
+    in_flight: "weakref.WeakSet[InFlight]" = field(default_factory=weakref.WeakSet)
 
     @classmethod
     def of(cls, process_group: ProcessGroup | None = None) -> "Group":
@@ -108,7 +119,8 @@ class Group:
 
 def close_at_exit(group: Group) -> None:
     """Close the sockets of ``group``, which offbeat has opened, before Python ends."""
-    _owned.add(group)
+    with _owning:
+        _owned.add(group)
 
 
 def message_device(group: Group, device: torch.device | str = "cpu") -> torch.device:
@@ -130,9 +142,13 @@ def close_sockets(groups: Iterable[Group]) -> None:
     the caller.
     """
     dropped = []
-    for group in groups:
-        _owned.discard(group)
+    with _owning:
+        open_groups = [group for group in groups if group in _owned]
+        _owned.difference_update(open_groups)
+    for group in open_groups:
         group.detector.forget_groups()
+        for holder in list(group.in_flight):
+            holder.drop()
         dropped.append(group.process_group)
         del group.process_group
     threads = [
@@ -149,7 +165,8 @@ def close_sockets(groups: Iterable[Group]) -> None:
 
 def closed_among(process_groups: Collection[ProcessGroup]) -> list[Group]:
     """Return the groups over ``process_groups`` whose replica has been detached."""
-    return [g for g in _owned if g.closed and g.process_group in process_groups]
+    with _owning:
+        return [g for g in _owned if g.closed and g.process_group in process_groups]
 
 
 @atexit.register

@@ -44,6 +44,10 @@ class Handle:
     arrived: float | None = None
     noted: "Future[None] | None" = None
 
+    def __post_init__(self) -> None:
+        """Note the works for the closing of the group."""
+        self.group.in_flight.add(self)
+
     def wait(self) -> None:
         """Block until the results have arrived; raise :class:`PeerLost` if a rank is lost.
 
@@ -69,6 +73,10 @@ class Handle:
             self.after()
         arrived = self.arrived or time.perf_counter()
         self.group.meter.span(f"exchange:{self.group.axis}", self.launched, arrived)
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop works and buffers."""
         self.works, self.buffers = [], []
         self.after = self.future = self.noted = None
 

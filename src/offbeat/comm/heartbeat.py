@@ -65,6 +65,11 @@ class Heartbeat(FailureDetector):
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self._end_thread)
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether the ranks have agreed on an error."""
+        return self._verdict is not None
+
     def guard(self, group: ProcessGroup) -> None:
         """End the waits on ``group`` too when there is a verdict."""
         self._groups.append(group)

@@ -3,6 +3,7 @@
 import atexit
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -64,6 +65,15 @@ class Lane:
             try:
                 work()
             except BaseException as error:
+                if self.closing.is_set():
+                    _forget_locals(error)
                 future.set_exception(error)
             else:
                 future.set_result(None)
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Drop what the calls that ``error`` has ended refer to: works, which keep sockets open."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 
 from torch.distributed import PrefixStore, ProcessGroup
 
 from offbeat.comm.failure import PeerLost
-from offbeat.comm.group import Group, close_at_exit
+from offbeat.comm.group import Group, close_at_exit, close_sockets
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
@@ -20,6 +21,8 @@ from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
 from offbeat.comm.world import Axis, World
 
+MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
+POLL = 1.0  # seconds between two later looks at whether they are through, at most
 RECONNECT = 30.0  # seconds in which the survivors of a loss must connect
 
 
@@ -36,6 +39,7 @@ class Links:
         opened: the groups that are open.
         numbers: numbers for the names of groups.
         process: the process that has opened them.
+        is_closed: whether this rank has closed them.
     """
 
     world: World
@@ -46,6 +50,7 @@ class Links:
     opened: list[Group] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     process: int = field(default_factory=os.getpid)
+    is_closed: bool = False
 
     @classmethod
     def connect(cls, world: World) -> "Links":
@@ -103,14 +108,45 @@ class Links:
 
     def close(self) -> None:
         """Stop the heartbeat and end all groups and their threads; nothing in a forked child."""
-        if self.is_inherited:
+        if self.is_inherited or self.is_closed:
             return
+        self.is_closed = True
         self.heartbeat.stop()
         for group in self.opened:
             group.close_lane()
             group.process_group.shutdown()
             group.closed = True
-        self.opened.clear()
+        lane = Lane("offbeat-leave", wake=lambda: None)
+        leaving = lane.submit(self._leave, lane.closing)
+        leaving.add_done_callback(lambda _: lane.close())
+        with contextlib.suppress(TimeoutError):
+            leaving.result(MOMENT)
+
+    def _leave(self, is_ending: Event) -> None:
+        """Close the sockets, and delete the keys in the store, once no rank needs them.
+
+        A closed socket discards what its peer has not read yet, so all ranks must be through.
+        """
+        wait, count = 0.001, len(self.world.ranks)
+        leaving = self.store.under(f"{self.name}/leaving")
+        # After an error a rank may never come here: then the sockets last as long as the replica.
+        if self.heartbeat.has_verdict:
+            self.store.close()
+            return
+        try:
+            leaving.add("through", 1)
+            while leaving.add("through", 0) < count:
+                if is_ending.wait(wait):
+                    return
+                wait = min(2 * wait, POLL)
+            close_sockets(self.opened)
+            self.opened.clear()
+            if leaving.add("closed", 1) == count:
+                self.store.under(self.name).clear()
+        except RuntimeError:  # the store is lost; Python's end closes the sockets
+            return
+        finally:
+            self.store.close()
 
     def _open_watched(self, opener: Callable[[], ProcessGroup]) -> ProcessGroup:
         """Open a group in a thread, which is abandoned if a rank is lost meanwhile.

@@ -51,6 +51,7 @@ class MessageRounds:
         received = max((sum(t.nbytes for _, t in receives) for _, receives in rounds), default=0)
         self._early = self._nccl is None and received <= EARLY
         self._expected: list[list[Work]] = []
+        group.in_flight.add(self)
 
     def expect(self) -> bool:
         """Post the receives of all rounds, if those are small; return whether they are posted.
@@ -79,8 +80,12 @@ class MessageRounds:
             self._group.meter.sent(self._group.axis, *self._counts[index])
         self._next = (index + 1) % len(self._sends)
         if self._next == 0:
-            self._expected = []
+            self.drop()
         return Handle(self._group, works, self._buffers[index])
+
+    def drop(self) -> None:
+        """Drop the receives that are posted."""
+        self._expected = []
 
     def _launch(self, index: int) -> list[Work]:
         process_group = self._group.process_group

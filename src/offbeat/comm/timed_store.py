@@ -70,6 +70,11 @@ class TimedStore:
         """Delete a key, if it exists."""
         self._call(self._store.delete_key, key)
 
+    def clear(self) -> None:
+        """Delete all keys."""
+        for key in self._call(self._store.list_keys):
+            self.delete_key(key)
+
     def limit(self, seconds: float) -> None:
         """Give later calls only so much time, because this rank leaves."""
         self._call.limit = min(seconds, LIMIT)

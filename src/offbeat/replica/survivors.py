@@ -84,7 +84,7 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     :class:`PeerLost` about this rank itself if the others continue without it.
     """
     rank = links.world.rank
-    meet = links.store.under(f"survivors of {links.name}")
+    meet = links.store.under(f"{links.name}/survivors")
     try:
         meet.set(str(rank), str(steps))
         agreed = _outcome(meet, links.heartbeat)

@@ -1,0 +1,88 @@
+"""Detaching frees what attaching took: sockets, threads, and keys in the store."""
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+from torch.distributed import HashStore
+
+import offbeat
+from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> int:
+    """All threads, also those of Gloo, which Python does not count."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def megabytes() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def attach_and_detach(world: World, text: str) -> offbeat.Replica:
+    replica = offbeat.replicate(nn.Linear(2, 2), offbeat.algorithm(text), mesh=world)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replica.step()
+    replica.detach()
+    return replica
+
+
+def settles(count: Callable[[], int], at_most: int) -> bool:
+    """Whether the count falls to ``at_most``; the rank that leaves first frees last."""
+    until = time.monotonic() + 5
+    while count() > at_most and time.monotonic() < until:
+        time.sleep(0.01)
+    return count() <= at_most
+
+
+@pytest.mark.fault(
+    "a script attaches and detaches a thousand times",
+    "descriptors, threads, memory and keys in the store stay as after the first time",
+)
+@pytest.mark.parametrize("text", ["local_sgd(every=1)", "sgp(overlap=1)", "ad_psgd"])
+def test_cycles_leave_nothing_behind(text: str) -> None:
+    world, kept = ThreadWorld(2), list[offbeat.Replica]()
+    store = world.world(0).store
+    assert isinstance(store, HashStore)
+
+    def cycles(world: World, count: int) -> None:
+        for _ in range(count):
+            kept.append(attach_and_detach(world, text))  # no garbage collector may help
+
+    before = descriptors(), threads()
+    world.run(lambda world: cycles(world, 5))
+    warm = megabytes()
+    world.run(lambda world: cycles(world, 30))
+    assert settles(descriptors, before[0])
+    assert settles(threads, before[1])
+    assert settles(store.num_keys, 2), store.list_keys()  # the number of replicas, by rank
+    assert megabytes() < warm + 10
+
+
+def test_a_rank_that_leaves_early_does_not_wait_and_frees_later() -> None:
+    descriptors_before, has_left = descriptors(), threading.Event()
+    world = ThreadWorld(2)
+
+    def work(world: World) -> offbeat.Replica:
+        replica = offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(), mesh=world)
+        if world.rank == 1:
+            assert has_left.wait(10), "the other rank waits in detach()"
+            assert descriptors() > descriptors_before, "this rank still uses its connection"
+        replica.detach()
+        has_left.set()
+        return replica
+
+    replicas = world.run(work)
+    assert settles(descriptors, descriptors_before)
+    assert len(replicas) == 2
