@@ -148,7 +148,10 @@ class GradientExchange(ABC, Generic[State]):
 
     @abstractmethod
     def save(self, state: State) -> Saved:
-        """Return what a resumed run needs to continue bit for bit; no communication."""
+        """Return what a resumed run needs to continue bit for bit; no communication.
+
+        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
+        """
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:
@@ -241,7 +244,10 @@ class ParameterExchange(ABC, Generic[State]):
 
     @abstractmethod
     def save(self, state: State) -> Saved:
-        """Return what a resumed run needs to continue bit for bit; no communication."""
+        """Return what a resumed run needs to continue bit for bit; no communication.
+
+        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
+        """
 
     @abstractmethod
     def load(self, state: State, saved: Saved) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -476,6 +477,36 @@ def test_states_of_earlier_versions_have_no_checksum(text: str) -> None:
         replica.detach()
 
     ThreadWorld(SIZE).run(work)
+
+
+class Lopsided(offbeat.Topology):
+    """All send to the first, who sends to the others in turn; with shares of numpy."""
+
+    def peers(self, rank: int, size: int, index: int) -> offbeat.Peers:
+        half = np.float64(0.5)
+        turn = 1 + index % (size - 1)
+        if rank == 0:
+            return offbeat.Peers(((turn, half),), tuple(range(1, size)), half)
+        return offbeat.Peers(((0, half),), (0,) if rank == turn else (), half)
+
+    def period(self, size: int) -> int:
+        return size - 1
+
+
+def test_weights_are_plain_numbers_whatever_a_topology_returns(tmp_path: Path) -> None:
+    """One to whom nobody has sent has a weight in flight too, which is zero."""
+
+    def work(world: World) -> None:
+        replica = offbeat.replicate(small(), offbeat.sgp(Lopsided(), overlap=1), mesh=world)
+        for _ in range(3):
+            replica.step()
+            torch.save(replica.state_dict(), tmp_path / f"{world.rank}.pt")
+            saved = torch.load(tmp_path / f"{world.rank}.pt", weights_only=True)
+            replica.load_state_dict(saved)
+            assert same(replica.state_dict(), saved)
+        replica.detach()
+
+    ThreadWorld(3).run(work)
 
 
 def test_buffers_may_hold_what_they_like() -> None:

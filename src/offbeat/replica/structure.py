@@ -7,9 +7,10 @@ from torch import Tensor, nn
 def require_same_structure(own: object, found: object, path: str) -> None:
     """Raise ``ValueError`` where ``found`` could not stand in the place of ``own``.
 
-    Names, shapes and kinds of values must be equal. Tensors may differ in dtype within one kind
-    (complex, floating or integral), in device and in memory format. Lists may differ in length:
-    what stands in them is the exchange's to check.
+    Names, shapes and kinds of values must be equal; ``bool`` is not ``int``, but an ``int`` may
+    stand for a ``float``. Tensors may differ in dtype within one kind (complex, floating or
+    integral), in device and in memory format. Lists may differ in length: what stands in them is
+    the exchange's to check.
     """
     if isinstance(own, Tensor):
         _require_same_kind(own, found, path)
@@ -24,7 +25,7 @@ def require_same_structure(own: object, found: object, path: str) -> None:
                 raise ValueError(f"{path} has {_short(key)}, which nothing here expects")
         for key, value in own.items():
             require_same_structure(value, found[key], f"{path}[{key!a}]")
-    elif type(own) is not type(found):  # bool is not int
+    elif type(found) is not type(own) and (type(own), type(found)) != (float, int):
         raise ValueError(f"{path} is {_short(found)}, expected a {type(own).__name__}")
 
 

@@ -195,7 +195,7 @@ class PushSum(ParameterExchange[PushSumState]):
 
     def save(self, state: PushSumState) -> Saved:
         """Return the weight and the mass in flight; the anchor equals the parameters."""
-        saved: Saved = {"weight": state.weight}
+        saved: Saved = {"weight": float(state.weight)}  # shares of a topology may be of numpy
         if self.overlap:
             flat = state.layout.empty("cpu", state.site.chunks)
             weight = 0.0
@@ -204,7 +204,7 @@ class PushSum(ParameterExchange[PushSumState]):
                 weight = state.pending.weight_arrived
                 for section, part in enumerate(state.site.slice(f) for f in flat):
                     part.copy_(state.pending.total(section))
-            saved["pending_weight"] = weight
+            saved["pending_weight"] = float(weight)  # an int where nobody sends to this participant
             saved["pending"] = state.layout.views(flat)
         return saved
 
