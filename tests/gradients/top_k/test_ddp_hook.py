@@ -187,3 +187,45 @@ def test_refuses_what_does_not_fit() -> None:
         host.links.close()
 
     ThreadWorld(2).run(worker)
+
+
+@pytest.mark.fault(
+    "one rank loads damaged residuals of the communication hook",
+    "ValueError on all ranks; all keep the residuals they have",
+)
+@pytest.mark.parametrize(
+    "damage", ["nothing", "no size", "no residual", "NaN", "a shape", "a text"]
+)
+def test_damaged_residuals_of_one_rank_are_refused_by_all(damage: str) -> None:
+    def broken(state: dict[str, Any], rank: int) -> dict[str, Any]:
+        part = state[f"rank{rank}"]
+        residual, name = part["residual"], next(iter(part["residual"]))
+        match damage:
+            case "nothing":
+                return {}
+            case "no size" | "no residual":
+                del part[damage.removeprefix("no ")]
+            case "NaN":
+                residual[name].fill_(torch.nan)
+            case "a shape":
+                residual[name] = torch.ones(2)
+            case "a text":
+                residual[name] = "a file"
+        return state
+
+    def worker(world: World) -> str:
+        host = Host(world)
+        host.train(range(3))
+        before = host.state.state_dict()[f"rank{host.rank}"]["residual"]
+        saved = host.state.state_dict()
+        host.train(range(3, 4))
+        now = host.state.state_dict()[f"rank{host.rank}"]["residual"]
+        with pytest.raises(ValueError, match="rank 1: ") as error:
+            host.state.load_state_dict(broken(saved, 1) if host.rank == 1 else saved)
+        kept = host.state.state_dict()[f"rank{host.rank}"]["residual"]
+        assert all(torch.equal(kept[name], now[name]) for name in before)
+        host.train(range(4, 5))
+        host.links.close()
+        return str(error.value)
+
+    assert len(set(ThreadWorld(2).run(worker))) == 1

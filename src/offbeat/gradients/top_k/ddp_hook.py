@@ -1,6 +1,7 @@
 """LAGS-SGD as a communication hook of torch's DistributedDataParallel."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from offbeat.comm.collectives import all_gather, all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle, when_arrived
+from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
 from offbeat.gradients.top_k.top_k import TopK
@@ -111,24 +113,61 @@ class LagsState:
         return {f"rank{self.group.rank}": {"size": self.group.size, "residual": residual}}
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Load residuals; on every rank, before the next backward."""
-        parts: dict[int, Saved] = {int(key.removeprefix("rank")): saved[key] for key in saved}
-        before = next(iter(parts.values()))["size"]
-        own = self.exchange.inherit(parts, before, self.group.rank, self.group.size)
-        shapes = {name: tensor.shape for name, tensor in own["residual"].items()}
-        # Which layers are sparse depends on the number of ranks: a residual may be missing, none
-        # may be lost.
-        for name, shape in shapes.items():
-            if name not in self.residual or self.residual[name].shape != shape:
-                raise ValueError(
-                    f"there is a residual {tuple(shape)} for {name!r}, but no sparse layer of that "
-                    "name and shape here; load it with the same model and density"
-                )
+        """Load residuals; all ranks call, before the next backward.
+
+        Raises ``ValueError`` on all ranks alike if those of any rank do not fit.
+        """
+        residual, fault = {}, None
+        try:
+            residual = self._inherited(saved)
+        except ValueError as error:
+            fault = str(error)
+        raise_alike(fault, self.group)
         self.settle()
         for name, tensor in self.residual.items():
             tensor.zero_()
-            if name in shapes:
-                tensor.copy_(own["residual"][name])
+            if name in residual:
+                tensor.copy_(residual[name])
+
+    def _inherited(self, saved: Saved) -> dict[str, Tensor]:
+        """Return the residuals that this rank takes over."""
+        parts = {int(key.removeprefix("rank")): part for key, part in _parts(saved)}
+        shapes = [{n: r.shape for n, r in part["residual"].items()} for part in parts.values()]
+        if any(other != shapes[0] for other in shapes):
+            raise ValueError(f"the residuals of ranks {list(parts)} are of different models")
+        before = next(iter(parts.values()))["size"]
+        own = self.exchange.inherit(parts, before, self.group.rank, self.group.size)
+        residual: dict[str, Tensor] = own["residual"]
+        # Which layers are sparse depends on the number of ranks: a residual may be missing, none
+        # may be lost.
+        for name, tensor in residual.items():
+            shape = tuple(tensor.shape)
+            if name not in self.residual or self.residual[name].shape != shape:
+                raise ValueError(
+                    f"there is a residual {shape} for {name!r}, but no sparse layer of that "
+                    "name and shape here; load it with the same model and density"
+                )
+            if not tensor.is_floating_point() or not tensor.isfinite().all():
+                raise ValueError(f"the residual of {name!r} is not finite; load an earlier state")
+        return residual
+
+
+def _parts(saved: Saved) -> Iterator[tuple[str, Saved]]:
+    """Yield the key and the part of each rank; raise ``ValueError`` for what is none."""
+    if not isinstance(saved, dict) or not saved:
+        raise ValueError(f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned")
+    for key, part in saved.items():
+        residual = part.get("residual") if isinstance(part, dict) else None
+        if (
+            not re.fullmatch(r"rank\d+", str(key))
+            or not isinstance(residual, dict)
+            or type(part.get("size")) is not int
+            or not all(isinstance(r, Tensor) and not r.is_meta for r in residual.values())
+        ):
+            raise ValueError(
+                f"cannot load {ascii(part)[:60]} as {key!a}; pass what state_dict() returned"
+            )
+        yield key, part
 
 
 def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
