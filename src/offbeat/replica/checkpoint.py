@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group
 from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
@@ -88,10 +89,11 @@ def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
     found, fault = None, None
     try:
         found = _read(parts, saved)
-    except ValueError as error:
-        fault = str(error)
-    except RecursionError:
-        fault = "cannot load a state that contains itself; pass what state_dict() returned"
+    except PeerLost:
+        raise
+    except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
+        reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
+        fault = str(reason).encode(errors="backslashreplace").decode()
     raise_alike(fault, control)
     assert found is not None, "a fault was raised"
     _require_one_moment(parts, found, control)

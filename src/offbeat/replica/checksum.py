@@ -43,5 +43,6 @@ def _bits(tensor: Tensor) -> bytes | memoryview:
     if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
         return b""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = dense.reshape(-1).view(torch.uint8).numpy()
+    # Not reshape(): it keeps any stride, 0 too, of a tensor with one element.
+    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(flat)  # type: ignore[arg-type]  # a buffer; numpy's stubs say so from 3.12 on
