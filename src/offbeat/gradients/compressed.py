@@ -42,7 +42,9 @@ class Compressed(GradientExchange[CompressedState]):
     ``message_mb`` where a model would fill fewer than eight. If any rank has a gradient that is
     not finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
     Residuals are saved by name; a world of another size continues with their mean. A parameter
-    without a gradient on any rank keeps its residual, and its gradient stays None.
+    without a gradient on any rank keeps its residual, and its gradient stays None. A gradient that
+    is discarded leaves no trace in residuals, see :class:`TopK`; what a compressor itself remembers
+    (a warm start) is out of reach.
 
     Args:
         compressor: a subclass of :class:`Compressor`, or what makes one, given a flat tensor and a
@@ -51,7 +53,8 @@ class Compressed(GradientExchange[CompressedState]):
         over: "world", or "local" for the ranks of a node.
 
     Bytes sent per step: the compressor's, and 8 (P-1)/P for each parameter and message. Extra
-    memory: two models, and the compressor's. Passes over memory: four (add, subtract,
+    memory: two models (three once several backwards exchange before a gradient is used), and the
+    compressor's. Passes over memory: four (add, subtract,
     check, copy), and the compressor's.
 
     Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019,

@@ -56,8 +56,12 @@ class Mean(GradientExchange[MeanState]):
     rank; they are smaller than ``bucket_mb`` where a model would fill fewer than eight. A parameter
     unused on some ranks counts as zero there; unused on all, its gradient stays None.
 
+    ``.grad`` becomes a view of its bucket, which the next backward fills again. A tensor that the
+    script keeps after it has cleared or replaced ``.grad``, or a view of one, is left alone, as in
+    plain torch: its bucket then takes new memory. What is still in ``.grad`` changes in place.
+
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
-    none in full precision, ``.grad`` becomes a view of its bucket; else the 16-bit copy, twice.
+    none in full precision; else the 16-bit copy, twice.
     Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.

@@ -133,7 +133,7 @@ class Pipeline:
     ) -> dict[str, Tensor]:
         """Copy what messages keep of all parameters; zeros for those that keep nothing.
 
-        A gradient that no optimizer has used before ``step()`` counts as discarded.
+        A gradient still in ``.grad`` that was not used before ``step()`` counts as discarded.
         """
         found = {}
         unused = self.handed.pending if self.handed.has_stepped else ()

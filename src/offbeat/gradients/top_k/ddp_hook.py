@@ -179,7 +179,8 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     The counterpart of :func:`offbeat.lags` for programs that use DistributedDataParallel:
     ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt: no state is
     kept by bucket. A gradient that is not finite reaches all ranks, and all then keep their former
-    residuals. Gradients must be zeroed between backwards that synchronize.
+    residuals. Gradients must be zeroed between backwards that synchronize. A gradient that is
+    discarded stays in the residual: use ``no_sync()`` in its backward.
 
     Bytes sent per step: those of :class:`offbeat.gradients.TopK`, without its flags.
 

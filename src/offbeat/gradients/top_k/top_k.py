@@ -73,8 +73,16 @@ class TopK(GradientExchange[TopKState]):
     ``momentum`` is momentum correction and ``warmup`` the number of steps in which the density
     falls from 1/4 to its value, both as in deep gradient compression.
 
-    Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: one
-    model, and two more with momentum. Passes over memory: add, one reading pass to choose (two
+    A gradient that is discarded trains nothing later: residuals and velocities return to what they
+    were before its backward. Discarded is what was cleared, replaced or changed in ``.grad``, while
+    no ``torch.optim.Optimizer`` that holds the parameter has stepped and the parameter was not
+    changed in place either. So copies of gradients that were cleared before a step count as
+    discarded. In a loop that never steps in one of these ways, ``replica.step()`` says that
+    gradients were used.
+
+    Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: two
+    models, and two more with momentum; once several backwards exchange before a gradient is used,
+    two more, and one for momentum. Passes over memory: add, one reading pass to choose (two
     without numba), zero, and the k entries of each rank. If any rank has a gradient that is not
     finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
 
