@@ -79,10 +79,12 @@ class Flat:
         own_views, own_memory = self._unshared
         if views == own_views and memory == own_memory:
             return False
-        shown = [parameters[name].grad is view for name, view in self.views.items()]
-        counts = zip(views, own_views, shown, strict=True)
-        return any(count > own and not is_shown for count, own, is_shown in counts) or (
-            memory > own_memory and not all(shown)
+        shared = zip(self.views.items(), views, own_views, strict=True)
+        return any(
+            count > own and parameters[name].grad is not view for (name, view), count, own in shared
+        ) or (
+            memory > own_memory
+            and any(parameters[name].grad is not view for name, view in self.views.items())
         )
 
     def _references(self) -> References:

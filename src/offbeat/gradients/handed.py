@@ -1,18 +1,14 @@
 """What becomes of the gradients that an exchange has put into ``.grad``."""
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 
-class Handed(NamedTuple):
-    """A gradient in ``.grad``, and the versions of it and of its parameter at that time."""
-
-    grad: Tensor
-    version: int
-    parameter_version: int
+# A gradient in .grad, and the versions of it and of its parameter at that time. A plain tuple: one
+# is made for each parameter in each backward.
+Handed = tuple[Tensor, int, int]
 
 
 class HandedGradients:
@@ -44,7 +40,7 @@ class HandedGradients:
         self.has_stepped = False
         self._optimized.clear()
         self.pending = {
-            name: Handed(grad, grad._version, parameter._version)
+            name: (grad, grad._version, parameter._version)
             for name, parameter in self.parameters.items()
             if (grad := parameter.grad) is not None
         }
@@ -59,9 +55,9 @@ class HandedGradients:
 
     def accumulated(self, name: str) -> None:
         """Note that a backward without an exchange has added to ``.grad``."""
-        handed = self.pending.get(name)
-        if handed is not None:
-            self.pending[name] = handed._replace(version=handed.version + 1)
+        if name in self.pending:
+            grad, version, parameter_version = self.pending[name]
+            self.pending[name] = (grad, version + 1, parameter_version)
 
     def step(self) -> tuple[set[str], set[str]]:
         """Return which gradients were used and which were discarded before this ``step()``.
@@ -100,8 +96,9 @@ class HandedGradients:
         return is_used, self._is_intact(name, handed, accumulated)
 
     def _is_changed(self, name: str, handed: Handed) -> bool:
-        return self.parameters[name]._version != handed.parameter_version
+        _, _, version = handed
+        return self.parameters[name]._version != version
 
     def _is_intact(self, name: str, handed: Handed, additions: int) -> bool:
-        grad = self.parameters[name].grad
-        return grad is handed.grad and grad._version == handed.version + additions
+        grad, version, _ = handed
+        return self.parameters[name].grad is grad and grad._version == version + additions
