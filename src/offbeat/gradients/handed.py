@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 from torch.optim import Optimizer
 
-
 # A gradient in .grad, and the versions of it and of its parameter at that time. A plain tuple: one
 # is made for each parameter in each backward.
 Handed = tuple[Tensor, int, int]
