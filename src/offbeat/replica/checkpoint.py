@@ -112,7 +112,11 @@ def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
 
 
 def _read(parts: Parts, saved: object) -> Resume:
-    """Return what this rank resumes from; raise ``ValueError`` if it cannot. No communication."""
+    """Return what this rank resumes from; raise ``ValueError`` if there is nothing.
+
+    Waits for what is in flight, since slots show their own state for comparison: a loss is found
+    here, before anything is written.
+    """
     used = _choose(parts, _entries(saved))
     entry = next(iter(used.values()))
     for key, other in used.items():
