@@ -29,11 +29,12 @@ def megabytes() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def attach_and_detach(world: World, text: str) -> offbeat.Replica:
+def attach_and_detach(world: World, text: str, together: threading.Barrier) -> offbeat.Replica:
     replica = offbeat.replicate(nn.Linear(2, 2), offbeat.algorithm(text), mesh=world)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         replica.step()
+    together.wait(10)  # no step of ad_psgd waits: the other rank may still be in replicate()
     replica.detach()
     return replica
 
@@ -53,12 +54,12 @@ def settles(count: Callable[[], int], at_most: int) -> bool:
 @pytest.mark.parametrize("text", ["local_sgd(every=1)", "sgp(overlap=1)", "ad_psgd"])
 def test_cycles_leave_nothing_behind(text: str) -> None:
     world, kept = ThreadWorld(2), list[offbeat.Replica]()
-    store = world.world(0).store
+    store, together = world.world(0).store, threading.Barrier(2)
     assert isinstance(store, HashStore)
 
     def cycles(world: World, count: int) -> None:
         for _ in range(count):
-            kept.append(attach_and_detach(world, text))  # no garbage collector may help
+            kept.append(attach_and_detach(world, text, together))  # no garbage collector may help
 
     before = descriptors(), threads()
     world.run(lambda world: cycles(world, 5))

@@ -2,14 +2,16 @@
 
 import atexit
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, final
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
 TICK = 0.5  # seconds of one wait
@@ -27,53 +29,52 @@ class TimedStore:
     loses power, and a link that is cut, give neither.
     """
 
-    def __init__(self, store: Store, caller: "_Caller | None" = None) -> None:
-        """Connect to ``store`` once more, or use the connection and thread of ``caller``."""
-        # A client of the store serves one call at a time: with a clone, a blocking get of another
-        # thread does not delay our calls.
-        clone = getattr(store, "clone")  # noqa: B009  # missing in torch's stubs
-        self._call = caller or _Caller()
-        self._store: Store = store if caller else self._call(clone)
+    def __init__(self, store: Store) -> None:
+        """Connect to ``store`` once more."""
+        self._call, self._prefix = _Caller(store), ""
 
     def under(self, prefix: str) -> "TimedStore":
         """Return the part of the store under ``prefix``, over the same connection."""
-        return TimedStore(PrefixStore(prefix, self._store), self._call)
+        part = copy.copy(self)
+        part._prefix = f"{self._prefix}{prefix}/"
+        return part
 
     def set(self, key: str, value: str) -> None:
         """Write ``value``."""
-        self._call(self._store.set, key, value)
+        self._call("set", self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that exists; see :meth:`check`."""
-        found: bytes = self._call(self._store.get, key)
+        found: bytes = self._call("get", self._prefix + key)
         return found
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that exist."""
-        found: list[bytes] = self._call(self._store.multi_get, list(keys))
+        found: list[bytes] = self._call("multi_get", [self._prefix + key for key in keys])
         return found
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all ``keys`` exist."""
-        return bool(self._call(self._store.check, list(keys)))
+        return bool(self._call("check", [self._prefix + key for key in keys]))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return its value."""
-        return int(self._call(self._store.add, key, amount))
+        return int(self._call("add", self._prefix + key, amount))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Write ``value`` if the key holds ``expected``, "" for no key; return what it holds."""
-        found: bytes = self._call(self._store.compare_set, key, expected, value)
+        found: bytes = self._call("compare_set", self._prefix + key, expected, value)
         return found
 
     def delete_key(self, key: str) -> None:
         """Delete a key, if it exists."""
-        self._call(self._store.delete_key, key)
+        self._call("delete_key", self._prefix + key)
 
     def clear(self) -> None:
         """Delete all keys."""
-        for key in self._call(self._store.list_keys):
-            self.delete_key(key)
+        for key in self._call("list_keys"):
+            if key.startswith(self._prefix):
+                self._call("delete_key", key)
 
     def limit(self, seconds: float) -> None:
         """Give later calls only so much time, because this rank leaves."""
@@ -90,8 +91,9 @@ class _Caller:
     After a call that was not answered the thread is left to itself: nothing ends such a wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
         self.limit = LIMIT
+        self._store: Store | None = store
         self._process = os.getpid()
         self._why_ended: str | None = None
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -100,14 +102,18 @@ class _Caller:
         self._thread.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self._end_at_exit)
+        # A client of the store serves one call at a time: with a clone, a blocking get of another
+        # thread does not delay our calls.
+        self._store = self("clone")
 
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, method: str, *args: Any) -> Any:
         answer: Future[Any] = Future()
+        store = self._store
         self._waiting.add(answer)
         try:
             if self._why_ended is not None:
                 raise StoreSilent(self._why_ended)
-            self._jobs.put((answer, lambda: function(*args)))
+            self._jobs.put((answer, partial(getattr(store, method), *args)))
             # In small waits: a process that was stopped meanwhile, as a machine that sleeps, has
             # not listened, and must not take its own pause for one of the store.
             limit = self.limit
@@ -124,7 +130,7 @@ class _Caller:
             return  # a forked child: the thread is its parent's
         atexit.unregister(self._end_at_exit)
         is_stuck = bool(self._waiting)
-        self._why_ended = self._why_ended or why
+        self._why_ended, self._store = self._why_ended or why, None  # which closes its socket
         self._jobs.put(None)
         for answer in list(self._waiting):
             with contextlib.suppress(InvalidStateError):  # it has come after all
