@@ -53,6 +53,8 @@ class Lane:
             self._wake()
         if self._thread is not threading.current_thread():  # the garbage collector may run there
             self._thread.join(timeout=5.0)
+        if self._last is not None and self._last.done():
+            _forget_locals(self._last.exception())
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -65,8 +67,6 @@ class Lane:
             try:
                 work()
             except BaseException as error:
-                if self.closing.is_set():
-                    _forget_locals(error)
                 future.set_exception(error)
             else:
                 future.set_result(None)
