@@ -207,6 +207,8 @@ class ParameterExchange(ABC, Generic[State]):
     on_failure: Literal["raise", "continue"] = "raise"
     # Each rank of a node steps its own share of the parameters, and `step` gathers all of them.
     partition: bool = False
+    # Whether `step` may wait for other ranks; then the first one also compares their parameters.
+    waits: ClassVar[bool] = True
     # Whether a rank that starts from other parameters than the rest spoils the first exchange.
     starts_equal: ClassVar[bool] = False
 

@@ -59,8 +59,8 @@ class Loop:
     """A training loop, written as letters.
 
     B is a backward whose gradient will be discarded and b one that will be used, z clears all
-    gradients, c clips them, o is an optimizer's step and s the replica's. With ``hidden``, no B
-    is exchanged.
+    gradients, c clips them, o is an optimizer's step, s is the replica's and f its ``finish()``.
+    With ``hidden``, no B is exchanged.
     """
 
     def __init__(
@@ -94,6 +94,8 @@ class Loop:
                 self.model.zero_grad(set_to_none=self.set_to_none)
             elif letter == "c":
                 nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+            elif letter == "f":
+                self.replica.finish()
             else:
                 {"o": self.optimizer, "s": self.replica}[letter].step()
         return state_of(self.model, self.replica)
@@ -245,15 +247,16 @@ def test_one_rank_alone_may_discard(text: str) -> None:
     assert not all(map(torch.equal, *moved))
 
 
-def test_a_save_after_a_discarded_gradient_continues_bit_for_bit() -> None:
+@pytest.mark.parametrize("letters", ["zbozsBs", "bozsBzs", "bozsBzf", "bozsBf"])
+def test_a_save_after_a_discarded_gradient_continues_bit_for_bit(letters: str) -> None:
     """Also where it is still in .grad at that time, and cleared when the next batch begins."""
 
-    def worker(world: World) -> None:
+    def worker(world: World, letters: str) -> None:
         def start() -> Loop:
             return Loop(world, offbeat.lags(0.05, momentum=0.9), given=True)
 
         loop = start()
-        loop.run("zbozsBs")
+        loop.run(letters)
         parts = loop.model, loop.optimizer, loop.replica
         saved = [{**part.state_dict()} for part in parts]
         saved[0] = {name: tensor.clone() for name, tensor in saved[0].items()}
@@ -267,7 +270,7 @@ def test_a_save_after_a_discarded_gradient_continues_bit_for_bit() -> None:
         assert all(map(torch.equal, again.run("zbozsbozs"), expected))
         again.replica.detach()
 
-    ThreadWorld(2).run(worker)
+    ThreadWorld(2).run(partial(worker, letters=letters))
 
 
 @pytest.mark.parametrize("text", ["lags(0.05)", "slgs(0.05)"])
@@ -295,6 +298,23 @@ def test_a_gradient_that_stays_in_grad_loses_nothing(letters: str, text: str) ->
 
     for parts in zip(*ThreadWorld(2).run(worker), strict=True):
         torch.testing.assert_close(sum(parts), torch.zeros_like(parts[0]))
+
+
+@pytest.mark.filterwarnings("ignore:rank 1. a step.. without a backward")
+def test_a_rank_without_a_backward_does_not_send_its_residual_twice() -> None:
+    """It misses the others' update, and they have used what it sent."""
+
+    def worker(world: World) -> tuple[State, State]:
+        loop = Loop(world, offbeat.lags(0.05), given=True)
+        before = loop.run("bozs")
+        after = loop.run("s" if world.rank == 1 else "bozs")
+        loop.replica.detach()
+        return before[4:], after[4:]
+
+    for before, after in zip(*ThreadWorld(2).run(worker)[1], strict=True):
+        sent = before != after
+        assert sent.any()
+        assert not after[sent].any()
 
 
 class Gan(nn.Module):

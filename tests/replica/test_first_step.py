@@ -59,7 +59,7 @@ def outcome(text: str, odd: int, saved: dict[int, Any] | None = None) -> list[An
 
 KEPT_EQUAL = ["ddp", "lags(density=0.5)", "slgs(density=0.5)", "adasum", "adasum(within='local')"]
 IN_A_NODE = ["daso(every=2, total_steps=20)", "sgp('ring', within='local')"]
-MAY_DIFFER = ["sgp", "local_sgd(every=2)", "d_psgd", "ad_psgd"]
+MAY_DIFFER = ["sgp", "local_sgd(every=2)", "d_psgd"]
 
 
 @pytest.mark.parametrize("text", [*KEPT_EQUAL, *IN_A_NODE])
@@ -75,7 +75,7 @@ def test_one_rank_starts_from_another_file(text: str) -> None:
 
 @pytest.mark.parametrize("text", MAY_DIFFER)
 @pytest.mark.fault(
-    "the same, where ranks may differ (sgp, local_sgd, d_psgd, ad_psgd)",
+    "a rank loads another model file under sgp, local_sgd or d_psgd",
     "a note in stats() on every rank; training averages the models",
 )
 def test_a_note_where_ranks_may_differ(text: str) -> None:

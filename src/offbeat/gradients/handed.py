@@ -13,9 +13,9 @@ Handed = tuple[Tensor, int, int]
 class HandedGradients:
     """The gradients that the last exchange put into ``.grad`` and nobody has used or discarded.
 
-    A gradient is used when an optimizer that holds its parameter steps, or the parameter is
-    changed in place. It is discarded when ``.grad`` was cleared, replaced or changed in place
-    without that. In a script in which none was ever seen to be used, ``step()`` says that all are.
+    A gradient is used when an optimizer that holds its parameter steps, or, until one ever does,
+    when the parameter is changed in place. It is discarded when ``.grad`` was cleared, replaced or
+    changed in place without that. While no use was ever seen, ``step()`` says that all are used.
 
     Attributes:
         parameters: by name.
@@ -28,10 +28,8 @@ class HandedGradients:
         self.pending: dict[str, Handed] = {}
         self.has_stepped = False
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._optimized: set[str] = set()  # by an optimizer, since the gradients were handed out
+        self._optimized: set[str] = set()  # since the gradients were handed out
         self._ever_optimized: set[str] = set()
-        for optimizer in optimizers:
-            self.optimizer_stepped(optimizer)
         self._use_was_seen = bool(optimizers)
 
     def record(self) -> None:
@@ -64,11 +62,7 @@ class HandedGradients:
         Those still in ``.grad`` without a sign of use remain pending: a GAN's script clears the
         gradients of its generator's backward in the discriminator when the next batch begins.
         """
-        used = {
-            name
-            for name, handed in self.pending.items()
-            if name in self._optimized or (not self.has_stepped and self._is_changed(name, handed))
-        }
+        used = {name for name, handed in self.pending.items() if self._is_used(name, handed)}
         self.has_stepped = True
         self._use_was_seen |= bool(used)
         if not self._use_was_seen:
@@ -87,16 +81,17 @@ class HandedGradients:
             accumulated: whether this backward has added to ``.grad``.
         """
         handed = self.pending.pop(name)
-        # Other writes count only of a parameter that no optimizer steps: averages of weights are
-        # swapped in for an evaluation, and our own exchanges write after step().
-        is_stepped_by_hand = not self.has_stepped and name not in self._ever_optimized
-        is_used = name in self._optimized or (is_stepped_by_hand and self._is_changed(name, handed))
+        is_used = self._is_used(name, handed)
         self._use_was_seen |= is_used
         return is_used, self._is_intact(name, handed, accumulated)
 
-    def _is_changed(self, name: str, handed: Handed) -> bool:
+    def _is_used(self, name: str, handed: Handed) -> bool:
+        # Other writes count only of a parameter that no optimizer has ever stepped: averages of
+        # weights are swapped in for an evaluation, and our own exchanges write after step().
+        if self.has_stepped or name in self._ever_optimized:
+            return name in self._optimized
         _, _, version = handed
-        return self.parameters[name]._version != version
+        return name in self._optimized or self.parameters[name]._version != version
 
     def _is_intact(self, name: str, handed: Handed, additions: int) -> bool:
         grad, version, _ = handed

@@ -78,9 +78,11 @@ def compare_starts(
     ranks were equal at the attach, or when the state was saved.
 
     Raises ``ValueError`` on all ranks if parameters differ between ranks that the algorithm keeps
-    equal. Returns a note if they differ where they may.
+    equal. Returns a note if they differ where they may. Nothing is compared where no step may wait
+    for another rank.
     """
-    if control is None:
+    parameters = algorithm.parameters
+    if control is None or (parameters is not None and not parameters.waits):
         return None
     gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
     found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))

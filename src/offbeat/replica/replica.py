@@ -265,7 +265,7 @@ class Replica:
             start = self._watch.start, self.settled
             note = check_start(self.model, self.algorithm, self._connection, *start)
             self.notes += [note] if note else []
-        self.gradients.stepped()
+        self.gradients.stepped()  # before we write parameters: a write is a sign of use
         if self.steps >= self._exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)
@@ -273,6 +273,7 @@ class Replica:
         self._watch.stepped()
 
     def _finish(self) -> dict[str, float]:
+        self.gradients.stepped()  # before we write parameters: a write is a sign of use
         distance = self._distance()
         if keeps_equal(self.algorithm) and distance["max"] > 0:
             self._note(

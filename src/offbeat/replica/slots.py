@@ -42,7 +42,7 @@ class GradientSlot(Generic[State]):
         self.exchange.finish(self.state)
 
     def stepped(self) -> None:
-        """Begin a new step; before the parameters are exchanged."""
+        """Begin a new step; before this library writes parameters."""
         self.exchange.stepped(self.state)
 
     def save(self) -> Saved:

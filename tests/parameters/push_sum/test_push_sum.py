@@ -499,7 +499,8 @@ def test_every_peer_costs_one_more() -> None:
     def worker(world: World) -> int:
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
-        replica.step()
+        for _ in range(2):  # the first also compares the ranks
+            replica.step()
         replica.detach()
         return int(replica.stats()["last"]["bytes_sent"])
 
@@ -772,7 +773,8 @@ def test_a_mean_of_all_costs_an_all_reduce_and_16_bit_messages_half() -> None:
     def sent(algorithm: offbeat.Algorithm) -> int:
         def worker(world: World) -> int:
             replica = offbeat.replicate(Quadratic(), algorithm, mesh=world)
-            replica.step()
+            for _ in range(2):  # the first also compares the ranks
+                replica.step()
             replica.detach()
             return int(replica.stats()["last"]["bytes_sent"])
 

@@ -74,11 +74,10 @@ class TopK(GradientExchange[TopKState]):
     falls from 1/4 to its value, both as in deep gradient compression.
 
     A gradient that is discarded trains nothing later: residuals and velocities return to what they
-    were before its backward. Discarded is what was cleared, replaced or changed in ``.grad``, while
-    no ``torch.optim.Optimizer`` that holds the parameter has stepped and the parameter was not
-    changed in place either. So copies of gradients that were cleared before a step count as
-    discarded. In a loop that never steps in one of these ways, ``replica.step()`` says that
-    gradients were used.
+    were before its backward. Discarded is what was cleared, replaced or changed in ``.grad`` before
+    a ``torch.optim.Optimizer`` that holds the parameter has stepped (or, where none ever does,
+    before the parameter was changed in place), also if the script has copied it before. In a loop
+    that never steps in one of these ways, ``replica.step()`` says that gradients were used.
 
     Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: two
     models, and two more with momentum; once several backwards exchange before a gradient is used,
@@ -198,6 +197,7 @@ class TopK(GradientExchange[TopKState]):
         """Restore what :meth:`save` returned."""
         state.pipeline.resume(saved["order"], saved["measured"])
         state.exchanges, state.densities = int(saved["exchanges"]), dict(saved["densities"])
+        state.has_exchanged = False
         state.plan = self._plan(state.site, state.exchanges, state.densities)
         self._build(state, saved["residual"], saved["velocity"])
 

@@ -1,7 +1,7 @@
 """AD-PSGD: pairs of participants average while all of them continue training."""
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
     """
 
     over: Literal["world", "node"] = "world"
+    waits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
