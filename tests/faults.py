@@ -22,14 +22,15 @@ BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end -->)", re.DOTALL)
 GROUPS = {
     "Lost ranks and connections": ("comm/", "replica/test_processes.py"),
     'Losses under `on_failure="continue"`': ("replica/test_survivors.py",),
+    "Starting": ("replica/test_start.py",),
     "Calls that differ between ranks": ("replica/",),
-    "Models and algorithms": ("replica/test_bad_input.py",),
+    "Models and algorithms": ("replica/test_bad_input.py", "replica/test_first_step.py"),
     "Gradients": ("replica/test_backward.py", "gradients/", "parameters/"),
-    "Checkpoints": ("replica/test_checkpoint",),
-    "Leaving": (),
+    "Checkpoints": ("replica/test_damaged_state.py",),
+    "Leaving": ("replica/test_detach.py", "comm/test_fork.py"),
     "Settings and arguments": ("", "topology/"),
     "Hogwild training": ("hogwild/",),
-    "Emulated networks and comparisons": ("lab/", "compare/"),
+    "Recordings and tools": ("telemetry/", "lab/", "compare/"),
 }
 
 # What runs side by side: ranks that are threads, then real processes; alone what measures times.
@@ -172,7 +173,8 @@ def main() -> None:
         console.rule(f"{len(rows)} cases")
         for seed, results in runs.items():
             console.print(f"seed {seed}: {results}")
-            console.print(*(f"  {name}" for name in results.failed + results.hung), sep="\n")
+            for name in results.failed + results.hung:
+                console.print(f"  {name}", markup=False)
         if any(results.failed or results.hung for results in runs.values()):
             sys.exit(1)
     write(rows)

@@ -369,6 +369,7 @@ class Raises(torch.autograd.Function):
 @pytest.mark.fault(
     "a backward raises on one rank, and the script catches it and goes on",
     "ValueError on all ranks that says so",
+    group="Gradients",
 )
 def test_a_backward_that_raised_and_was_caught(then: str) -> None:
     def work(world: World) -> None:

@@ -138,6 +138,10 @@ def test_load_another_world_size_without_finish(
 
 @pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd(every=5)"])
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1)])
+@pytest.mark.fault(
+    "a finished state is loaded by another number of ranks",
+    "all ranks continue from the averaged model",
+)
 def test_load_another_world_size_after_finish(
     text: str, old: int, new: int, tmp_path: Path
 ) -> None:
@@ -177,6 +181,10 @@ def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("old", "new"), list(itertools.permutations(["ddp", "sgp", "local_sgd(every=5)"], 2))
+)
+@pytest.mark.fault(
+    "the finished state of another algorithm is loaded",
+    "steps and model are restored; training goes on",
 )
 def test_load_the_finished_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
     """As the error of an unfinished one advises: counters and model are taken over."""
@@ -435,17 +443,26 @@ def test_a_stride_that_was_flipped_to_zero() -> None:
     ThreadWorld(SIZE).run(work)
 
 
+@pytest.mark.fault(
+    "one rank loads the state of another rank under its own name", "ValueError on all ranks"
+)
 def test_another_ranks_state_under_this_ranks_name() -> None:
     states = [read(file) for file in files_of("ddp")]
     states[1] = {"rank1": states[0]["rank0"]}
     assert "is not what was saved" in refusal("ddp", states)
 
 
+@pytest.mark.fault(
+    "ranks load states of different steps", "ValueError on all ranks; lists the steps"
+)
 def test_load_states_of_different_steps() -> None:
     states = [read(files_of("ddp", steps=3 + rank)[rank]) for rank in range(SIZE)]
     assert "of different numbers of steps: [3, 4] by rank" in refusal("ddp", states)
 
 
+@pytest.mark.fault(
+    "one rank loads a state from after finish(), the others from before", "ValueError on all ranks"
+)
 def test_load_states_of_before_and_after_finish(tmp_path: Path) -> None:
     for finished in (False, True):
         (tmp_path / str(finished)).mkdir()

@@ -60,16 +60,16 @@ def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbea
             {"model": 3},
             "rank 1: the model is a int",
             marks=pytest.mark.fault(
-                "one rank alone gives `replicate()` something that is no model",
-                "`ValueError` on all ranks that names the rank and what it gave",
+                "one rank alone gives replicate() something that is no model",
+                "ValueError on all ranks that names the rank and what it gave",
             ),
         ),
         pytest.param(
             {"algorithm": "sgp"},
             "rank 1: the algorithm is 'sgp'",
             marks=pytest.mark.fault(
-                "one rank alone gives `replicate()` something that is no algorithm",
-                "`ValueError` on all ranks that names the rank and what it gave",
+                "one rank alone gives replicate() something that is no algorithm",
+                "ValueError on all ranks that names the rank and what it gave",
             ),
         ),
     ],
@@ -98,7 +98,7 @@ def test_all_ranks_attach_again_after_such_an_error() -> None:
 
 
 @pytest.mark.fault(
-    "a rank is late for `replicate()`",
+    "a rank is late for replicate()",
     "the others wait until the timeout of the process group; one warns after 15 s",
 )
 def test_a_late_rank_is_waited_for_and_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_a_late_rank_is_waited_for_and_named_in_a_warning(monkeypatch: pytest.Mo
 
 
 @pytest.mark.fault(
-    "a rank ends after it has called `replicate()`, while others are still to come",
-    "`PeerLost` on all others that names it",
+    "a rank ends after it has called replicate(), while others are still to come",
+    "PeerLost on all others that names it",
 )
 def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
     def work(world: World) -> None:
@@ -133,8 +133,8 @@ def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
 
 
 @pytest.mark.fault(
-    "a rank comes to `replicate()` after the timeout of the process group",
-    "`PeerLost` on all ranks that names it, also on the late one",
+    "a rank comes to replicate() after the timeout of the process group",
+    "PeerLost on all ranks that names it, also on the late one",
 )
 def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
     def work(world: World) -> None:
@@ -152,7 +152,7 @@ def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
 
 @pytest.mark.fault(
     "a rank pauses for longer than the timeout of the process group",
-    "`PeerLost` on all ranks that names the rank, its call and the timeout",
+    "PeerLost on all ranks that names the rank, its call and the timeout",
 )
 def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
     def work(world: World) -> None:
@@ -208,24 +208,24 @@ def _start(rank: int, results: Any, case: str) -> None:
             "bad mesh",
             "ValueError: rank 1: mesh='a mesh'",
             marks=pytest.mark.fault(
-                "one rank alone gives `replicate()` something that is no mesh",
-                "`ValueError` on all ranks that names the rank and what it gave",
+                "one rank alone gives replicate() something that is no mesh",
+                "ValueError on all ranks that names the rank and what it gave",
             ),
         ),
         pytest.param(
             "mixed",
             "ValueError: ranks 0 and 1 differ: the mesh has the nodes None here",
             marks=pytest.mark.fault(
-                "only some ranks give `replicate()` a mesh",
-                "`ValueError` on all ranks that names both meshes",
+                "only some ranks give replicate() a mesh",
+                "ValueError on all ranks that names both meshes",
             ),
         ),
         pytest.param(
             "killed",
             "PeerLost: rank 1 is lost: it ended",
             marks=pytest.mark.fault(
-                "a rank ends before it calls `replicate()`",
-                "`PeerLost` on all others that names it, within 10 s",
+                "a rank ends before it calls replicate()",
+                "PeerLost on all others that names it, within 10 s",
             ),
         ),
         ("late", ""),

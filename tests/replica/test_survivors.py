@@ -223,7 +223,7 @@ def placed(replica: offbeat.Replica, value: float) -> None:
 
 
 @pytest.mark.fault(
-    "a rank is lost while one of the others saves and the rest step, with on_failure='continue'",
+    "a rank is lost while one of the others saves and the rest step",
     "the survivors train on, and what is saved is their state",
 )
 @pytest.mark.usefixtures("quick")
@@ -266,7 +266,7 @@ def test_a_loss_found_in_state_dict_is_survived() -> None:
 
 
 @pytest.mark.fault(
-    "a rank is lost while the ranks load a checkpoint, with on_failure='continue'",
+    "a rank is lost while the ranks load a checkpoint",
     "the survivors load their own parts and train on from these models",
 )
 @pytest.mark.usefixtures("quick")
@@ -338,9 +338,7 @@ def test_survivors_refuse_the_unfinished_state_of_a_larger_world() -> None:
     assert "found the state of one of 4 ranks that had not finished" in str(first)
 
 
-@pytest.mark.fault(
-    "two ranks are lost at once, with on_failure='continue'", "the survivors train on without both"
-)
+@pytest.mark.fault("two ranks are lost at once", "the survivors train on without both")
 @pytest.mark.usefixtures("quick")
 def test_two_ranks_lost_at_once() -> None:
     def work(world: World) -> tuple[float, dict[str, Any]] | None:
@@ -365,7 +363,7 @@ def test_two_ranks_lost_at_once() -> None:
 
 
 @pytest.mark.fault(
-    "another rank is lost while the survivors of a loss connect, with on_failure='continue'",
+    "another rank is lost while the survivors of a loss connect",
     "the remaining ones agree and connect once more, and train on",
 )
 @pytest.mark.usefixtures("quick")
@@ -493,7 +491,6 @@ def test_a_graph_that_cannot_shrink_is_refused_by_all_when_it_is_attached() -> N
     assert errors_of(work, 2) == [None, None], "one that is left alone needs no graph"
 
 
-@pytest.mark.fault("another rank is lost while the others reconnect", "PeerLost within a minute")
 def test_another_loss_while_survivors_connect_ends_in_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -593,7 +590,7 @@ def _save_after_each_step(rank: int, results: Any) -> None:
 
 
 @pytest.mark.fault(
-    "a process is killed while the others save, with on_failure='continue'",
+    "a process is killed while the others save",
     "the survivors train and save to the end",
 )
 @pytest.mark.processes
