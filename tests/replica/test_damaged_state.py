@@ -639,3 +639,41 @@ def test_a_flipped_bit_never_loads_other_values(text: str) -> None:
     assert here == there
     assert "loaded" in here, "a file has bits that mean nothing"
     assert sum("checksum is wrong" in said for said in here) > 20
+
+
+@pytest.mark.parametrize("text", ["sgp(overlap=1, within='local')", "daso(every=2, total_steps=9)"])
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.fault(
+    "a checkpoint with messages between nodes in flight is loaded on other nodes",
+    "ValueError on all ranks; shows both layouts. After finish() it loads",
+    group="Checkpoints",
+)
+def test_a_state_of_other_nodes(text: str, finished: bool) -> None:
+    """A slice in flight belongs to the local rank that has sent it."""
+
+    def save(world: World) -> Entry:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        run(model, 3, replica)
+        if finished:
+            replica.finish()
+        return replica.state_dict()
+
+    saved = ThreadWorld(nodes=((0, 1), (2, 3))).run(save)
+
+    def load(world: World) -> str:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        try:
+            replica.load_state_dict(saved[world.rank])
+        except ValueError as error:
+            return str(error)
+        run(model, 2, replica)
+        replica.finish()
+        return "loaded"
+
+    (said,) = set(ThreadWorld(nodes=((0, 2), (1, 3))).run(load))
+    if finished:
+        assert said == "loaded"
+    else:
+        assert "[[0, 1], [2, 3]], but these are [[0, 2], [1, 3]]" in said

@@ -20,7 +20,7 @@ from offbeat.replica.structure import require_finite, require_same_structure
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
 _PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
-_SUM = "checksum"  # a state without one was saved by an earlier version
+_SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
 
 
 class Parts(NamedTuple):
@@ -73,6 +73,7 @@ def save(parts: Parts, step: int, settled: bool) -> Saved:
         "settled": settled,
         "ranks_differ": parts.ranks_differ,
         "algorithm": repr(parts.algorithm),
+        _NODES: _nodes(parts.world),
         "gradients": parts.gradients.save(),
         "parameters": parts.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
@@ -149,7 +150,7 @@ def _entries(saved: object) -> dict[str, Saved]:
         )
     for key, entry in entries.items():
         whole = isinstance(entry, dict) and {*_HEAD, *_PARTS} <= {*entry}
-        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM}:
+        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM, _NODES}:
             raise ValueError(
                 f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
                 "after a step()"
@@ -191,6 +192,10 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
     )
 
 
+def _nodes(world: World) -> list[list[int]]:
+    return [list(node) for node in world.nodes]
+
+
 def _require_undamaged(key: str, entry: Saved) -> None:
     content = {name: value for name, value in entry.items() if name != _SUM}
     if _SUM in entry and entry[_SUM] != checksum({key: content}):
@@ -225,10 +230,18 @@ def _continued(parts: Parts, entry: Saved) -> Saved | None:
     """Return the state for the parameters slot; None where it starts anew from the models.
 
     It does so in a world of another size: the ranks were equal when the state was saved, or are
-    the survivors of a loss.
+    the survivors of a loss. So it does on other nodes, if the ranks were equal.
     """
     if entry["size"] != parts.world.size:
         return None
+    nodes = _nodes(parts.world)
+    if parts.parameters.exchange.over == "node" and entry.get(_NODES, nodes) != nodes:
+        if entry["settled"]:
+            return None
+        raise ValueError(
+            f"found the state of the nodes {ascii(entry[_NODES])[:60]}, but these are {nodes}; "
+            "start on the same nodes, or call finish() before saving"
+        )
     slot, saved = parts.parameters, entry["parameters"]
     _require_fitting_slot(slot, slot.save(), saved, "state['parameters']")
     return dict(saved)
