@@ -59,7 +59,9 @@ class Heartbeat(FailureDetector):
         self._verdict: Exception | None = None
         self._stop = threading.Event()
         self._count, self._process = 0, os.getpid()
+        self._searched = 0  # how many ranks had begun when they were last asked for one by one
         self._beat()
+        self._store.add("begun", 1)  # after the heartbeat: whoever is counted can be read
         self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
         self._thread.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
@@ -149,7 +151,9 @@ class Heartbeat(FailureDetector):
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks unless there is one; return the verdict."""
-        self._verdict = publish(error, self._store)
+        stands = publish(error, self._store)
+        # Another thread may have found one meanwhile, and a store that is lost since changes none.
+        self._verdict = self._verdict or stands
         return self._verdict
 
     def condemn_pairing(self) -> Exception:
@@ -235,7 +239,7 @@ class Heartbeat(FailureDetector):
             elif attending is not None and now - attending > BEAT:
                 self._judge(attending, SILENT_AFTER, None)
         except RuntimeError as error:
-            self._verdict = store_lost(error)
+            self._verdict = self._verdict or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
         if self._verdict is not None and waits:
             for group in self._groups:
@@ -257,6 +261,8 @@ class Heartbeat(FailureDetector):
 
     def _judge_absence(self, since: float) -> None:
         """Make it the verdict that a rank, which is alive, did not come before the timeout."""
+        if not self._groups:
+            return  # the first one could not be opened: a matter of the network, not of a rank
         for sign in self._signs(since):
             if sign.silence < 2 * BEAT:
                 absence = find_absence(sign, self.rank, self.phase, timeout_of(self._groups[0]))
@@ -264,19 +270,32 @@ class Heartbeat(FailureDetector):
                     self.condemn(absence)
                     return
 
-    def _signs(self, since: float) -> Iterator[Sign]:
-        """Read the other ranks' heartbeats."""
-        now = time.monotonic()
-        # A rank that has not attached yet has no key, and asking for it would block.
-        others = [rank for rank in self.ranks if self._store.check([f"rank{rank}"])]
-        beats = self._store.multi_get([f"rank{rank}" for rank in others])
+    def _signs(self, since: float) -> list[Sign]:
+        """Read the other ranks' heartbeats: one call of the store, once all were read."""
+        now, others = time.monotonic(), self._begun()
+        beats = self._store.multi_get([f"rank{rank}" for rank in others]) if others else []
+        signs = []
         for rank, beat in zip(others, beats, strict=True):
-            if rank == self.rank:
-                continue
             if self._seen.get(rank, (b"", 0.0))[0] != beat:
                 self._seen[rank] = (beat, now)
             phase = Phase(*json.loads(beat)[1:])
-            yield Sign(rank, phase, now - max(self._seen[rank][1], since))
+            signs.append(Sign(rank, phase, now - max(self._seen[rank][1], since)))
+        return signs
+
+    def _begun(self) -> list[int]:
+        """Return the other ranks that have written a heartbeat: reading another's would block."""
+        others = [rank for rank in self.ranks if rank != self.rank]
+        unseen = [rank for rank in others if rank not in self._seen]
+        count = self._store.add("begun", 0) if unseen else len(self.ranks)
+        if count < len(self.ranks):
+            # Asked one by one only if another one has come: a rank may be late by minutes, and
+            # the store could not serve such a search of every waiting rank in every second.
+            absent = set(unseen)
+            if count != self._searched:
+                absent = {rank for rank in unseen if not self._store.check([f"rank{rank}"])}
+                self._searched = count
+            others = [rank for rank in others if rank not in absent]
+        return others
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Find out why a wait has failed: read heartbeats until one shows the cause."""
@@ -289,7 +308,7 @@ class Heartbeat(FailureDetector):
                 if self._verdict is None and "imed out" in str(error):  # the words of Gloo
                     self._judge_absence(since)
             except RuntimeError as gone:
-                self._verdict = store_lost(gone)
+                self._verdict = self._verdict or store_lost(gone)
             self._stop.wait(0.2)
         return self._verdict or self.condemn(
             PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
