@@ -160,13 +160,17 @@ class Pipeline:
 
     def _settle(self, used: Collection[str], discarded: Collection[str]) -> None:
         pending = {self.home[name] for name in self.handed.pending}
+        of_used, of_discarded = self._by_message(used), self._by_message(discarded)
         for message in self.messages:
             is_last = message not in pending
-            message.settle(
-                () if is_last else [name for name in used if self.home[name] is message],
-                [name for name in discarded if self.home[name] is message],
-                is_last=is_last,
-            )
+            names = () if is_last else of_used.get(message, ())
+            message.settle(names, of_discarded.get(message, ()), is_last=is_last)
+
+    def _by_message(self, names: Collection[str]) -> dict[Message, list[str]]:
+        members: dict[Message, list[str]] = {}
+        for name in names:
+            members.setdefault(self.home[name], []).append(name)
+        return members
 
     def _launch(self) -> Message:
         # In one order on every rank, whatever the order of readiness: collectives pair up by the
