@@ -53,9 +53,9 @@ class Compressed(GradientExchange[CompressedState]):
         over: "world", or "local" for the ranks of a node.
 
     Bytes sent per step: the compressor's, and 8 (P-1)/P for each parameter and message. Extra
-    memory: two models (three once several backwards exchange before a gradient is used), and the
-    compressor's. Passes over memory: four (add, subtract,
-    check, copy), and the compressor's.
+    memory: two models (three once several backwards exchange before a gradient is used), one copy
+    of the gradients while backward runs, and the compressor's. Passes over memory: four (add,
+    subtract, check, copy), and the compressor's.
 
     Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019,
     Algorithm 2.

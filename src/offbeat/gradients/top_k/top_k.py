@@ -81,7 +81,7 @@ class TopK(GradientExchange[TopKState]):
 
     Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: two
     models, and two more with momentum; once several backwards exchange before a gradient is used,
-    two more, and one for momentum. Passes over memory: add, one reading pass to choose (two
+    two more, and one for momentum; one copy of the gradients while backward runs. Passes over memory: add, one reading pass to choose (two
     without numba), zero, and the k entries of each rank. If any rank has a gradient that is not
     finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
 
