@@ -60,9 +60,9 @@ class Mean(GradientExchange[MeanState]):
     script keeps after it has cleared or replaced ``.grad``, or a view of one, is left alone, as in
     plain torch: its bucket then takes new memory. What is still in ``.grad`` changes in place.
 
-    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory: the
-    buckets, one copy of the gradients, in full precision only until ``.grad`` becomes a view of
-    them at the end of backward; with "bf16" the 16-bit copy, twice.
+    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
+    the buckets, one copy of the gradients, in full precision only until ``.grad`` becomes a view
+    of them at the end of backward; with "bf16" the 16-bit copy, twice.
     Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.

@@ -65,8 +65,10 @@ class Replica:
         """Exchange parameters after an optimizer step, if the algorithm does so in this step.
 
         Call it once per optimizer step on every rank, whatever the optimizer did. Raises
-        ``ValueError`` if parameters were replaced, frozen, unfrozen, cast or moved since
-        ``replicate``.
+        ``ValueError`` on all ranks if parameters of one were replaced, unfrozen, cast or moved
+        since ``replicate``; the first step also if ranks began with different parameters under a
+        method that keeps them equal, or if the model was wrapped meanwhile. Raises
+        :class:`PeerLost` if a rank is lost.
         """
         self._require_open()
         self._require_unchanged()

@@ -30,7 +30,10 @@ def replicate(
     """Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
     Checks that all ranks hold the same model (names, shapes, dtypes, frozen parameters) and the
-    same algorithm, and copies the parameters and buffers of rank 0 to all ranks. All ranks call.
+    same algorithm, and copies the parameters and buffers of rank 0 to all ranks. All ranks call; a
+    rank that is late is waited for until the timeout of the process group, with a warning after
+    15 seconds. ``replica.notes`` says which slots are disabled, and what follows for the method
+    from an optimizer or a scaler that was not given.
 
     Args:
         model: any module with trainable, dense parameters on one device.
@@ -44,6 +47,7 @@ def replicate(
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
             exchanged, or if there is no process group.
+        PeerLost: if a rank has ended, or does not call in time; names it.
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     connection = connect(model, algorithm, mesh)

@@ -571,3 +571,16 @@ def test_notes_what_was_not_given(given: tuple[str, ...]) -> None:
     for notes in ThreadWorld(2).run(worker):
         found = {name for name in ("optimizer", "scaler") if any(f"no {name}=" in n for n in notes)}
         assert found == {"optimizer", "scaler"} - set(given)
+
+
+def test_a_missing_optimizer_inside_a_node_is_an_error_in_all_nodes() -> None:
+    algorithm = offbeat.Algorithm(gradients=TopK(units="lr", over="local"))
+
+    def work(world: World) -> str:
+        model = Quadratic()
+        given = None if world.rank == 3 else SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match="rank 3: units='lr' needs") as raised:
+            offbeat.replicate(model, algorithm, mesh=world, optimizer=given)
+        return str(raised.value)
+
+    assert len(set(ThreadWorld(4, nodes=[(0, 1), (2, 3)]).run(work))) == 1

@@ -81,9 +81,10 @@ class TopK(GradientExchange[TopKState]):
 
     Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: two
     models, and two more with momentum; once several backwards exchange before a gradient is used,
-    two more, and one for momentum; one copy of the gradients while backward runs. Passes over memory: add, one reading pass to choose (two
-    without numba), zero, and the k entries of each rank. If any rank has a gradient that is not
-    finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
+    two more, and one for momentum; one copy of the gradients while backward runs. Passes over
+    memory: add, one reading pass to choose (two without numba), zero, and the k entries of each
+    rank. If any rank has a gradient that is not finite, all ranks' residuals stay as before this
+    backward and every ``.grad`` becomes NaN.
 
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
@@ -114,7 +115,7 @@ class TopK(GradientExchange[TopKState]):
     def init(self, site: Site) -> TopKState:
         """Build the messages; raise ``ValueError`` alike on all ranks for unfit optimizers."""
         given = (site.parameters, site.optimizers)
-        raise_alike(optimizer_fault(*given, self.units, self.momentum), site.group)
+        raise_alike(optimizer_fault(*given, self.units, self.momentum), site.control)
         pipeline = Pipeline.on(site, Units.of(*given, site.scaler, self.units))
         adaptive = self.density == "adaptive"
         # Of every layer from the start: a state has the same names whenever it is saved.
