@@ -179,6 +179,8 @@ def _drop_all() -> None:
 
 
 def _leave_all_to_parent() -> None:
+    global _owning
+    _owning = threading.Lock()  # a thread that is not in the child may have held it
     if _owned:
         leave_to_parent([group.process_group for group in _owned])
         _owned.clear()

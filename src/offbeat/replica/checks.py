@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -17,9 +17,7 @@ from offbeat.replica.backward import is_watched
 from offbeat.replica.first_step import WRAPPED
 
 Fingerprint = dict[str, Any]
-# Of each parameter: identity, dtype, device, address, strides; and whether it is trainable.
-Trait = tuple[tuple[object, ...], bool]
-Traits = dict[str, Trait]
+Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
 
 
 def model_fault(model: nn.Module) -> str | None:
@@ -140,35 +138,58 @@ def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Seque
         )
 
 
-def traits(model: nn.Module) -> Traits:
-    """Return, by parameter, what must stay as it is: hooks, messages and views depend on it."""
-    return {
-        name: ((id(p), p.dtype, p.device, p.data_ptr(), p.stride()), p.requires_grad)
-        for name, p in model.named_parameters()
-    }
+class Snapshot:
+    """The parameters of a model as they are now, to notice changes that hooks cannot survive.
 
-
-def change_since(before: Traits, model: nn.Module, rank: int) -> ValueError | None:
-    """Return an error that names changes since the attach, if there are any.
-
-    A parameter that is frozen is no change: it counts as unused, as in loops that train two
-    networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
+    Made for one comparison per step: it holds the dicts in which modules keep their parameters and
+    children, since ``named_parameters()`` takes most of the time by composing names.
     """
-    now = traits(model)
-    if now == before:
-        return None
-    names = [n for n in {**before, **now} if _has_changed(before.get(n), now.get(n))]
-    if not names:
-        return None
-    return ValueError(
-        f"rank {rank}: parameters {names[:3]} were replaced, added, removed, unfrozen, cast, moved "
-        "or laid out anew in memory since replicate(); call finish() and detach() before such a "
-        "change and replicate() again after it"
-    )
+
+    def __init__(self, model: nn.Module) -> None:
+        self._traits = _traits(model)
+        modules = list(model.modules())
+        self._children = [(m._modules, dict(m._modules)) for m in modules]
+        self._places = [(m._parameters, _identities(m)) for m in modules]
+        self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters()]
+
+    def change(self, model: nn.Module, rank: int) -> ValueError | None:
+        """Return an error that names changes since then, if there are any.
+
+        A parameter that is frozen is no change: it counts as unused, as in loops that train two
+        networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
+        """
+        if self._is_as_before():
+            return None
+        now = _traits(model)
+        names = [n for n in {**self._traits, **now} if self._traits.get(n) != now.get(n)]
+        thawed = {id(p) for p, _, trained in self._parameters if p.requires_grad and not trained}
+        names += [n for n, p in model.named_parameters() if id(p) in thawed]
+        if not names:
+            return None
+        return ValueError(
+            f"rank {rank}: parameters {names[:3]} were replaced, added, removed, unfrozen, cast, "
+            "moved or laid out anew in memory since replicate(); call finish() and detach() before "
+            "such a change and replicate() again after it"
+        )
+
+    def _is_as_before(self) -> bool:
+        return (
+            all(now == before for now, before in self._children)
+            and all(list(map(id, now.values())) == ids for now, ids in self._places)
+            and all(_trait(p) == t and p.requires_grad <= r for p, t, r in self._parameters)
+        )
 
 
-def _has_changed(before: Trait | None, now: Trait | None) -> bool:
-    return before is None or now is None or before[0] != now[0] or now[1] > before[1]
+def _identities(module: nn.Module) -> list[int]:
+    return list(map(id, module._parameters.values()))
+
+
+def _trait(p: Tensor) -> Trait:
+    return p.dtype, p.device, p.data_ptr(), p.stride()
+
+
+def _traits(model: nn.Module) -> dict[str, tuple[int, Trait]]:
+    return {name: (id(p), _trait(p)) for name, p in model.named_parameters()}
 
 
 def install_fault(optimizer: object, *, earlier: bool) -> str | None:

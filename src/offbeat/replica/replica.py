@@ -49,7 +49,7 @@ class Replica:
         self._exchanges_from = 0  # the first step after a loss at which all survivors exchange
         self._connection, self._filler = connection, filler
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._traits = checks.traits(model)
+        self._before = checks.Snapshot(model)
         self.gradients = filler.gradients(connection.links, connection.control)
         self.parameters = filler.parameters(connection.links, connection.control)
         world = connection.world
@@ -257,7 +257,7 @@ class Replica:
             self._recorder.restart()
 
     def _require_unchanged(self) -> None:
-        change = checks.change_since(self._traits, self.model, self.world.rank)
+        change = self._before.change(self.model, self.world.rank)
         if change is not None:
             raise self._connection.condemn(change)
         self._watch.require_closed()
