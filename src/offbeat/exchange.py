@@ -121,6 +121,15 @@ class GradientExchange(ABC, Generic[State]):
     # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
     is_wrapper: ClassVar[bool] = False
 
+    def fault(
+        self, parameters: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> str | None:
+        """Return why these optimizers of this rank cannot be used, or None; no communication.
+
+        All ranks ask before they open a group, also those whose slot will be disabled.
+        """
+        return None
+
     @abstractmethod
     def init(self, site: Site) -> State:
         """Allocate the buffers and return the state; all ranks call, once."""

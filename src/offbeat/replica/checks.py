@@ -59,6 +59,15 @@ def model_fault(model: nn.Module) -> str | None:
     return _sparse_embedding(model)
 
 
+def optimizer_fault(
+    model: nn.Module, algorithm: Algorithm, optimizers: Sequence[Optimizer]
+) -> str | None:
+    """Return why the algorithm cannot read the given optimizers, or None."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = algorithm.gradients
+    return None if gradients is None else gradients.fault(trained, optimizers)
+
+
 def _is_sharded(parameter: nn.Parameter) -> bool:
     # A model with a DTensor has imported its module; importing it here takes a second.
     module = sys.modules.get("torch.distributed.tensor")

@@ -13,7 +13,13 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.replica.checks import fingerprint, model_fault, require_same_model, require_shares
+from offbeat.replica.checks import (
+    fingerprint,
+    model_fault,
+    optimizer_fault,
+    require_same_model,
+    require_shares,
+)
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
 from offbeat.replica.start import connect
@@ -53,7 +59,10 @@ def replicate(
     connection = connect(model, algorithm, mesh)
     world = connection.world
     try:
-        raise_alike(model_fault(model), connection.control)
+        fault = model_fault(model)
+        if world.size > 1:  # alone, the optimizer is not read
+            fault = fault or optimizer_fault(model, algorithm, given)
+        raise_alike(fault, connection.control)
         require_same_model(fingerprint(model, algorithm, world.nodes), connection.control)
         require_shares(model, algorithm, world.nodes)
         copy_from_first(model, connection.control)

@@ -1,13 +1,12 @@
 """LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
 from offbeat.gradients.pipeline import Pipeline
@@ -112,11 +111,16 @@ class TopK(GradientExchange[TopKState]):
     def __repr__(self) -> str:
         return describe(self)
 
+    def fault(
+        self, parameters: Mapping[str, Tensor], optimizers: Sequence[Optimizer]
+    ) -> str | None:
+        """Return what makes the given optimizers unfit, or None."""
+        return optimizer_fault(parameters, optimizers, self.units, self.momentum)
+
     def init(self, site: Site) -> TopKState:
-        """Build the messages; raise ``ValueError`` alike on all ranks for unfit optimizers."""
-        given = (site.parameters, site.optimizers)
-        raise_alike(optimizer_fault(*given, self.units, self.momentum), site.control)
-        pipeline = Pipeline.on(site, Units.of(*given, site.scaler, self.units))
+        """Build the messages."""
+        units = Units.of(site.parameters, site.optimizers, site.scaler, self.units)
+        pipeline = Pipeline.on(site, units)
         adaptive = self.density == "adaptive"
         # Of every layer from the start: a state has the same names whenever it is saved.
         densities = dict.fromkeys(site.parameters, 1 / self.max_ratio) if adaptive else {}
