@@ -18,6 +18,7 @@ from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
+from offbeat.comm import crossing
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.process_group import end_waits, timeout_of
 from offbeat.comm.timed_store import TimedStore
@@ -45,8 +46,11 @@ class Heartbeat(FailureDetector):
     a wait that lasts longer than that.
     """
 
-    def __init__(self, store: TimedStore, rank: int, ranks: tuple[int, ...]) -> None:
-        """Start the thread of ``rank``, one of the world's ``ranks``."""
+    def __init__(
+        self, store: TimedStore, rank: int, ranks: tuple[int, ...], name: str = ""
+    ) -> None:
+        """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica."""
+        self.name = name
         self._store = store.under("heartbeat")
         self.rank, self.ranks = rank, ranks
         self._phase = Phase()
@@ -58,8 +62,10 @@ class Heartbeat(FailureDetector):
         self._silent: dict[int, bytes] = {}  # the last heartbeat of those found silent
         self._verdict: Exception | None = None
         self._stop = threading.Event()
+        self._elsewhere: dict[int, crossing.Elsewhere | None] = {}  # waits of other ranks
         self._count, self._process = 0, os.getpid()
         self._searched = 0  # how many ranks had begun when they were last asked for one by one
+        crossing.add(self)
         self._beat()
         self._store.add("begun", 1)  # after the heartbeat: whoever is counted can be read
         self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
@@ -75,6 +81,17 @@ class Heartbeat(FailureDetector):
     def guard(self, group: ProcessGroup) -> None:
         """End the waits on ``group`` too when there is a verdict."""
         self._groups.append(group)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that join its present call."""
+        return self._members if self._phase.verb == "backward" else self.ranks
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank has waited for some time, in the training thread."""
+        since = self._waiting_since
+        return since is not None and time.monotonic() - since > BEAT
 
     @property
     def phase(self) -> Phase:
@@ -201,6 +218,7 @@ class Heartbeat(FailureDetector):
         """Publish that this rank has left, and end the thread."""
         if self._stop.is_set() or os.getpid() != self._process:
             return
+        crossing.remove(self)
         self._end_thread()
         atexit.unregister(self._end_thread)
         self._phase = self._phase._replace(verb="left")
@@ -228,7 +246,9 @@ class Heartbeat(FailureDetector):
 
     def _beat(self) -> None:
         self._count += 1
-        self._store.set(f"rank{self.rank}", json.dumps([self._count, *self._phase]))
+        self._store.set(
+            f"rank{self.rank}", json.dumps([self._count, crossing.elsewhere(self), *self._phase])
+        )
 
     def _tick(self) -> None:
         try:
@@ -255,9 +275,16 @@ class Heartbeat(FailureDetector):
             if sign.silence > patience:
                 self._silent[sign.rank] = self._seen[sign.rank][0]
             fault = find_fault(sign, wait, patience)
+            if fault is None and phase is not None and wait.seconds > patience:
+                fault = self._crossed(sign)
             if fault is not None:
                 self.condemn(fault)
                 return
+
+    def _crossed(self, sign: Sign) -> Exception | None:
+        """Return the error, also of the other replica, if its rank and ours wait crosswise."""
+        found = crossing.crossed(self, sign.rank, sign.phase, self._elsewhere[sign.rank])
+        return None if found is None else found[0].condemn(found[1])
 
     def _judge_absence(self, since: float) -> None:
         """Make it the verdict that a rank, which is alive, did not come before the timeout."""
@@ -278,7 +305,9 @@ class Heartbeat(FailureDetector):
         for rank, beat in zip(others, beats, strict=True):
             if self._seen.get(rank, (b"", 0.0))[0] != beat:
                 self._seen[rank] = (beat, now)
-            phase = Phase(*json.loads(beat)[1:])
+            _, elsewhere, *fields = json.loads(beat)
+            self._elsewhere[rank] = elsewhere and crossing.Elsewhere(*elsewhere)
+            phase = Phase(*fields)
             signs.append(Sign(rank, phase, now - max(self._seen[rank][1], since)))
         return signs
 

@@ -74,7 +74,7 @@ class Links:
 
     @classmethod
     def _named(cls, name: str, world: World, store: TimedStore, meter: Meter) -> "Links":
-        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks)
+        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
         return cls(world, name, store, heartbeat, meter)
 
     def roll_call(self, word: str) -> list[str]:
