@@ -1053,3 +1053,33 @@ def test_training_with_adam_follows_one_process_with_the_whole_batch(text: str) 
     tolerance = 5e-3 if "bf16" in text else 1e-9
     for ours in ThreadWorld(SIZE).run(worker):
         torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("last_syncs", [True, False])
+@either_wire
+@pytest.mark.fault(
+    "an optimizer steps after set_requires_sync(False) alone, for instance in a shorter last step",
+    "RuntimeWarning and note in stats(): the gradients were not exchanged",
+)
+def test_an_optimizer_that_uses_gradients_which_were_not_exchanged(
+    text: str, last_syncs: bool
+) -> None:
+    def worker(world: World) -> list[str]:
+        model = nn.Linear(2, 1)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            for requires_sync in (False, True) if last_syncs or step == 0 else (True, False):
+                replica.set_requires_sync(requires_sync)
+                (model(torch.ones(2)) * (world.rank + 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        return replica.stats()["notes"]
+
+    if last_syncs:
+        assert ThreadWorld(2).run(worker) == [[], []]
+        return
+    with pytest.warns(RuntimeWarning, match="were not exchanged"):
+        notes = ThreadWorld(2).run(worker)
+    assert all("set_requires_sync(True)" in note for (note,) in notes)

@@ -1052,6 +1052,7 @@ def test_a_step_without_a_backward_against_finish() -> None:
     assert "step" in said
 
 
+@pytest.mark.filterwarnings("ignore:rank .* gradients that were not exchanged:RuntimeWarning")
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=100)"])
 @pytest.mark.fault(
     "ranks make different numbers of steps before finish()",

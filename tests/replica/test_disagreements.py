@@ -125,6 +125,7 @@ def test_an_additional_backward_on_one_rank(text: str) -> None:
     assert "different numbers of backwards" in said
 
 
+@pytest.mark.filterwarnings("ignore:rank .* gradients that were not exchanged:RuntimeWarning")
 @every_exchange
 @pytest.mark.fault(
     "set_requires_sync(False) on one rank in one step",

@@ -180,3 +180,20 @@ def test_a_wrapper_around_a_replica(text: str) -> None:
     for _, steps, said in Spawned(_wrap_after_replicate, 2, text).join(timeout=60):
         assert steps == 0
         assert "wrapped in DistributedDataParallel; pass the bare model (model.module)" in said
+
+
+@pytest.mark.parametrize("text", ["adasum", "sgp", "local_sgd(every=1)"])
+def test_an_optimizer_that_steps_inside_backward_started_from_equal_parameters(text: str) -> None:
+    """Its hooks are older than ours, and have changed parameters before we see the first one."""
+
+    def worker(world: World) -> list[str]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(lambda _, own=optimizer: own.step())
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        (model(torch.ones(2)) * (world.rank + 1)).sum().backward()
+        replica.step()
+        return replica.stats()["notes"]
+
+    assert ThreadWorld(2).run(worker) == [[], []]

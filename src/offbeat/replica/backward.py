@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.replica.first_step import digest
@@ -50,6 +53,8 @@ class BackwardWatch:
         self.is_open = False  # an exchange waits for the end of this backward
         self._is_queued = False
         self._stepped_unseen = False  # an optimizer has used gradients of no backward
+        self._unsent_names: set[str] = set()  # accumulated since the last exchange, without one
+        self._stepped_unsent = False  # an optimizer has used such gradients
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
@@ -57,11 +62,14 @@ class BackwardWatch:
             )
             for name, parameter in parameters.items()
         ]
+        # For all optimizers of the process: they may be made later, and hold part of the model.
+        watch = weakref.ref(self)
+        if heartbeat is not None:
+            self._handles.append(register_optimizer_step_pre_hook(partial(_note_start, watch)))
+            weakref.finalize(self, self._handles[-1].remove)
         if not slot.is_empty:
-            # For all optimizers of the process: they may be made later, and hold part of the model.
-            handle = register_optimizer_step_post_hook(partial(_note_step, weakref.ref(self)))
-            weakref.finalize(self, handle.remove)
-            self._handles.append(handle)
+            self._handles.append(register_optimizer_step_post_hook(partial(_note_step, watch)))
+            weakref.finalize(self, self._handles[-1].remove)
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
@@ -81,6 +89,7 @@ class BackwardWatch:
             raise self._condemn(_used_inside(name))
         if not self.enabled:
             self._unsent(name)
+            self._unsent_names.add(name)
             return
         self.is_open = True
         if not self._is_queued:
@@ -117,6 +126,7 @@ class BackwardWatch:
         """Finish the exchange of this backward, with zeros for gradients this rank lacks."""
         self.is_open, self._outer_task = False, -1
         self.exchanged = True
+        self._unsent_names.clear()
         with self._calling():
             self.slot.finish()
 
@@ -129,23 +139,32 @@ class BackwardWatch:
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Notice optimizers that use gradients which have not been exchanged."""
         is_inside = torch._C._current_graph_task_id() != -1
-        if is_inside or not self.begun:
+        if is_inside or not self.begun or self._unsent_names:
             ours = {id(parameter): name for name, parameter in self.parameters.items()}
             held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]
             if is_inside and held:
                 raise self._condemn(_used_inside(ours[id(held[0])]))
-            if any(p.grad is not None for p in held):
-                self._stepped_unseen = True
+            used = {ours[id(p)] for p in held if p.grad is not None}
+            self._stepped_unseen |= bool(used) and not self.begun
+            self._stepped_unsent |= not used.isdisjoint(self._unsent_names)
         self.slot.exchange.optimizer_stepped(self.slot.state, optimizer)
+
+    def optimizer_starts(self, optimizer: Optimizer) -> None:
+        """Note the parameters before the first change: an optimizer may step inside backward."""
+        if not self.is_first or self.start is not None:
+            return
+        ours = {id(parameter) for parameter in self.parameters.values()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            self.start = digest(self.parameters.values())
 
     def make_up(self) -> str | None:
         """Contribute zeros to the exchange of a backward that this rank did not run.
 
         ``.grad`` stays as it is: the result is too late for this step and wrong for the next.
-        Returns a warning if there was such an exchange.
+        Returns a warning if there was such an exchange, or if a gradient was used without one.
         """
         if self.slot.is_empty or not self.enabled or self.exchanged:
-            return None
+            return _UNSENT if self._stepped_unsent else None
         # Gradients present are those of an earlier step. They are copied, since they may be views
         # of the buffers that are exchanged.
         had = {
@@ -176,7 +195,7 @@ class BackwardWatch:
     def stepped(self) -> None:
         """Start a new step: the next backward is its first."""
         self.begun = self.exchanged = self.is_first = self._stepped_unseen = False
-        self.start = None
+        self._stepped_unsent, self.start = False, None
 
     def loaded(self) -> None:
         """Start from a saved state, whose next step is a first one."""
@@ -187,6 +206,15 @@ class BackwardWatch:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+
+
+def _note_start(
+    watch: weakref.ref[BackwardWatch], optimizer: Optimizer, *_: tuple[Any, ...] | dict[str, Any]
+) -> None:
+    """Tell the watch that an optimizer is about to step; the hook of all of the process."""
+    found = watch()
+    if found is not None:
+        found.optimizer_starts(optimizer)
 
 
 def _note_step(
@@ -203,6 +231,11 @@ _UNSEEN = (
     "a step() without a backward, although an optimizer stepped: its gradients (of "
     "torch.autograd.grad or torch.func, or set by hand) were not exchanged; compute them by "
     "backward(), or average them yourself"
+)
+_UNSENT = (
+    "an optimizer stepped with gradients that were not exchanged: no backward with "
+    "set_requires_sync(True) came after that with False, and ranks now differ; call "
+    "set_requires_sync(True) before the last backward of every step, also of a shorter last one"
 )
 
 
