@@ -10,6 +10,7 @@ from torch.distributed import HashStore
 
 import offbeat
 from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
 
 NODES = ((0, 1), (2, 3))
 
@@ -50,3 +51,21 @@ def test_nothing_to_synchronize() -> None:
     alone = model("cpu")
     assert offbeat.sync_batch_norm(alone, world(((0,), (1,), (2,)))) is alone
     assert type(alone[1]) is torch.nn.BatchNorm1d
+
+
+def test_a_cache_of_a_length_of_its_own_is_left_to_its_rank() -> None:
+    """As those of rotary embeddings, which grow with the longest sequence that a rank has seen."""
+
+    def worker(world: World) -> tuple[list[int], float]:
+        model = nn.Linear(2, 1)
+        model.register_buffer("cache", torch.zeros(1), persistent=False)
+        model.register_buffer("mean", torch.zeros(1))
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        model.register_buffer("cache", torch.full((3 + world.rank,), 1.0), persistent=False)
+        model.mean.fill_(world.rank)
+        with replica.consensus():
+            pass
+        replica.finish()
+        return list(model.cache.shape), model.mean.item()
+
+    assert ThreadWorld(2).run(worker) == [([3], 0.5), ([4], 0.5)]

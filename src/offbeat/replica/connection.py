@@ -1,9 +1,11 @@
 """The connection of a replica: its process groups, heartbeat and collective calls."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
+
+import torch
 
 from offbeat.comm.group import Group
 from offbeat.comm.heartbeat import Heartbeat
@@ -45,16 +47,19 @@ class Connection:
         return self.links.meter if self.links is not None else Meter()
 
     @contextmanager
-    def calling(self, verb: str) -> Iterator[None]:
+    def calling(self, verb: str | None) -> Iterator[None]:
         """Mark this rank as inside the collective call ``verb``, then as past it.
 
         A rank that waits compares this with its own call: two ranks in different calls would
-        otherwise pair up messages that do not belong together.
+        otherwise pair up messages that do not belong together. None for a call of this rank alone.
         """
-        if self.links is None:
-            yield
+        # Evaluations call us in inference mode, and tensors made there cannot be written later.
+        normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+        if self.links is None or verb is None:
+            with normal:
+                yield
             return
-        with self.links.heartbeat.verb(verb):
+        with normal, self.links.heartbeat.verb(verb):
             yield
         self.links.heartbeat.next_call(verb)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
@@ -62,25 +62,36 @@ def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
         )
 
 
-def require_equal_buffers(buffers: Mapping[str, Tensor], verb: str, group: Group | None) -> None:
-    """Raise the same ValueError on all ranks unless they have the same buffers, by name and shape.
+def shared_buffers(model: nn.Module, verb: str, group: Group | None) -> dict[str, Tensor]:
+    """Return the buffers that all ranks have alike; raise ValueError on all ranks if one is missed.
 
-    Buffers may be added and removed after ``replicate``, on all ranks.
+    Buffers may be added and removed after ``replicate``, on all ranks. Those that are not
+    persistent are caches, for instance of the longest sequence that a rank has seen: where they
+    differ in presence, shape or dtype, each rank keeps its own.
     """
+    buffers, persistent = dict(model.named_buffers()), model.state_dict(keep_vars=True)
     if group is None:
-        return
-    mine = json.dumps({name: [list(b.shape), str(b.dtype)] for name, b in buffers.items()})
+        return buffers
+    mine = json.dumps(
+        {n: [[list(b.shape), str(b.dtype)], n in persistent] for n, b in buffers.items()}
+    )
     if len(set(gather_numbers([zlib.crc32(mine.encode())], group))) == 1:
-        return
-    first, *others = (json.loads(their) for their in gather_bytes(mine.encode(), group))
-    for rank, other in zip(group.ranks[1:], others, strict=True):
-        for name in {**first, **other}:
-            here, there = first.get(name, "missing"), other.get(name, "missing")
-            if here != there:
+        return buffers
+    everyone = [json.loads(their) for their in gather_bytes(mine.encode(), group)]
+    caches = set()
+    for rank, other in zip(group.ranks, everyone, strict=True):
+        for name in {**everyone[0], **other}:
+            here, here_stays = everyone[0].get(name, ("missing", False))
+            there, there_stays = other.get(name, ("missing", False))
+            if here == there:
+                continue
+            if here_stays or there_stays:
                 raise ValueError(
                     f"{verb}() found different buffers: {name!r} is {here} on rank "
                     f"{group.ranks[0]} and {there} on rank {rank}; give all ranks the same"
                 )
+            caches.add(name)
+    return {name: buffers[name] for name in everyone[0] if name not in caches}
 
 
 def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) -> dict[str, float]:
@@ -94,7 +105,7 @@ def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) ->
     total = sum(sketch(p.reshape(-1), seed) for seed, p in enumerate(parameters.values()))
     assert isinstance(total, Tensor), "a replica has parameters"
     mean, largest = distances_to_mean(
-        torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64)
+        torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64, device="cpu")
     )
     return {"mean": mean, "max": largest}
 

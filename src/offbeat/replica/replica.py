@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, final
 
 import torch
@@ -19,8 +19,8 @@ from offbeat.replica.consensus import (
     average_buffers,
     average_parameters,
     consensus_distance,
-    require_equal_buffers,
     require_equal_steps,
+    shared_buffers,
 )
 from offbeat.replica.first_step import check_start, keeps_equal
 from offbeat.replica.norm import total_norm
@@ -136,7 +136,7 @@ class Replica:
         """
         self._require_open()
         site, parameters = self._shared_site, self._trained.values()
-        with self._connection.calling("clip_grad_norm_") if site else nullcontext():
+        with self._connection.calling("clip_grad_norm_" if site else None):
             norm = total_norm(parameters, norm_type, site.group if site else None)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
@@ -293,11 +293,11 @@ class Replica:
     def _average(self, verb: str, shown: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
         control = self._connection.control
         require_equal_steps(self.steps, verb, control)
-        require_equal_buffers(dict(self.model.named_buffers()), verb, control)
+        buffers = shared_buffers(self.model, verb, control)
         with torch.no_grad():
             pack(shown, own)  # a first try may have ended half way, by the loss of a rank
             average_parameters(self.parameters)
-            average_buffers(list(self.model.buffers()), control)
+            average_buffers(list(buffers.values()), control)
 
     def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
         """Make a call that waits for others; after a loss that the run survives, repeat it.
@@ -306,7 +306,7 @@ class Replica:
         """
         while True:
             try:
-                with self._connection.calling(verb) if verb else nullcontext():
+                with self._connection.calling(verb):
                     return call()
             except PeerLost as loss:
                 self._continue_without(loss)
