@@ -325,3 +325,34 @@ def train(
 def test_the_problem_is_not_trivial() -> None:
     assert np.abs(START - optimum(4)).max() > 0.5
     assert START.shape == (DIMENSION,)
+
+
+@pytest.mark.parametrize("text", [case.text for case in CASES])
+def test_evaluations_in_inference_mode_and_another_default_device(text: str) -> None:
+    """Frameworks evaluate in inference mode, and scripts set a default device."""
+    algorithm = offbeat.algorithm(text)
+
+    def worker(world: World) -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.device("meta"):  # a tensor that lands there by default cannot be read
+            replica = offbeat.replicate(model, algorithm, mesh=world)
+        for step in range(6):
+            loss = model(torch.ones(4)).sum()
+            with torch.device("meta"):
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.device("meta"):
+                replica.step()
+            with torch.inference_mode():
+                with replica.consensus():
+                    model(torch.ones(4))
+                if step == 2:
+                    replica.finish()
+                    replica.load_state_dict(replica.state_dict())
+        with torch.device("meta"):
+            replica.finish()
+            replica.consensus_distance()
+
+    ThreadWorld(nodes=((0,), (1,))).run(worker)

@@ -21,7 +21,7 @@ POLL = 1e-3  # seconds between two looks at the memory
 
 def call(word: int, peers: Sequence[int], group: Group) -> None:
     """Send ``word``, which is not 0, to ``peers``; block until all have received it."""
-    message = torch.tensor([word])
+    message = torch.tensor([word], device="cpu")
     with group.detector.explaining():
         for work in [group.process_group.send([message], peer, TAG) for peer in peers]:
             work.wait()
@@ -47,7 +47,7 @@ class Calls:
 
     def expect(self, caller: int) -> None:
         """Post a receive for the next request of ``caller``."""
-        self._words[caller] = word = torch.zeros(1, dtype=torch.int64)
+        self._words[caller] = word = torch.zeros(1, dtype=torch.int64, device="cpu")
         with self.group.detector.explaining():
             self._posted[caller] = self.group.process_group.recv([word], caller, TAG)
 

@@ -146,7 +146,7 @@ def end_waits(group: ProcessGroup) -> None:
         elif device.type == "cpu":
             for peer in set(range(group.size())) - {group.rank()}:
                 with contextlib.suppress(RuntimeError):
-                    work = group.recv([torch.empty(1)], peer, NEVER_SENT)
+                    work = group.recv([torch.empty(1, device="cpu")], peer, NEVER_SENT)
                     work.wait(timedelta(milliseconds=1))
 
 
@@ -170,12 +170,12 @@ def has_connections(group: ProcessGroup) -> bool:
 
 def hear_from(group: ProcessGroup, peer: int) -> None:
     """Block until ``peer`` says hello; raise ``RuntimeError`` if its process has ended."""
-    group.recv([torch.empty(1)], peer, HELLO).wait()
+    group.recv([torch.empty(1, device="cpu")], peer, HELLO).wait()
 
 
 def say_hello(group: ProcessGroup, peer: int) -> None:
     """Complete what ``peer`` waits for in :func:`hear_from`."""
-    group.send([torch.zeros(1)], peer, HELLO).wait()
+    group.send([torch.zeros(1, device="cpu")], peer, HELLO).wait()
 
 
 def _open_backend(

@@ -25,7 +25,9 @@ def sketch(x: Tensor, seed: int) -> Tensor:
     for piece in x.detach().split(256 * WIDTH):
         rows = torch.zeros(-(-piece.numel() // WIDTH) * WIDTH, dtype=total.dtype, device=x.device)
         rows[: piece.numel()] = piece
-        signs = torch.randint(0, 2, (rows.numel(),), generator=generator, dtype=torch.int8)
+        signs = torch.randint(
+            0, 2, (rows.numel(),), generator=generator, dtype=torch.int8, device="cpu"
+        )
         total += (rows * signs.to(x.device).mul_(2).sub_(1)).view(-1, WIDTH).sum(0)
     return total
 

@@ -178,6 +178,6 @@ def agree_on_order(order: Sequence[str], seen: Sequence[str], group: Group) -> l
     """Return the order in which gradients became ready on rank 0, then the rest of ``order``."""
     names = sorted(order)
     mine = [*dict.fromkeys([*seen, *order])]
-    indices = torch.tensor([names.index(name) for name in mine]).to(message_device(group))
+    indices = torch.tensor([names.index(name) for name in mine], device=message_device(group))
     broadcast(indices, 0, group).wait()
     return [names[i] for i in indices.tolist()]

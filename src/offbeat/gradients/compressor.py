@@ -96,7 +96,7 @@ class CompressedMessage(Message):
         if acc.numel():
             acc.sub_(self.compressor.launch(acc))
         flags = [*self.mine_has.values(), number_of(self.group)]
-        self.flags[:-1] = torch.tensor(flags, dtype=torch.int32)
+        self.flags[:-1] = torch.tensor(flags, dtype=torch.int32, device="cpu")
         # An infinity that was sent as one is a NaN here, and one that was clipped is left.
         self.flags[-1:] = acc.isfinite().all().logical_not_()
         self.handle = all_reduce(self.flags, self.group)

@@ -50,7 +50,7 @@ class Ticket:
 
     def __post_init__(self, like: Tensor) -> None:
         """Allocate the copy on the host."""
-        self.echo = torch.empty(1, dtype=like.dtype, pin_memory=like.is_cuda)
+        self.echo = torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
     def write(self, entry: Tensor) -> None:
         """Fill ``entry`` (1), before the exchange."""

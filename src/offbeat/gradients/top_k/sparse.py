@@ -66,7 +66,7 @@ class SparseMessage(Message):
         self.grads = Flat.of(site, self.names, dtype)
         self.blocks = _lay_out(site, blocks)
         self.place = {name: index for index, name in enumerate(self.names)}
-        sizes = torch.tensor([site.parameters[name].numel() for name in self.names])
+        sizes = torch.tensor([site.parameters[name].numel() for name in self.names], device="cpu")
         self.ends = sizes.cumsum(0).to(self.grads.whole.device)
         self.rows = _rows(self)
         self.handle: Handle | None = None
@@ -113,7 +113,7 @@ class SparseMessage(Message):
         mine.values.copy_(values.mul_(factor / self.group.size))
         mine.indices.copy_(indices)
         flags = [*self.mine_has, number_of(self.group)]
-        mine.flags[:-1] = torch.tensor(flags, dtype=torch.int32)
+        mine.flags[:-1] = torch.tensor(flags, dtype=torch.int32, device="cpu")
         mine.flags[-1:] = mine.values.isfinite().all().logical_not_()
         self.handle = all_gather(self.rows.whole, mine.words, self.group)
 

@@ -111,7 +111,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         peers = Participants(site.size, site.group, site.inside, site.slices, nested)
         part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
         reduction = build_reduction(self.method, part, _slices(site, flat), self.wire)
-        unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64)
+        unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
         state = AdasumState(site, layout, part, flat, anchor, reduction, unknown)
         self.settle(state)
         return state

@@ -39,7 +39,7 @@ class Operands:
         self._products = torch.zeros(layers, size, size, dtype=torch.float64, device=like[0].device)
         self._direct = layout.participants.direct(self._products) if split else None
         self._scales = torch.ones(layers, size, dtype=torch.float64, device=like[0].device)
-        self._weights = self._factors = self._cancelled = torch.empty(0)
+        self._weights = self._factors = self._cancelled = torch.empty(0, device="cpu")
         self._passes = adasum_passes(compiled=False)
         self._agreed = False
 

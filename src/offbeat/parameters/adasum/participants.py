@@ -72,9 +72,11 @@ class Participants:
         topic = "all" if self.inside is None else "all, inside nodes too"
         if topic not in asked.alike:
             mine = float(crc32(said.encode()))
-            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64))
+            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64, device="cpu"))
             # A rank whose number is the mean of different numbers would find them equal.
-            differs = torch.tensor([float(known[0] != mine * known[1])], dtype=torch.float64)
+            differs = torch.tensor(
+                [float(known[0] != mine * known[1])], dtype=torch.float64, device="cpu"
+            )
             asked.alike[topic] = not self.total(differs)
         return asked.alike[topic]
 

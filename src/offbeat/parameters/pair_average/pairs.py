@@ -74,7 +74,9 @@ class PairExchanger:
             # this rank still steps, they are in finish(): a new job would wait for them.
             self.job = self.job or self.group.lane.submit(self._respond)
         elif self.job is None or self.job.done():
-            partner = 1 + 2 * int(torch.randint(self.group.size // 2, (), generator=self.random))
+            partner = 1 + 2 * int(
+                torch.randint(self.group.size // 2, (), generator=self.random, device="cpu")
+            )
             self.job = self.group.lane.submit(self._initiate, partner)
 
     def raise_error(self) -> None:

@@ -37,14 +37,19 @@ class GossipRound:
     is_mean: bool = False
     weight: float = 1.0
     shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
-    header: Tensor = field(default_factory=lambda: torch.zeros(2))
+    header: Tensor = field(default_factory=lambda: torch.zeros(2, device="cpu"))
     headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
     def restored(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
         """Return a round whose one message had arrived when the state was saved."""
-        return cls(site, [], [parts], headers=[torch.tensor([weight, 0.0], dtype=torch.float64)])
+        return cls(
+            site,
+            [],
+            [parts],
+            headers=[torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")],
+        )
 
     def begin(self, topology: Topology, index: int, weight: float) -> None:
         """Look up the peers of exchange ``index``, whose numerator has the weight ``weight``."""
@@ -139,7 +144,9 @@ class GossipRound:
         """Return the sum of all received bodies, in the dtype in which it will be added."""
         bodies = self.arrived(section)
         return (
-            sum_messages(bodies, accumulation_dtype(bodies[0].dtype)) if bodies else torch.zeros(())
+            sum_messages(bodies, accumulation_dtype(bodies[0].dtype))
+            if bodies
+            else torch.zeros((), device="cpu")
         )
 
     def _begun(self) -> tuple[Group, Peers]:
