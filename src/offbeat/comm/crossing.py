@@ -4,8 +4,7 @@ import threading
 import weakref
 from typing import NamedTuple, Protocol
 
-from offbeat.comm.failure import Phase
-from offbeat.comm.verdict import SAME
+from offbeat.comm.failure import SAME, Phase
 
 
 class Elsewhere(NamedTuple):

@@ -18,6 +18,9 @@ class PeerLost(RuntimeError):
     """
 
 
+SAME = "all ranks must make the same calls in the same order"
+
+
 class Phase(NamedTuple):
     """Where a rank is in its sequence of collective calls.
 

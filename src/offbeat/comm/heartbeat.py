@@ -21,9 +21,9 @@ from torch.distributed import ProcessGroup
 from offbeat.comm import crossing
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.process_group import end_waits, timeout_of
+from offbeat.comm.signs import Sign, Signs
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import (
-    Sign,
     Wait,
     different_backwards,
     find_absence,
@@ -58,16 +58,13 @@ class Heartbeat(FailureDetector):
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
-        self._seen: dict[int, tuple[bytes, float]] = {}
-        self._silent: dict[int, bytes] = {}  # the last heartbeat of those found silent
+        self._signs = Signs(self._store, rank, ranks)
         self._verdict: Exception | None = None
         self._stop = threading.Event()
-        self._elsewhere: dict[int, crossing.Elsewhere | None] = {}  # waits of other ranks
         self._count, self._process = 0, os.getpid()
-        self._searched = 0  # how many ranks had begun when they were last asked for one by one
         crossing.add(self)
         self._beat()
-        self._store.add("begun", 1)  # after the heartbeat: whoever is counted can be read
+        self._signs.begin()  # after the heartbeat: whoever is counted can be read
         self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
         self._thread.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
@@ -179,7 +176,7 @@ class Heartbeat(FailureDetector):
         with contextlib.suppress(RuntimeError):
             self._beat()  # the other side looks for ours
             while self._verdict is None and time.monotonic() - since < 4 * BEAT:
-                for sign in self._signs(since):
+                for sign in self._signs.read(since):
                     other = sign.phase
                     if sign.rank in self._members and _is_other_backward(other, own):
                         wait = Wait(self.rank, own, self._members, 0.0)
@@ -203,16 +200,7 @@ class Heartbeat(FailureDetector):
         Silence counts from ``since``, except that of a rank which was found silent before and has
         not written a heartbeat since. A rank may be lost before its first heartbeat.
         """
-        found: dict[int, Literal["left", "lost"]] = {}
-        for rank, phase, silence in self._signs(since):
-            if phase.verb == "left":
-                found[rank] = "left"
-            elif silence > BROKEN_AFTER or self._silent.get(rank) == self._seen[rank][0]:
-                found[rank] = "lost"
-        if time.monotonic() - since > BROKEN_AFTER:
-            unseen = {*self.ranks} - {*self._seen, self.rank}
-            found |= dict.fromkeys(unseen, "lost")
-        return found
+        return self._signs.gone(since, BROKEN_AFTER)
 
     def stop(self) -> None:
         """Publish that this rank has left, and end the thread."""
@@ -271,9 +259,9 @@ class Heartbeat(FailureDetector):
             self.condemn(PeerLost("unreachable: a verdict stands already"))
             return
         wait = Wait(self.rank, phase, self._members, time.monotonic() - since)
-        for sign in self._signs(since):
+        for sign in self._signs.read(since):
             if sign.silence > patience:
-                self._silent[sign.rank] = self._seen[sign.rank][0]
+                self._signs.note_silence(sign.rank)
             fault = find_fault(sign, wait, patience)
             if fault is None and phase is not None and wait.seconds > patience:
                 fault = self._crossed(sign)
@@ -283,48 +271,19 @@ class Heartbeat(FailureDetector):
 
     def _crossed(self, sign: Sign) -> Exception | None:
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""
-        found = crossing.crossed(self, sign.rank, sign.phase, self._elsewhere[sign.rank])
+        found = crossing.crossed(self, sign.rank, sign.phase, self._signs.elsewhere[sign.rank])
         return None if found is None else found[0].condemn(found[1])
 
     def _judge_absence(self, since: float) -> None:
         """Make it the verdict that a rank, which is alive, did not come before the timeout."""
         if not self._groups:
             return  # the first one could not be opened: a matter of the network, not of a rank
-        for sign in self._signs(since):
+        for sign in self._signs.read(since):
             if sign.silence < 2 * BEAT:
                 absence = find_absence(sign, self.rank, self.phase, timeout_of(self._groups[0]))
                 if absence is not None:
                     self.condemn(absence)
                     return
-
-    def _signs(self, since: float) -> list[Sign]:
-        """Read the other ranks' heartbeats: one call of the store, once all were read."""
-        now, others = time.monotonic(), self._begun()
-        beats = self._store.multi_get([f"rank{rank}" for rank in others]) if others else []
-        signs = []
-        for rank, beat in zip(others, beats, strict=True):
-            if self._seen.get(rank, (b"", 0.0))[0] != beat:
-                self._seen[rank] = (beat, now)
-            _, elsewhere, *fields = json.loads(beat)
-            self._elsewhere[rank] = elsewhere and crossing.Elsewhere(*elsewhere)
-            phase = Phase(*fields)
-            signs.append(Sign(rank, phase, now - max(self._seen[rank][1], since)))
-        return signs
-
-    def _begun(self) -> list[int]:
-        """Return the other ranks that have written a heartbeat: reading another's would block."""
-        others = [rank for rank in self.ranks if rank != self.rank]
-        unseen = [rank for rank in others if rank not in self._seen]
-        count = self._store.add("begun", 0) if unseen else len(self.ranks)
-        if count < len(self.ranks):
-            # Asked one by one only if another one has come: a rank may be late by minutes, and
-            # the store could not serve such a search of every waiting rank in every second.
-            absent = set(unseen)
-            if count != self._searched:
-                absent = {rank for rank in unseen if not self._store.check([f"rank{rank}"])}
-                self._searched = count
-            others = [rank for rank in others if rank not in absent]
-        return others
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Find out why a wait has failed: read heartbeats until one shows the cause."""

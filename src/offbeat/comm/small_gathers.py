@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.collectives import all_gather
-from offbeat.comm.failure import Phase
+from offbeat.comm.failure import SAME, Phase
 from offbeat.comm.group import Group, message_device
-from offbeat.comm.verdict import SAME
 
 _ROOM = 4  # numbers in a block
 _BLOCK = struct.Struct(f"3q24s{_ROOM}d")

@@ -6,18 +6,9 @@ import os
 from datetime import timedelta
 from typing import NamedTuple
 
-from offbeat.comm.failure import PeerLost, Phase
+from offbeat.comm.failure import SAME, PeerLost, Phase
+from offbeat.comm.signs import Sign
 from offbeat.comm.timed_store import TimedStore
-
-SAME = "all ranks must make the same calls in the same order"
-
-
-class Sign(NamedTuple):
-    """Last heartbeat of a rank: its phase, and for how many seconds it has been silent."""
-
-    rank: int
-    phase: Phase
-    silence: float
 
 
 class Wait(NamedTuple):
