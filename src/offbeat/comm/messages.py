@@ -9,6 +9,7 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
 """
 
 from collections.abc import Sequence
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -91,7 +92,8 @@ class MessageRounds:
         process_group = self._group.process_group
         if self._nccl is None:
             receives = self._expected[index] if self._expected else self._post(index)
-            return [*receives, *(process_group.send(*piece) for piece in self._sends[index])]
+            # No closure over the process group: an error would keep it, and its sockets, alive.
+            return [*receives, *starmap(process_group.send, self._sends[index])]
 
         def launch() -> None:
             for piece in self._receives[index]:
