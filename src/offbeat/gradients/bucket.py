@@ -83,7 +83,6 @@ class Bucket:
         """Copy the gradients in, with what earlier backwards have accumulated."""
         self.memory = self.memory.unless_kept(self.site.parameters)
         self.flags.fill_(1)
-        self.ticket.write(self.memory.rest[-1:])
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
             grad = gradient_of(self.site.parameters[name])
@@ -96,6 +95,15 @@ class Bucket:
                     raise self.group.detector.condemn(_twice(name))
                 filled[name] = grad
         pack([self.views[name] for name in filled], filled.values())
+
+    def mark(self) -> None:
+        """Write the ticket, after :meth:`fill`; at least in the first message of a backward."""
+        self.ticket.write(self.memory.rest[-1:])
+
+    def check(self) -> None:
+        """Compare the ticket of a message that was marked, after :meth:`wait`."""
+        if self.owner in (None, self.group.rank):
+            self.ticket.read(self.memory.rest[-1:])
 
     def send(self) -> None:
         """Launch the mean over the group."""
@@ -111,8 +119,6 @@ class Bucket:
         assert self.handle is not None, "every bucket was launched"
         self.handle.wait()
         self.handle, self.missing = None, set(self.views)
-        if self.owner in (None, self.group.rank):
-            self.ticket.read(self.memory.rest[-1:])
 
     def hand_out(self) -> None:
         """Put the bucket into ``.grad``, except where no rank has a gradient."""

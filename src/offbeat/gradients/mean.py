@@ -108,6 +108,8 @@ class Mean(GradientExchange[MeanState]):
             _launch(state)
         for bucket in state.buckets:
             bucket.wait()
+            if _is_marked(state, bucket):
+                bucket.check()
             bucket.hand_out()
         if self.partition:
             _spread_nonfinite(state)
@@ -165,8 +167,16 @@ def _launch(state: MeanState) -> None:
     # order of their launches, so a rank that let bucket 2 overtake bucket 1 would mix them.
     bucket = state.buckets[state.launched]
     bucket.fill()
+    if _is_marked(state, bucket):
+        bucket.mark()
     bucket.send()
     state.launched += 1
+
+
+def _is_marked(state: MeanState, bucket: Bucket) -> bool:
+    # The first message tells for all: those of two backwards meet in the same order. But a mean
+    # that only its owner sees could be its own by chance.
+    return bucket is state.buckets[0] or bucket.owner is not None
 
 
 def _spread_nonfinite(state: MeanState) -> None:

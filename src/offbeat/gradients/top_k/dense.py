@@ -37,6 +37,7 @@ class DenseMessage(Message):
     def launch(self, scales: Scales) -> None:
         """Fill the bucket and launch its all-reduce."""
         self.bucket.fill()
+        self.bucket.mark()
         for name, before in self.velocity.latest.items():
             view, loss = self.bucket.views[name], scales[name].loss
             now = before.mul(self.momentum).add_(view.to(before.device), alpha=1 / loss)
@@ -52,6 +53,7 @@ class DenseMessage(Message):
     def wait(self) -> bool:
         """Wait for the mean; its sum is finite only if every rank's gradients are."""
         self.bucket.wait()
+        self.bucket.check()
         self.missing = self.bucket.missing
         return math.isfinite(self.bucket.buffer.sum(dtype=torch.float64))
 
