@@ -46,6 +46,12 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         replica.detach()
 
 
+@pytest.fixture
+def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts in tenths of a second."""
+    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
+
+
 @pytest.fixture(params=["alike", "unlike"])
 def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that are the same on all ranks, or that some ranks lack."""

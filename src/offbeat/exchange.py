@@ -107,53 +107,17 @@ class Site:
                 handle.wait()
 
 
-class GradientExchange(ABC, Generic[State]):
-    """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns.
+class Exchange(ABC, Generic[State]):
+    """Holds the settings of an exchange in one of the two slots; immutable.
 
-    An exchange holds settings only and is immutable; all it keeps about one replica is its
-    ``State``, which :meth:`init` returns and every other method receives.
-    Subclasses are final: compose, do not inherit further.
+    All that it keeps about one replica is its ``State``, which :meth:`init` returns and every
+    other method receives. Subclasses of :class:`GradientExchange` and :class:`ParameterExchange`
+    are final: compose, do not inherit further.
     """
-
-    over: Literal["world", "local"]
-    # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
-    partition: bool = False
-    # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
-    is_wrapper: ClassVar[bool] = False
-
-    def fault(
-        self, parameters: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> str | None:
-        """Return why these optimizers of this rank cannot be used, or None; no communication.
-
-        All ranks ask before they open a group, also those whose slot will be disabled.
-        """
-        return None
 
     @abstractmethod
     def init(self, site: Site) -> State:
-        """Allocate the buffers and return the state; all ranks call, once."""
-
-    @abstractmethod
-    def ready(self, state: State, name: str) -> None:
-        """Handle the gradient of parameter ``name``, now accumulated; once per backward."""
-
-    @abstractmethod
-    def complete(self, state: State) -> bool:
-        """Return whether every parameter was ready since the last :meth:`finish`."""
-
-    @abstractmethod
-    def finish(self, state: State) -> None:
-        """End the exchange of a backward: send the rest, wait, and write the result."""
-
-    def accumulated(self, state: State, name: str) -> None:
-        """Note a gradient of ``name`` that was accumulated in a backward without an exchange."""
-
-    def optimizer_stepped(self, state: State, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer, of this model or of another, has used gradients."""
-
-    def stepped(self, state: State) -> None:
-        """Begin a new step: the optimizers have used the gradients that they use."""
+        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
 
     @abstractmethod
     def save(self, state: State) -> Saved:
@@ -182,6 +146,46 @@ class GradientExchange(ABC, Generic[State]):
         """
         return {}
 
+
+class GradientExchange(Exchange[State]):
+    """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns."""
+
+    over: Literal["world", "local"]
+    # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
+    partition: bool = False
+    # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
+    is_wrapper: ClassVar[bool] = False
+
+    def fault(
+        self, parameters: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> str | None:
+        """Return why these optimizers of this rank cannot be used, or None; no communication.
+
+        All ranks ask before they open a group, also those whose slot will be disabled.
+        """
+        return None
+
+    @abstractmethod
+    def ready(self, state: State, name: str) -> None:
+        """Handle the gradient of parameter ``name``, now accumulated; once per backward."""
+
+    @abstractmethod
+    def complete(self, state: State) -> bool:
+        """Return whether every parameter was ready since the last :meth:`finish`."""
+
+    @abstractmethod
+    def finish(self, state: State) -> None:
+        """End the exchange of a backward: send the rest, wait, and write the result."""
+
+    def accumulated(self, state: State, name: str) -> None:
+        """Note a gradient of ``name`` that was accumulated in a backward without an exchange."""
+
+    def optimizer_stepped(self, state: State, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer, of this model or of another, has used gradients."""
+
+    def stepped(self, state: State) -> None:
+        """Begin a new step: the optimizers have used the gradients that they use."""
+
     def inherit(
         self, saved: Mapping[int, Saved], before: int, rank: int, size: int
     ) -> Saved | None:
@@ -201,13 +205,8 @@ class GradientExchange(ABC, Generic[State]):
         return {}
 
 
-class ParameterExchange(ABC, Generic[State]):
-    """Combines parameters after the optimizer has stepped.
-
-    An exchange holds settings only and is immutable; all it keeps about one replica is its
-    ``State``, which :meth:`init` returns and every other method receives.
-    Subclasses are final: compose, do not inherit further.
-    """
+class ParameterExchange(Exchange[State]):
+    """Combines parameters after the optimizer has stepped."""
 
     over: Literal["world", "node"]
     # Whether the run survives the loss of a rank. "continue" requires that the parameters are still
@@ -220,10 +219,6 @@ class ParameterExchange(ABC, Generic[State]):
     waits: ClassVar[bool] = True
     # Whether a rank that starts from other parameters than the rest spoils the first exchange.
     starts_equal: ClassVar[bool] = False
-
-    @abstractmethod
-    def init(self, site: Site) -> State:
-        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
 
     @abstractmethod
     def step(self, state: State, step: int) -> None:
@@ -251,33 +246,6 @@ class ParameterExchange(ABC, Generic[State]):
 
     def measures(self, state: State) -> dict[str, float]:
         """Return what to add to the measures in ``replica.stats()``; nothing by default."""
-        return {}
-
-    @abstractmethod
-    def save(self, state: State) -> Saved:
-        """Return what a resumed run needs to continue bit for bit; no communication.
-
-        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
-        """
-
-    @abstractmethod
-    def load(self, state: State, saved: Saved) -> None:
-        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
-
-    def unfit(self, state: State, saved: Saved) -> str | None:
-        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
-
-        Called before anything is loaded. Names, shapes and kinds of values are those of
-        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
-        is to be checked here.
-        """
-        return None
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return the part of a saved state that the members of the group save alike.
-
-        A load is refused where ranks differ in it.
-        """
         return {}
 
 

@@ -15,21 +15,8 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.signs import Signs
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import World
-from offbeat.testing import ThreadWorld
+from outcomes import errors_of
 from problems import Quadratic, loss
-
-
-def errors_of(work: object, size: int) -> list[BaseException | None]:
-    """What each rank of a world raises; the heartbeats need a few seconds."""
-
-    def guarded(world: World) -> BaseException | None:
-        try:
-            work(world)  # type: ignore[operator]
-        except Exception as error:
-            return error
-        return None
-
-    return ThreadWorld(size).run(guarded, timeout=60)
 
 
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=1)", "sgp('ring')"])

@@ -22,34 +22,13 @@ from offbeat.gradients import Mean
 from offbeat.parameters import Average, PairAverage, PushSum
 from offbeat.testing import ThreadWorld
 from offbeat.topology.graph import Peers, Topology
+from outcomes import SECONDS, alike
+
+pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
 SIZE = 2
-SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
 RECIPES = ["ddp", "ddp(wire='bf16')", "local_sgd(every=1)", "sgp"]
 every_recipe = pytest.mark.parametrize("text", RECIPES)
-
-
-@pytest.fixture(autouse=True)
-def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
-
-
-def alike(work: Callable[[World], object], size: int = SIZE, nodes: Any = None) -> str:
-    """The text of the ``ValueError`` that ``work`` raises on every rank, in time."""
-
-    def safe(world: World) -> Exception | None:
-        try:
-            work(world)
-        except Exception as error:
-            return error
-        return None
-
-    errors = ThreadWorld(size, nodes).run(safe, timeout=SECONDS)
-    assert {type(error) for error in errors} == {ValueError}, errors
-    texts = {str(error) for error in errors}
-    assert len(texts) == 1, texts
-    return texts.pop()
 
 
 def small() -> nn.Sequential:

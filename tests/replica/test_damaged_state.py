@@ -19,33 +19,11 @@ import offbeat
 from offbeat.comm.world import World
 from offbeat.replica.checksum import checksum
 from offbeat.testing import ThreadWorld, snapshot
-from reference.participants import Nodes
+from outcomes import SECONDS, alike
+
+pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
 SIZE = 2
-SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
-
-
-@pytest.fixture(autouse=True)
-def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
-
-
-def alike(work: Callable[[World], object], size: int = SIZE, nodes: Nodes | None = None) -> str:
-    """The text of the ``ValueError`` that ``work`` raises on every rank, in time."""
-
-    def safe(world: World) -> Exception | None:
-        try:
-            work(world)
-        except Exception as error:
-            return error
-        return None
-
-    errors = ThreadWorld(size, nodes).run(safe, timeout=SECONDS)
-    assert {type(error) for error in errors} == {ValueError}, errors
-    texts = {str(error) for error in errors}
-    assert len(texts) == 1, texts
-    return texts.pop()
 
 
 def small() -> nn.Sequential:

@@ -13,13 +13,9 @@ from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
 from ranks import Spawned
 
+pytestmark = pytest.mark.usefixtures("fast_heartbeat")
+
 NODES = ((0, 1), (2, 3))
-
-
-@pytest.fixture(autouse=True)
-def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
 
 
 def small(seed: int) -> nn.Sequential:

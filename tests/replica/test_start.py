@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from offbeat.comm import roll_call
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import open_group
 from offbeat.comm.world import World
-from offbeat.testing import ThreadWorld
+from outcomes import errors_of
 from ranks import Spawned
 
 SHORT = timedelta(seconds=1)
@@ -32,19 +31,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in tenths of a second."""
     monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
     monkeypatch.setattr("offbeat.comm.heartbeat.SILENT_AFTER", 1.0)
-
-
-def errors_of(work: Callable[[World], object], size: int = 3) -> list[Exception | None]:
-    """What ``work`` raises on each rank of a world of threads."""
-
-    def guarded(world: World) -> Exception | None:
-        try:
-            work(world)
-        except Exception as error:
-            return error
-        return None
-
-    return ThreadWorld(size).run(guarded, timeout=10)
 
 
 def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbeat.Replica:
@@ -78,7 +64,7 @@ def test_a_bad_argument_on_one_rank_is_an_error_on_all(bad: dict[str, Any], text
     def work(world: World) -> None:
         attach(world, **(bad if world.rank == 1 else {}))
 
-    errors = errors_of(work)
+    errors = errors_of(work, 3, seconds=10)
     assert {type(error) for error in errors} == {ValueError}
     assert len({str(error) for error in errors}) == 1
     assert text in str(errors[0])
@@ -94,7 +80,7 @@ def test_all_ranks_attach_again_after_such_an_error() -> None:
         replica.step()
         replica.detach()
 
-    assert errors_of(work) == [None] * 3
+    assert errors_of(work, 3, seconds=10) == [None] * 3
 
 
 @pytest.mark.fault(
@@ -111,7 +97,7 @@ def test_a_late_rank_is_waited_for_and_named_in_a_warning(monkeypatch: pytest.Mo
         attach(world).detach()
 
     with pytest.warns(RuntimeWarning, match=r"ranks \[2\] have not called replicate") as warned:
-        assert errors_of(work) == [None] * 3
+        assert errors_of(work, 3, seconds=10) == [None] * 3
     assert len(warned) == 1
 
 
@@ -126,7 +112,7 @@ def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
             return
         attach(world)
 
-    errors = errors_of(work)
+    errors = errors_of(work, 3, seconds=10)
     assert {type(error) for error in errors[:2]} == {offbeat.PeerLost}
     assert str(errors[0]) == str(errors[1])
     assert "rank 2 is lost" in str(errors[0])
@@ -144,7 +130,7 @@ def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
             time.sleep(2.5)
         attach(World(world.rank, world.nodes, world.store, world.opener, group=own))
 
-    errors = errors_of(work)
+    errors = errors_of(work, 3, seconds=10)
     assert {type(error) for error in errors} == {offbeat.PeerLost}
     assert len({str(error) for error in errors}) == 1
     assert "ranks [0] have not called replicate() within 1 s" in str(errors[0])
@@ -162,7 +148,7 @@ def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
             time.sleep(3.0)
         replica.step()
 
-    errors = errors_of(work)
+    errors = errors_of(work, 3, seconds=10)
     assert {type(error) for error in errors} == {offbeat.PeerLost}
     assert len({str(error) for error in errors}) == 1
     assert "rank 2 was in its own code (call 1)" in str(errors[0])

