@@ -142,3 +142,24 @@ for step in range(4):
         os._exit(0)
 print("all four steps")
 """
+
+# Trains until an error ends it; says which, and how many seconds after its last complete step.
+LOST_LINK = """
+import time
+import torch
+import offbeat
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+replica = offbeat.replicate(model, offbeat.ddp())
+try:
+    while True:
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+        last = time.monotonic()
+        time.sleep(0.02)
+except offbeat.PeerLost as lost:
+    print(f"{time.monotonic() - last:.1f} {lost}", flush=True)
+"""

@@ -273,6 +273,24 @@ def test_a_cut_delays_and_does_not_break() -> None:
     assert lines.of(None) == ["node 1: link down, until 2 s", "node 1: link up"]
 
 
+@pytest.mark.fault(
+    "the link of a node is cut for minutes",
+    "PeerLost on every rank within 30 s, also on that node, each for itself",
+    group="Lost ranks and connections",
+)
+def test_a_cut_that_lasts_ends_every_rank_for_itself() -> None:
+    """The rank behind it cannot reach the store; the others read no heartbeat of it."""
+    lines = Lines()
+    with Lab(3) as lab:
+        command = python(lab_scripts.LOST_LINK)
+        lab.run(command, keep_going=True, faults=[Cut(1, 10.0, 600.0)], on_line=lines.add)
+    for rank in range(3):
+        (said,) = lines.of(rank)
+        seconds, _, text = said.partition(" ")
+        assert float(seconds) < 30
+        assert ("which no longer answers" if rank == 1 else "rank 1 is lost") in text
+
+
 def test_a_link_that_was_cut_is_up_again_in_the_next_run() -> None:
     ask = "timeout 1 bash -c 'exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT'"
     with Lab(1) as lab:
