@@ -12,7 +12,7 @@ import offbeat
 from offbeat.comm import heartbeat
 from offbeat.comm.failure import Phase
 from offbeat.comm.heartbeat import Heartbeat
-from offbeat.comm.signs import Signs
+from offbeat.comm.heartbeat_reader import HeartbeatReader
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import World
 from outcomes import errors_of
@@ -117,14 +117,14 @@ def test_a_look_at_all_heartbeats_takes_equally_many_calls_in_every_world(
     before = store.calls
     assert first.gone(time.monotonic()) == {}
     assert store.calls - before <= 2
-    assert {sign.rank for sign in first._signs.read(0.0)} == {other.rank for other in others}
+    assert {sign.rank for sign in first._reader.read(0.0)} == {other.rank for other in others}
 
 
 def test_ranks_that_have_not_come_yet_are_asked_for_only_when_one_more_has(
     hearts: tuple[CountingStore, list[Heartbeat]],
 ) -> None:
     store, (first, *_) = hearts
-    signs = Signs(first._store, 0, tuple(range(100)))  # 92 of them without a heartbeat
+    signs = HeartbeatReader(first._store, 0, tuple(range(100)))  # 92 of them without a heartbeat
     signs.read(0.0)
     store.calls = 0
     assert len(signs.read(0.0)) == 7

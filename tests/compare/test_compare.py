@@ -460,7 +460,7 @@ def test_two_methods_on_two_workers_in_two_rounds(script: Path, tmp_path: Path) 
     ddp, local = found["results"]
     assert (ddp["name"], local["name"]) == ("ddp", "local_sgd(every=2)")
     assert [result["state"] for result in found["results"]] == ["done", "done"]
-    # A ring sends the 102 gradients, two flags and a ticket once, the parameters every second step.
+    # A ring sends 102 gradients, two flags and a call number once, parameters every second step.
     assert ddp["bytes_per_step"]["median"] == 4 * (102 + 3)
     assert local["bytes_per_step"]["median"] == 4 * 102 / 2
     assert local["heldout_loss"]["median"] == 0.25

@@ -12,7 +12,7 @@ import offbeat
 from offbeat.comm.collectives import mean
 from offbeat.comm.failure import Phase
 from offbeat.comm.group import Group
-from offbeat.comm.signs import Sign
+from offbeat.comm.heartbeat_reader import Sign
 from offbeat.comm.verdict import Wait, find_fault
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm

@@ -54,7 +54,7 @@ def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dic
             2,
             2 * (2 * 3 * (-(-9 // 4) * 4 * 8) // 4 + 3 * 2 * 4 * 4 * 8) + 3 * 24,
         ),
-        # The same for gradients with their two flags and a ticket, and once the order of readiness.
+        # The same for gradients, two flags and a call number, and once the order of readiness.
         ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 3 * 8) // 4) + 2 * 8),
     ],
 )

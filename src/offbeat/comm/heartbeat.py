@@ -18,10 +18,10 @@ from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
-from offbeat.comm import crossing
+from offbeat.comm import several_replicas
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
+from offbeat.comm.heartbeat_reader import HeartbeatReader, Sign
 from offbeat.comm.process_group import end_waits, timeout_of
-from offbeat.comm.signs import Sign, Signs
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import (
     Wait,
@@ -58,13 +58,13 @@ class Heartbeat(FailureDetector):
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
-        self._signs = Signs(self._store, rank, ranks)
+        self._reader = HeartbeatReader(self._store, rank, ranks)
         self._verdict: Exception | None = None
         self._stop = threading.Event()
         self._count, self._process = 0, os.getpid()
-        crossing.add(self)
+        several_replicas.add(self)
         self._beat()
-        self._signs.begin()  # after the heartbeat: whoever is counted can be read
+        self._reader.begin()  # after the heartbeat: whoever is counted can be read
         self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
         self._thread.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
@@ -176,7 +176,7 @@ class Heartbeat(FailureDetector):
         with contextlib.suppress(RuntimeError):
             self._beat()  # the other side looks for ours
             while self._verdict is None and time.monotonic() - since < 4 * BEAT:
-                for sign in self._signs.read(since):
+                for sign in self._reader.read(since):
                     other = sign.phase
                     if sign.rank in self._members and _is_other_backward(other, own):
                         wait = Wait(self.rank, own, self._members, 0.0)
@@ -200,13 +200,13 @@ class Heartbeat(FailureDetector):
         Silence counts from ``since``, except that of a rank which was found silent before and has
         not written a heartbeat since. A rank may be lost before its first heartbeat.
         """
-        return self._signs.gone(since, BROKEN_AFTER)
+        return self._reader.gone(since, BROKEN_AFTER)
 
     def stop(self) -> None:
         """Publish that this rank has left, and end the thread."""
         if self._stop.is_set() or os.getpid() != self._process:
             return
-        crossing.remove(self)
+        several_replicas.remove(self)
         self._end_thread()
         atexit.unregister(self._end_thread)
         self._phase = self._phase._replace(verb="left")
@@ -235,7 +235,8 @@ class Heartbeat(FailureDetector):
     def _beat(self) -> None:
         self._count += 1
         self._store.set(
-            f"rank{self.rank}", json.dumps([self._count, crossing.elsewhere(self), *self._phase])
+            f"rank{self.rank}",
+            json.dumps([self._count, several_replicas.elsewhere(self), *self._phase]),
         )
 
     def _tick(self) -> None:
@@ -259,9 +260,9 @@ class Heartbeat(FailureDetector):
             self.condemn(PeerLost("unreachable: a verdict stands already"))
             return
         wait = Wait(self.rank, phase, self._members, time.monotonic() - since)
-        for sign in self._signs.read(since):
+        for sign in self._reader.read(since):
             if sign.silence > patience:
-                self._signs.note_silence(sign.rank)
+                self._reader.note_silence(sign.rank)
             fault = find_fault(sign, wait, patience)
             if fault is None and phase is not None and wait.seconds > patience:
                 fault = self._crossed(sign)
@@ -271,14 +272,16 @@ class Heartbeat(FailureDetector):
 
     def _crossed(self, sign: Sign) -> Exception | None:
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""
-        found = crossing.crossed(self, sign.rank, sign.phase, self._signs.elsewhere[sign.rank])
+        found = several_replicas.crossed(
+            self, sign.rank, sign.phase, self._reader.elsewhere[sign.rank]
+        )
         return None if found is None else found[0].condemn(found[1])
 
     def _judge_absence(self, since: float) -> None:
         """Make it the verdict that a rank, which is alive, did not come before the timeout."""
         if not self._groups:
             return  # the first one could not be opened: a matter of the network, not of a rank
-        for sign in self._signs.read(since):
+        for sign in self._reader.read(since):
             if sign.silence < 2 * BEAT:
                 absence = find_absence(sign, self.rank, self.phase, timeout_of(self._groups[0]))
                 if absence is not None:

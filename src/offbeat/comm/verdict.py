@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from offbeat.comm.failure import SAME, PeerLost, Phase
-from offbeat.comm.signs import Sign
+from offbeat.comm.heartbeat_reader import Sign
 from offbeat.comm.timed_store import TimedStore
 
 

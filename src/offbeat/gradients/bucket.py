@@ -11,8 +11,8 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, pack
+from offbeat.gradients.call_number import CallNumber
 from offbeat.gradients.flat import Flat
-from offbeat.gradients.ticket import Ticket
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
 FIRST_BUCKET = 2**20  # bytes; small, so that the first exchange starts early in backward
@@ -30,7 +30,7 @@ def capacity(total: int, limit: int) -> int:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients that are averaged as one message, followed by one flag for each and a ticket.
+    """Gradients that are averaged as one message, followed by one flag for each and a call number.
 
     A flag that is not 0 after the exchange means that some rank has the gradient. The mean is for
     all members, or for the member ``owner`` alone.
@@ -39,7 +39,7 @@ class Bucket:
     site: Site
     group: Group
     memory: Flat
-    ticket: Ticket
+    call_number: CallNumber
     missing: set[str] = field(default_factory=set)
     owner: int | None = None
     handle: Handle | None = None
@@ -62,7 +62,7 @@ class Bucket:
             dtype = narrow
         device = message_device(group, parameters[0].device)
         memory = Flat.of(site, names, dtype, device, len(names) + 1)
-        return cls(site, group, memory, Ticket(group, memory.rest), set(names), owner)
+        return cls(site, group, memory, CallNumber(group, memory.rest), set(names), owner)
 
     @property
     def buffer(self) -> Tensor:
@@ -97,13 +97,13 @@ class Bucket:
         pack([self.views[name] for name in filled], filled.values())
 
     def mark(self) -> None:
-        """Write the ticket, after :meth:`fill`; at least in the first message of a backward."""
-        self.ticket.write(self.memory.rest[-1:])
+        """Write the call number, after :meth:`fill`; in the first message of a backward."""
+        self.call_number.write(self.memory.rest[-1:])
 
     def check(self) -> None:
-        """Compare the ticket of a message that was marked, after :meth:`wait`."""
+        """Compare the number of a message that was marked, after :meth:`wait`."""
         if self.owner in (None, self.group.rank):
-            self.ticket.read(self.memory.rest[-1:])
+            self.call_number.read(self.memory.rest[-1:])
 
     def send(self) -> None:
         """Launch the mean over the group."""

@@ -13,10 +13,10 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype
 from offbeat.gradients.bucket import gradient_of, put, require_plain
+from offbeat.gradients.call_number import number_of, require_same_call
 from offbeat.gradients.feedback import FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
-from offbeat.gradients.ticket import number_of, require_same_call
 
 
 class Compressor(ABC):

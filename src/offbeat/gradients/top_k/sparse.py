@@ -14,10 +14,10 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
 from offbeat.gradients.bucket import gradient_of, put, require_plain
+from offbeat.gradients.call_number import number_of, require_same_call
 from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
-from offbeat.gradients.ticket import number_of, require_same_call
 from offbeat.kernels.dispatch import BlockSelect
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name

@@ -1,11 +1,11 @@
-"""Heartbeats as other ranks read them."""
+"""The reader of the heartbeats of other ranks."""
 
 import json
 import time
 from typing import Literal, NamedTuple
 
-from offbeat.comm.crossing import Elsewhere
 from offbeat.comm.failure import Phase
+from offbeat.comm.several_replicas import Elsewhere
 from offbeat.comm.timed_store import TimedStore
 
 
@@ -17,7 +17,7 @@ class Sign(NamedTuple):
     silence: float
 
 
-class Signs:
+class HeartbeatReader:
     """Reads the heartbeats of the other ranks from the store.
 
     Attributes:

@@ -27,7 +27,7 @@ def require_same_call(group: Group, sent: int, *received: float) -> None:
 
 
 @dataclass(eq=False)
-class Ticket:
+class CallNumber:
     """Fills one entry of an averaged message with the number of the call its sender is in.
 
     Messages pair up by their order alone. If one rank makes a backward more than the others, its
