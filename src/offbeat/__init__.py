@@ -32,6 +32,7 @@ from offbeat.recipes import (
     torch_ddp,
 )
 from offbeat.replica.batch_norm import sync_batch_norm
+from offbeat.replica.per_rank import load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.telemetry.writers import JsonLines, TensorBoard
@@ -70,8 +71,10 @@ __all__ = [
     "daso",
     "ddp",
     "lags",
+    "load_per_rank",
     "local_sgd",
     "replicate",
+    "save_per_rank",
     "sgp",
     "slgs",
     "sync_batch_norm",

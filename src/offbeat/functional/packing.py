@@ -153,10 +153,12 @@ def clip_segments(segments: Iterable[Segment], start: int, stop: int) -> Segment
     return Segments(span for span in cut if span.start < span.stop)
 
 
+@torch.no_grad()
 def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
     """Copy ``tensors`` over ``into``, pair by pair: one pass over memory, casting on the way.
 
-    Packs when ``into`` are the views of a :class:`Layout`, unpacks when ``tensors`` are.
+    Packs when ``into`` are the views of a :class:`Layout`, unpacks when ``tensors`` are. Autograd
+    does not record the copies.
     """
     pairs = list(zip(into, tensors, strict=True))
     if pairs:  # torch refuses an empty list

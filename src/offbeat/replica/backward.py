@@ -48,6 +48,8 @@ class BackwardWatch:
         self.is_first = heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
         self.begun = False  # a gradient was accumulated since the last step
+        self._is_last = False  # and in a backward that exchanges, the last one before a step
+        self._is_seen = False  # a gradient was accumulated since `enabled` has changed
         self.exchanged = False  # and the slot has combined gradients since then
         self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
         self.is_open = False  # an exchange waits for the end of this backward
@@ -75,10 +77,22 @@ class BackwardWatch:
         # As short as possible: between two matrix products none of this is in a cache.
         self.require_open()
         self.last_gradient = time.perf_counter()
+        if not self._is_seen:
+            self._see()
+
+    def _see(self) -> None:
+        """Handle the first gradient of a step, or after :meth:`enable`."""
+        self._is_seen = True
+        self._is_last |= self.enabled
         if not self.begun:
             self.begun, self.first_gradient = True, self.last_gradient
             if self.is_first and self.start is None:
                 self.start = digest(self.parameters.values())
+
+    def enable(self, enabled: bool) -> None:
+        """Set whether the next backward exchanges gradients."""
+        self._is_seen &= enabled == self.enabled
+        self.enabled = enabled
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         self._note(parameter)
@@ -179,6 +193,14 @@ class BackwardWatch:
             parameter.grad = had[name]
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
+    def require_spent(self) -> None:
+        """Raise if gradients wait for a step, other than those of an accumulation that goes on."""
+        if self._is_last:
+            raise ValueError(
+                "state_dict() was called after a backward that no step() followed; save right "
+                "after replica.step(), when gradients are spent"
+            )
+
     def require_closed(self) -> None:
         """Raise if the exchange of a backward is still open."""
         if self.is_open and self._is_queued:
@@ -194,12 +216,17 @@ class BackwardWatch:
 
     def stepped(self) -> None:
         """Start a new step: the next backward is its first."""
-        self.begun = self.exchanged = self.is_first = self._stepped_unseen = False
-        self._stepped_unsent, self.start = False, None
+        self.forget()
+        self.is_first = self._stepped_unseen = self._stepped_unsent = False
+        self.start = None
+
+    def forget(self) -> None:
+        """Count what has been accumulated as spent."""
+        self.begun = self._is_last = self.exchanged = self._is_seen = False
 
     def loaded(self) -> None:
         """Start from a saved state, whose next step is a first one."""
-        self.begun = self.exchanged = False
+        self.forget()
         self.is_first, self.start = self.heartbeat is not None, None
 
     def remove(self) -> None:

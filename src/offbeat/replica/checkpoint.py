@@ -64,9 +64,12 @@ class Resume(NamedTuple):
     parameters: Saved | None
 
 
-def save(parts: Parts, step: int, settled: bool) -> Saved:
-    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own."""
-    tensors = parts.kept(parts.ranks_differ)
+def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> Saved:
+    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
+
+    ``own`` holds this rank's tensors by name, where the model shows others.
+    """
+    tensors = {name: own.get(name, t) for name, t in parts.kept(parts.ranks_differ).items()}
     entry = {
         "size": parts.world.size,
         "step": step,
@@ -185,6 +188,11 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
                 "saved at the same time"
             )
         return {key: entry, **entries}
+    if entry["size"] == world.size:
+        raise ValueError(
+            f"its entry is missing, found {[*entries]}: every rank saves and loads its own, for "
+            "instance by offbeat.save_per_rank() and load_per_rank()"
+        )
     raise ValueError(
         f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
         f"{world.size}; start {entry['size']} ranks, each with its own state, or call finish() "

@@ -199,18 +199,3 @@ def _trait(p: Tensor) -> Trait:
 
 def _traits(model: nn.Module) -> dict[str, tuple[int, Trait]]:
     return {name: (id(p), _trait(p)) for name, p in model.named_parameters()}
-
-
-def install_fault(optimizer: object, *, earlier: bool) -> str | None:
-    """Return why :meth:`Replica.install` cannot take this optimizer, or None."""
-    if not isinstance(optimizer, Optimizer) or earlier:
-        return (
-            f"install() got {type(optimizer).__name__}, after {int(earlier)} earlier call; it "
-            "takes one torch.optim.Optimizer, once; with several optimizers call step() yourself"
-        )
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a subclass in name only
-        return (
-            f"install() got {type(optimizer).__name__}, which wraps another optimizer; pass that "
-            "one, for instance optimizer.optimizer"
-        )
-    return None

@@ -17,6 +17,19 @@ from offbeat.replica.slots import ParameterSlot
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 
 
+class OwnValues:
+    """This rank's own parameters and buffers by name, while its model shows the average."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the values of ``tensors``."""
+        self._tensors = tensors
+        self.copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def restore(self) -> None:
+        """Write the copies back."""
+        pack(self._tensors.values(), self.copies.values())
+
+
 def average_parameters(slot: ParameterSlot[Any]) -> None:
     r"""Set the parameters to the weighted average of all participants.
 

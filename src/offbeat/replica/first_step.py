@@ -109,6 +109,14 @@ def keeps_equal(algorithm: Algorithm) -> bool:
     return algorithm.parameters is None and gradients is not None and gradients.over == "world"
 
 
+def drift_note(algorithm: Algorithm, largest: float) -> str:
+    """Return the warning for replicas that the algorithm keeps equal, and that are not."""
+    return (
+        f"finish() found replicas at distances up to {largest:.3g} from their average, and "
+        f"{algorithm} keeps them equal: did a rank load another optimizer state, or miss a step?"
+    )
+
+
 def _kept_equal(algorithm: Algorithm, world: World, settled: bool) -> Sequence[Sequence[int]]:
     """Return sets of ranks that hold equal parameters at the start of this step."""
     gradients, parameters = algorithm.gradients, algorithm.parameters

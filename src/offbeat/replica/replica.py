@@ -1,7 +1,7 @@
 """The operations of a replica: a model that trains together with its copies on other ranks."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, final
 
@@ -10,19 +10,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.comm.failure import PeerLost
+from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved, Site
-from offbeat.functional import pack
 from offbeat.replica import checkpoint, checks, survivors
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.connection import Connection
 from offbeat.replica.consensus import (
+    OwnValues,
     average_buffers,
     average_parameters,
     consensus_distance,
     require_equal_steps,
     shared_buffers,
 )
-from offbeat.replica.first_step import check_start, keeps_equal
+from offbeat.replica.first_step import check_start, drift_note, keeps_equal
+from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import total_norm
 from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
@@ -56,6 +58,7 @@ class Replica:
         about = {"algorithm": repr(self.algorithm), "rank": world.rank, "nodes": world.nodes}
         self._recorder = Recorder(connection.meter, about)
         self._closed: str | None = None
+        self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None
         self._watch = BackwardWatch(
             self._trained, self.gradients, self._require_open, connection.heartbeat
@@ -72,7 +75,7 @@ class Replica:
         """
         self._require_open()
         self._require_unchanged()
-        self._join_backward()
+        self._note(self._watch.make_up())
         self._together("step", self._step)
         self.steps, self.settled = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
@@ -83,7 +86,7 @@ class Replica:
         For gradient accumulation: False for all but the last micro-batch. A later exchange covers
         everything accumulated since the last one. The parameters slot is not affected.
         """
-        self._watch.enabled = bool(requires_sync)
+        self._watch.enable(bool(requires_sync))
 
     def finish(self) -> None:
         """Merge everything in flight and set every replica to the average, buffers included.
@@ -93,7 +96,7 @@ class Replica:
         """
         self._require_open()
         self._recorder.finished(self._together("finish", self._finish))
-        self._watch.begun = self._watch.exchanged = False
+        self._watch.forget()
         self.settled = True
         self._restart_clock()
 
@@ -101,21 +104,23 @@ class Replica:
     def consensus(self) -> Iterator[nn.Module]:
         """Show the average model inside the block, then restore this rank's own parameters.
 
-        All ranks enter. Training continues as if the block had not been there. Extra memory
-        inside the block: one model.
+        All ranks enter. Training continues as if the block had not been there. A block inside the
+        block shows the same average and sends nothing. Extra memory inside the block: one model.
         """
+        if self._closed == _SHOWN:
+            yield self.model
+            return
         self._require_open()
-        shown = [*self._trained.values(), *self.model.buffers()]
-        own = [tensor.detach().clone() for tensor in shown]
-        self._together("consensus", lambda: self._average("consensus", shown, own))
-        self._closed = _SHOWN
+        own = OwnValues(dict(self._trained) | dict(self.model.named_buffers()))
+        self._together("consensus", lambda: self._average("consensus", own))
+        self._closed, self._own = _SHOWN, own
         try:
             yield self.model
         finally:
             if self._closed == _SHOWN:
                 self._closed = None
-            with torch.no_grad():
-                pack(shown, own)
+            self._own = None
+            own.restore()
             self._restart_clock()
 
     def owned_parameters(self) -> list[nn.Parameter]:
@@ -168,35 +173,32 @@ class Replica:
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
 
-        For one optimizer, and not with ``GradScaler``: the scaler may skip the step of one rank,
-        while the others wait for it. Call ``step()`` yourself there.
+        For one optimizer, or what a framework has wrapped around it, and not with ``GradScaler``:
+        the scaler may skip the step of one rank, while the others wait for it.
         """
         self._require_open()
-        fault = checks.install_fault(optimizer, earlier=self._installed is not None)
-        if fault is not None:
-            raise ValueError(fault)
-        self._installed = optimizer.register_step_post_hook(lambda *_: self.step())
+        bare = bare_optimizer(optimizer, earlier=self._installed is not None)
+        self._installed = bare.register_step_post_hook(lambda *_: self.step())
 
     def state_dict(self) -> Saved:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
 
-        Starts no communication, but waits for messages in flight. Call it between a ``step()``
-        and the next backward, on every rank, and save with ``torch.save`` to one file per rank or
-        with ``torch.distributed.checkpoint`` to one folder.
+        Starts no communication, but waits for messages in flight. Call it on every rank, between
+        a ``step()`` and the next backward that exchanges, and save it by
+        :func:`offbeat.save_per_rank`, by ``torch.save`` to one file per rank or by
+        ``torch.distributed.checkpoint`` to one folder. Inside ``consensus()`` it is the state of
+        training, not of the average. Gradients accumulated so far are not part of it.
 
         With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``: the
         state is then one of the survivors' world. Ranks that saved at that moment may not have
         noticed yet, and their states do not belong together: resume from an earlier or later one.
         """
-        self._require_open()
-        if self._watch.begun:
-            raise ValueError(
-                "state_dict() was called after a backward that no step() followed; save right "
-                "after replica.step(), when gradients are spent"
-            )
-        return self._together(
-            None, lambda: checkpoint.save(self._saved_parts(), self.steps, self.settled)
-        )
+        if self._closed != _SHOWN:
+            self._require_open()
+        self._watch.require_spent()
+        own = self._own.copies if self._own is not None else {}
+        about = self.steps, self.settled, own
+        return self._together(None, lambda: checkpoint.save(self._saved_parts(), *about))
 
     def load_state_dict(self, saved: Saved) -> None:
         """Continue where the saved run stopped, bit for bit; all ranks call.
@@ -229,6 +231,15 @@ class Replica:
             **self._recorder.stats(),
             **self.gradients.stats(),
         }
+
+    def raise_alike(self, fault: str | None) -> None:
+        """Raise the same ``ValueError`` on all ranks if one of them passes a fault; all ranks call.
+
+        For input that a script reads on each rank: a rank that raised for itself would leave the
+        others waiting.
+        """
+        self._require_open()
+        self._together("raise_alike", lambda: raise_alike(fault, self._connection.control))
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
@@ -278,11 +289,7 @@ class Replica:
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         distance = self._distance()
         if keeps_equal(self.algorithm) and distance["max"] > 0:
-            self._note(
-                f"finish() found replicas at distances up to {distance['max']:.3g} from their "
-                f"average, and {self.algorithm} keeps them equal: did a rank load another "
-                "optimizer state, or miss a step?"
-            )
+            self._note(drift_note(self.algorithm, distance["max"]))
         self._average("finish")
         self.parameters.settle()
         return distance
@@ -290,12 +297,13 @@ class Replica:
     def _distance(self) -> dict[str, float]:
         return consensus_distance(self._trained, self._connection.control)
 
-    def _average(self, verb: str, shown: Sequence[Tensor] = (), own: Sequence[Tensor] = ()) -> None:
+    def _average(self, verb: str, own: OwnValues | None = None) -> None:
         control = self._connection.control
         require_equal_steps(self.steps, verb, control)
         buffers = shared_buffers(self.model, verb, control)
+        if own is not None:
+            own.restore()  # a first try may have ended half way, by the loss of a rank
         with torch.no_grad():
-            pack(shown, own)  # a first try may have ended half way, by the loss of a rank
             average_parameters(self.parameters)
             average_buffers(list(buffers.values()), control)
 
@@ -325,22 +333,15 @@ class Replica:
             self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
             warnings.warn(agreed.text(self.world.rank), RuntimeWarning, stacklevel=4)
 
-    def _join_backward(self) -> None:
-        """Contribute zeros to the exchange of a backward that this rank did not run."""
-        warning = self._watch.make_up()
-        if warning is not None:
-            self._note(warning)
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
+    def _note(self, note: str | None) -> None:
+        if note is not None and note not in self.notes:
             self.notes.append(note)
             warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)
 
     def _require_open(self) -> None:
-        if self._closed is not None:
-            raise ValueError(f"this replica cannot be used {self._closed}")
-        if self._connection.is_inherited:
-            raise ValueError(f"this replica cannot be used {_INHERITED}")
+        closed = self._closed or (_INHERITED if self._connection.is_inherited else None)
+        if closed is not None:
+            raise ValueError(f"this replica cannot be used {closed}")
 
 
 _SHOWN = "inside consensus(): leave the block first"
