@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -12,6 +13,8 @@ from offbeat.kernels.dispatch import Select
 from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
 from offbeat.settings import check_values
 from offbeat.topology import Symmetric, Topology, as_topology
+
+ALGORITHM_VARIABLE = "OFFBEAT_ALGORITHM"  # environment variable: the text of an algorithm
 
 # Python 3.11's parser raises SystemError now and then when threads parse at the same time.
 _parser = threading.Lock()
@@ -262,20 +265,21 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
 )
 
 
-def algorithm(text: str) -> Algorithm:
+def algorithm(text: str | None = None) -> Algorithm:
     """Parse the text of a command line, a recipe with literal arguments, into an algorithm.
 
     Arguments are those of the recipe, and so is the one that may be positional. In the name
-    hyphens may stand for underscores.
+    hyphens may stand for underscores. Without ``text`` the environment variable OFFBEAT_ALGORITHM
+    is read, which ``offbeat compare`` and ``offbeat lab --algorithm`` set.
 
-    Raises ``ValueError`` with the valid names for an unknown recipe or argument, and with the
-    number expected for too many positional arguments.
+    Raises ``ValueError`` if there is no text, with the valid names for an unknown recipe or
+    argument, and with the number expected for too many positional arguments.
 
     >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)") == local_sgd(every=4)
     True
-    >>> algorithm("ddp") == ddp()
-    True
     """
+    if text is None:
+        return _from_environment()
     recipes = {recipe.__name__: recipe for recipe in RECIPES}
     # On a command line names may have hyphens: torch-ddp.
     head, *rest = str(text).strip().partition("(")
@@ -293,6 +297,18 @@ def algorithm(text: str) -> Algorithm:
             f"{', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
+
+
+def _from_environment() -> Algorithm:
+    if not (text := os.environ.get(ALGORITHM_VARIABLE)):
+        raise ValueError(
+            f"algorithm: got no text, and {ALGORITHM_VARIABLE} is not set; pass a text such as "
+            "'ddp', or set the variable, as offbeat compare and offbeat lab --algorithm do"
+        )
+    try:
+        return algorithm(text)
+    except ValueError as error:
+        raise ValueError(f"environment variable {ALGORITHM_VARIABLE}: {error}") from None
 
 
 def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:

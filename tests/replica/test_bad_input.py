@@ -497,10 +497,37 @@ def test_texts_that_name_no_algorithm(text: str) -> None:
         offbeat.algorithm(text)
 
 
-@pytest.mark.parametrize("text", [None, 5, b"ddp", offbeat.ddp()], ids=repr)
+@pytest.mark.parametrize("text", [5, b"ddp", offbeat.ddp()], ids=repr)
 def test_an_algorithm_must_be_named_by_a_text(text: Any) -> None:
     with pytest.raises(ValueError, match="algorithm"):
         offbeat.algorithm(text)
+
+
+def test_without_a_text_the_environment_names_the_algorithm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OFFBEAT_ALGORITHM", "local-sgd(every=3)")
+    assert offbeat.algorithm() == offbeat.algorithm(None) == offbeat.local_sgd(every=3)
+    assert offbeat.algorithm("ddp") == offbeat.ddp()  # a text comes first
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_text_and_without_the_variable_the_fix_is_named(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFBEAT_ALGORITHM", raising=False)
+    if value is not None:
+        monkeypatch.setenv("OFFBEAT_ALGORITHM", value)
+    with pytest.raises(ValueError, match=r"pass a text .* or set the variable, as offbeat compare"):
+        offbeat.algorithm()
+
+
+def test_a_wrong_text_in_the_environment_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OFFBEAT_ALGORITHM", "sgpp")
+    with pytest.raises(ValueError, match="variable OFFBEAT_ALGORITHM: unknown algorithm 'sgpp'"):
+        offbeat.algorithm()
 
 
 ARGUMENTS: list[tuple[Callable[[], object], str]] = [
