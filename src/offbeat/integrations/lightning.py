@@ -1,0 +1,164 @@
+"""Lightning: a strategy for the Trainer."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any
+
+import fsspec
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.comm.world import World
+from offbeat.exchange import Algorithm
+from offbeat.integrations.replicas import Replicas
+from offbeat.recipes import algorithm as parsed
+
+Path = str | os.PathLike[str]
+
+
+class OffbeatStrategy(DDPStrategy):
+    """Trains a LightningModule with any recipe: ``Trainer(strategy=OffbeatStrategy("sgp"))``.
+
+    The model is not wrapped. Each optimizer has a replica, which exchanges after its steps.
+    Validation sees the average of all ranks, checkpoints contain it, and ``fit`` ends with it.
+    Beside a checkpoint, the folder ``<checkpoint>.offbeat`` holds one file per rank with its
+    optimizers, its loss scale and its replicas. ``seconds_stalled`` and ``mb_sent`` of each step
+    are logged.
+
+    Args:
+        algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM. Unknown ones
+            raise ``ValueError``.
+        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
+        options: of ``DDPStrategy``, such as ``process_group_backend`` and ``timeout``.
+
+    ``Trainer(strategy="offbeat")`` is the same without arguments, once this module is imported.
+
+    >>> strategy = OffbeatStrategy("sgp(overlap=1)")
+    >>> strategy.algorithm.parameters.overlap
+    1
+    """
+
+    strategy_name = "offbeat"
+
+    def __init__(
+        self, algorithm: str | Algorithm | None = None, *, mesh: World | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.algorithm = algorithm if isinstance(algorithm, Algorithm) else parsed(algorithm)
+        self.mesh = mesh
+        self.replicas: Replicas | None = None  # while fitting
+        self._shown = ExitStack()  # the average, during validation
+        self._loaded_from = ""
+
+    def configure_ddp(self) -> None:
+        """Leave the model as it is."""
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Create the optimizers and their replicas."""
+        super().setup_optimizers(trainer)
+        more = {"scaler": getattr(self.precision_plugin, "scaler", None), "mesh": self.mesh}
+        self.replicas = Replicas(self.lightning_module, self.optimizers, self.algorithm, **more)
+
+    def block_backward_sync(self) -> AbstractContextManager[None]:
+        """Exchange no gradients inside the block: they accumulate."""
+        return self._attached.no_sync()
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Report the loss, which Lightning has divided by the number of micro-batches."""
+        self._attached.add_loss(closure_loss)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step the optimizer, then its replica: also if a scaler has skipped the former."""
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._attached.step(optimizer)
+        self.lightning_module.log_dict(self._attached.measures(), prog_bar=True)
+        return output
+
+    def on_validation_start(self) -> None:
+        """Show the average; ``ModelCheckpoint`` saves before :meth:`on_validation_end`."""
+        if self.replicas is not None:
+            self._shown.enter_context(self.replicas.consensus())
+
+    def on_validation_end(self) -> None:
+        """Return to each rank's own parameters."""
+        self._shown.close()
+
+    def on_train_end(self) -> None:
+        """Set all ranks to the average."""
+        self._attached.finish()
+
+    def teardown(self) -> None:
+        """Detach the replicas."""
+        self._shown.close()
+        if self.replicas is not None:
+            self.replicas.detach()
+        self.replicas = None
+        super().teardown()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the state of the average model; all ranks call."""
+        if self.replicas is None or self._is_interrupted:
+            return dict(super().lightning_module_state_dict())
+        return self.replicas.average_state()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Path, storage_options: Any = None
+    ) -> None:
+        """Save the checkpoint on rank 0, and the state of each rank beside it."""
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self.replicas and "optimizer_states" in checkpoint and not self._is_interrupted:
+            self.replicas.save(_folder(filepath))
+
+    def remove_checkpoint(self, filepath: Path) -> None:
+        """Remove the checkpoint and what lies beside it."""
+        super().remove_checkpoint(filepath)
+        files, root = fsspec.core.url_to_fs(_folder(filepath))
+        if self.local_rank == 0:  # nodes may have file systems of their own, or share one
+            with suppress(FileNotFoundError):
+                files.rm(root, recursive=True)
+
+    def load_checkpoint(self, checkpoint_path: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load the checkpoint, and note where the state of each rank lies."""
+        self._loaded_from = _folder(checkpoint_path)
+        return dict(super().load_checkpoint(checkpoint_path, *args, **kwargs))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers, then the state of each rank."""
+        super().load_optimizer_state_dict(checkpoint)
+        files, root = fsspec.core.url_to_fs(self._loaded_from)
+        if self.reduce_boolean_decision(files.exists(root), all=False):
+            self._attached.load(self._loaded_from)
+        else:
+            rank_zero_warn(
+                f"{self._loaded_from} does not exist: the checkpoint is of another strategy, and "
+                "all ranks start from its model and optimizer"
+            )
+
+    @property
+    def _attached(self) -> Replicas:
+        assert self.replicas is not None, "Lightning trains between setup and teardown"
+        return self.replicas
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether this rank has raised: the others may not take part in an average."""
+        return bool(self.lightning_module.trainer.interrupted)
+
+
+def _folder(checkpoint: Path) -> str:
+    """Return the folder beside a checkpoint; ``last.ckpt`` may be a link to another."""
+    path = os.fspath(checkpoint)
+    return (path if "://" in path else os.path.realpath(path)) + ".offbeat"
+
+
+StrategyRegistry.register(OffbeatStrategy.strategy_name, OffbeatStrategy, OffbeatStrategy.__doc__)
