@@ -12,7 +12,7 @@ from rich.table import Table
 import offbeat
 from offbeat.compare import command as compare_command
 from offbeat.lab import command as lab_command
-from offbeat.recipes import RECIPES
+from offbeat.recipes import ALGORITHM_VARIABLE, RECIPES
 
 EPILOG = """
 Examples:
@@ -93,9 +93,17 @@ def check(
         raise typer.Exit(2) from None
 
 
-app.command("lab", context_settings=lab_command.SETTINGS, epilog=lab_command.EPILOG)(
-    lab_command.lab
-)
+def _algorithm_environment(text: str) -> dict[str, str]:
+    """Return the variable that offbeat.algorithm() reads; raises ValueError for a wrong text."""
+    offbeat.algorithm(text)
+    return {ALGORITHM_VARIABLE: text}
+
+
+app.command(
+    "lab",
+    context_settings={**lab_command.SETTINGS, "obj": _algorithm_environment},
+    epilog=lab_command.EPILOG,
+)(lab_command.lab)
 app.command("compare", epilog=compare_command.EPILOG)(compare_command.compare)
 
 

@@ -43,6 +43,8 @@ Lines = list[tuple[int | None, str]]
         ("--check -- true", "--check runs its own measurement"),
         ("--check --kill 1@1", "--check runs its own measurement"),
         ("--check --nodes 1", "check: got 1 node, expected at least 2"),
+        ("--check --algorithm sgp", "--check runs its own measurement"),
+        ("--algorithm sgpp -- true", "unknown algorithm 'sgpp'"),
         ("--json -- true", "add --check"),
     ],
 )
@@ -58,6 +60,20 @@ def test_help_shows_examples() -> None:
     result = CliRunner().invoke(app, ["lab", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "offbeat lab --nodes 4 --rate 250mbit -- python train.py --lr 0.1" in result.stdout
+
+
+@pytest.mark.processes
+def test_the_algorithm_is_set_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "offbeat.lab.command.Lab", lambda nodes, procs, rate: Loopback(nodes, procs)
+    )
+    monkeypatch.setenv("OFFBEAT_ALGORITHM", "ddp")
+    command = ["--nodes", "2", "--", "sh", "-c", 'echo "$OFFBEAT_ALGORITHM"']
+    result = CliRunner().invoke(app, ["lab", "--algorithm", "sgp(overlap=1)", *command])
+    assert result.exit_code == 0, result.output
+    assert sorted(result.stdout.splitlines()) == ["[0] sgp(overlap=1)", "[1] sgp(overlap=1)"]
+    result = CliRunner().invoke(app, ["lab", *command])
+    assert sorted(result.stdout.splitlines()) == ["[0] ddp", "[1] ddp"]
 
 
 def test_times_are_seconds_with_or_without_unit() -> None:

@@ -26,6 +26,8 @@ Examples:
 
 - offbeat lab --nodes 4 --rate 250mbit -- python train.py --lr 0.1
 
+- offbeat lab --rate 250mbit --algorithm 'sgp(overlap=1)' -- python train.py
+
 - offbeat lab --nodes 2 --procs-per-node 2,1 --rate 1gbit --log-dir logs -- python train.py
 
 - offbeat lab --rate 250mbit --straggler 2:0.5 --cut 1@10s-15s --kill 3@20s -- python train.py
@@ -35,6 +37,7 @@ Examples:
 
 
 def lab(
+    context: typer.Context,
     command: options.Command = None,
     nodes: options.Nodes = None,
     procs_per_node: options.ProcsPerNode = "1",
@@ -43,6 +46,7 @@ def lab(
     cut: options.Cuts = None,
     kill: options.Kills = None,
     keep_going: options.KeepGoing = False,
+    algorithm: options.Algorithm = None,
     log_dir: options.LogDir = None,
     check: options.Check = False,
     as_json: options.Json = False,
@@ -63,13 +67,16 @@ def lab(
     try:
         faults = _parse_faults(straggler, cut, kill)
         runner = Lab(*options.layout(nodes, procs_per_node), rate)
-        _validate_options(runner, command or [], faults, check, as_json)
+        # The program passes the function: a lab knows no recipes.
+        env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)
+        _validate_options(runner, command or [], env, faults, check, as_json)
         with _exit_on_signals(), runner:
             if check:
                 _print_measurements(runner, as_json)
             else:
                 code = runner.run(
                     command or [],
+                    env=env,
                     faults=faults,
                     keep_going=keep_going,
                     log_dir=log_dir,
@@ -132,16 +139,21 @@ def _parse_faults(
 
 
 def _validate_options(
-    runner: Lab, command: list[str], faults: list[Fault], check: bool, as_json: bool
+    runner: Lab,
+    command: list[str],
+    env: dict[str, str],
+    faults: list[Fault],
+    check: bool,
+    as_json: bool,
 ) -> None:
     if as_json and not check:
         raise ValueError("--json applies to --check only; add --check, or remove --json")
     if not check:
         runner.validate(command, faults=faults)
-    elif command or faults:
+    elif command or env or faults:
         raise ValueError(
-            "--check runs its own measurement and takes no command and no faults; remove "
-            "them, or remove --check"
+            "--check runs its own measurement and takes no command, no --algorithm and no faults; "
+            "remove them, or remove --check"
         )
     else:
         require_two_nodes(runner.cluster)

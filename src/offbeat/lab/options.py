@@ -57,6 +57,14 @@ Kills = Annotated[
 KeepGoing = Annotated[
     bool, typer.Option("--keep-going", help="Do not terminate the other ranks when a rank fails.")
 ]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Algorithm that offbeat.algorithm() returns in the script, for example sgp(overlap=1)."
+        " Sets OFFBEAT_ALGORITHM.",
+    ),
+]
 LogDir = Annotated[
     Path | None,
     typer.Option(
