@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+import offbeat
 from offbeat.cli import app
 from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
 from offbeat.compare.command import _interruptible
@@ -64,6 +65,25 @@ for step in range(args.steps):
         time.sleep(600)
 replica.finish()
 replica.report_loss(0.25, "heldout")
+replica.detach()
+dist.destroy_process_group()
+"""
+
+# As of a framework: it has options, but none of offbeat's.
+FRAMEWORK = """
+import argparse
+import torch
+import torch.distributed as dist
+import offbeat
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max_steps", type=int, default=6)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+replica = offbeat.replicate(model, {algorithm})
+for step in range(args.max_steps):
+    replica.step()
 replica.detach()
 dist.destroy_process_group()
 """
@@ -154,6 +174,8 @@ def test_methods_take_turns(script: Path) -> None:
     assert order == [(1, "ddp"), (1, "sgp"), (2, "ddp"), (2, "sgp")]
     chosen = ["--algorithm", "sgp", "--steps", "7", "--lr", "1"]
     assert experiment.command(methods[1]) == [sys.executable, str(script), *chosen]
+    unchanged = Experiment(script, methods, baseline, ("--lr", "1"), env_only=True)
+    assert unchanged.command(methods[1]) == [sys.executable, str(script), "--lr", "1"]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +191,10 @@ def test_methods_take_turns(script: Path) -> None:
         (["--algorithms", "ddp", "--procs-per-node", "two"], "for example 2,1"),
         (["--algorithms", "ddp", "--rounds", "0"], "rounds: got 0, expected 1 or more"),
         (["--algorithms", "ddp", "--steps", "0"], "steps: got 0"),
+        (
+            ["--algorithms", "ddp", "--env-only", "--steps", "9"],
+            "pass the script's own option after --, for example: -- --max_steps 9",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(
@@ -505,6 +531,69 @@ def test_a_script_that_records_nothing_has_failed(tmp_path: Path) -> None:
     done = compare(path, "--algorithms", "ddp", "--nodes", 1, "--rounds", 1, "--out", tmp_path)
     assert done.exit_code == 1
     assert "it must call offbeat.replicate" in done.output
+
+
+@pytest.mark.processes
+def test_a_script_without_options_is_compared_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(FRAMEWORK.format(algorithm="offbeat.algorithm()"))
+    done = compare(
+        *(path, "--algorithms", "ddp,local_sgd(every=2)", "--nodes", 2, "--rounds", 1),
+        *("--out", tmp_path, "--env-only", "--json", "--", "--max_steps", 4),
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["steps"] == 4
+    local = read_run(tmp_path / "recordings" / "round1" / "1-local_sgd-every-2")
+    expected = repr(offbeat.local_sgd(every=2))
+    assert [recording.algorithms for recording in local] == [[expected]] * 2
+
+
+@pytest.mark.processes
+@pytest.mark.fault(
+    "a script under offbeat compare trains with another algorithm", "exit code 1; names both"
+)
+def test_a_script_with_an_algorithm_of_its_own_has_failed(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(FRAMEWORK.format(algorithm="offbeat.local_sgd(every=3)"))
+    done = compare(
+        *(path, "--algorithms", "sgp,local_sgd(every=3)", "--nodes", 2, "--rounds", 1),
+        *("--out", tmp_path, "--env-only"),
+    )
+    assert done.exit_code == 1
+    fixed, asked = offbeat.local_sgd(every=3), offbeat.sgp()
+    assert f"the script trained with {fixed}, but 'sgp' is {asked}; it must" in done.output
+    sgp, local = json.loads((tmp_path / "compare.json").read_text())["results"]
+    assert (sgp["state"], local["state"]) == ("failed", "done")
+    assert sgp["seconds_per_step"] is None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("said", "hinted"),
+    [
+        ("train.py: error: unrecognized arguments: --algorithm ddp", True),
+        ("train.py: error: argument --algorithm: invalid choice: 'ddp'", True),
+        ("No such option: --algorithm", True),
+        ("Unknown command line flag 'algorithm'", True),
+        ("ValueError: Some are not used by the HfArgumentParser: ['--algorithm', 'ddp']", True),
+        ("usage: train.py [--algorithm A]\nerror: unrecognized arguments: --steps 6", False),
+        ("ValueError: unknown algorithm 'ddp'", False),
+    ],
+)
+@pytest.mark.fault(
+    "a script under offbeat compare has no option --algorithm", "exit code 1; names --env-only"
+)
+def test_an_unknown_option_leads_to_env_only(said: str, hinted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"raise SystemExit({said!r})")
+    words = [path, "--algorithms", "ddp", "--nodes", 1, "--out", tmp_path, "--no-report"]
+    hint = "let it call offbeat.algorithm() without a text, and add --env-only"
+    done = compare(*words)
+    assert done.exit_code == 1
+    assert said.splitlines()[-1] in done.output
+    assert (hint in done.output) == hinted
+    assert hint not in compare(*words, "--env-only").output
 
 
 def test_termination_interrupts_like_ctrl_c() -> None:

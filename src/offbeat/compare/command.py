@@ -24,6 +24,8 @@ Examples:
 
 - offbeat compare train.py --algorithms sgp --baseline torch-ddp --compute-only -- --lr 0.1
 
+- offbeat compare train.py --algorithms ddp,sgp --env-only -- --max_steps 60
+
 - offbeat compare train.py --algorithms ddp,sgp --json | jq '.results[].seconds_per_step'
 """
 
@@ -40,6 +42,7 @@ def compare(
     baseline: options.Baseline = None,
     compute_only: options.ComputeOnly = False,
     target_loss: options.TargetLoss = None,
+    env_only: options.EnvOnly = False,
     out: options.Out = None,
     report: options.Report = True,
     as_json: options.Json = False,
@@ -48,6 +51,7 @@ def compare(
 
     The script must accept --algorithm TEXT, and --steps N if --steps is given. It must call
     offbeat.replicate(model, offbeat.algorithm(TEXT)) and, to record losses, replica.report_loss.
+    A script without these options calls offbeat.algorithm() and is run with --env-only.
 
     The algorithms run in turn, for several rounds, since the speed of a machine varies over time.
     The command prints a table and writes compare.json, report.html and the recordings.
@@ -63,7 +67,7 @@ def compare(
     try:
         methods, against = parse_methods(algorithms, baseline, compute_only)
         experiment = Experiment(
-            script, methods, against, tuple(arguments or ()), steps, rounds, target_loss
+            script, methods, against, tuple(arguments or ()), steps, rounds, target_loss, env_only
         )
         if report:
             load_template()  # a missing jinja2 is reported before the runs, not after them

@@ -53,7 +53,9 @@ class Experiment:
     Each method runs ``rounds`` times for ``steps`` optimizer steps (None: as many as the script
     chooses). Speed-ups are relative to ``baseline``. ``arguments`` are passed to the script.
     ``target_loss`` is the training loss for the time to loss (None: the highest final loss).
-    Raises ValueError if the script does not exist, or for a number of rounds or steps below 1.
+    ``env_only`` is for a script without the options ``--algorithm`` and ``--steps``: nothing is
+    added to its command line. Raises ValueError if the script does not exist, for a number of
+    rounds or steps below 1, and for ``steps`` together with ``env_only``.
     """
 
     script: Path
@@ -63,17 +65,24 @@ class Experiment:
     steps: int | None = None
     rounds: int = 3
     target_loss: float | None = None
+    env_only: bool = False
 
     def __post_init__(self) -> None:
         """Validate what can be validated before anything runs."""
         if not self.script.is_file():
             raise ValueError(
-                f"script: got {str(self.script)!r}, which is not a file; pass a Python script that "
-                "accepts --algorithm, for example: offbeat compare train.py --algorithms ddp,sgp"
+                f"script: got {str(self.script)!r}, which is not a file; pass a Python script, "
+                "for example: offbeat compare train.py --algorithms ddp,sgp"
             )
         for name, value in (("rounds", self.rounds), ("steps", self.steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}, expected 1 or more")
+        if self.env_only and self.steps is not None:
+            raise ValueError(
+                f"steps: got {self.steps} with --env-only, which adds nothing to the command line "
+                "of the script; remove --steps and pass the script's own option after --, for "
+                f"example: -- --max_steps {self.steps}"
+            )
 
     def run_order(self) -> Iterator[tuple[int, Method]]:
         """Yield the round, counted from 1, and the method of every run.
@@ -87,7 +96,7 @@ class Experiment:
     def command(self, method: Method) -> list[str]:
         """Return the command line that every rank runs."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
-        chosen = ["--algorithm", method.text, *steps]
+        chosen = [] if self.env_only else ["--algorithm", method.text, *steps]
         return [sys.executable, str(self.script), *chosen, *self.arguments]
 
 

@@ -12,7 +12,8 @@ __all__ = ["Nodes", "ProcsPerNode", "layout"]  # shared with offbeat lab
 Script = Annotated[
     Path,
     typer.Argument(
-        help="Training script in Python that accepts --algorithm TEXT.", show_default=False
+        help="Training script in Python that accepts --algorithm TEXT, or see --env-only.",
+        show_default=False,
     ),
 ]
 Arguments = Annotated[
@@ -63,6 +64,14 @@ TargetLoss = Annotated[
         metavar="LOSS",
         help="Training loss for the time to loss. Default: the highest final loss of all "
         "algorithms.",
+    ),
+]
+EnvOnly = Annotated[
+    bool,
+    typer.Option(
+        "--env-only",
+        help="Pass the algorithm in the environment variable OFFBEAT_ALGORITHM only, and no "
+        "options: for scripts without --algorithm, which call offbeat.algorithm().",
     ),
 ]
 Out = Annotated[

@@ -10,6 +10,7 @@ from typing import Protocol, final
 
 from offbeat.compare.experiment import Experiment, Method
 from offbeat.lab import Lab, Loopback, Runner, Unavailable
+from offbeat.recipes import ALGORITHM_VARIABLE
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, read_run
 
@@ -106,7 +107,10 @@ def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
             lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
             output.write(f"[{'lab' if rank is None else rank}] {line}\n")
 
-        env = {FOLDER_VARIABLE: str(run.folder.absolute())}
+        env = {
+            FOLDER_VARIABLE: str(run.folder.absolute()),
+            ALGORITHM_VARIABLE: run.method.text,
+        }
         code = runner.run(experiment.command(run.method), env=env, on_line=keep)
     if code != 0:
         # The rank that failed first holds the cause: the others may print more, but only that
@@ -114,9 +118,27 @@ def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
         first = re.search(r"rank (\d+) failed", "\n".join(lines.get(None, ())))
         run.failed_rank = int(first[1]) if first else None
         run.last_lines = list(lines.get(run.failed_rank, ()))
-    elif not run.recordings():
-        code, run.last_lines = 1, [_NOTHING_RECORDED]
+        if not experiment.env_only and any(map(_REFUSED_OPTION.search, run.last_lines)):
+            run.last_lines.append(_USE_ENV_ONLY)
+    elif fault := _recording_fault(run):
+        code, run.last_lines = 1, [fault]
     run.code = code
+
+
+def _recording_fault(run: Run) -> str | None:
+    """Return why the recordings are not those of the method, or None."""
+    recordings = run.recordings()
+    if not recordings:
+        return _NOTHING_RECORDED
+    wanted = repr(run.method.algorithm)
+    trained = {text for recording in recordings for text in recording.algorithms}
+    if others := sorted(trained - {wanted}):
+        return (
+            f"the script trained with {' and '.join(others)}, but {run.method.text!r} is {wanted}; "
+            "it must pass the algorithm that it is asked for to every replica: "
+            "offbeat.algorithm(), or offbeat.algorithm(TEXT) with the text of --algorithm"
+        )
+    return None
 
 
 def _clear_folder(folder: Path) -> Path:
@@ -130,5 +152,14 @@ def _clear_folder(folder: Path) -> Path:
 _UNSHAPED = "the network has no rate limit, ranks run over the loopback interface"
 _NOTHING_RECORDED = (
     "the script exited with code 0, but some rank recorded no step; it must call "
-    "offbeat.replicate(model, offbeat.algorithm(TEXT)), and step() after every optimizer step"
+    "offbeat.replicate(model, offbeat.algorithm()), and step() after every optimizer step"
+)
+# What argparse, click, absl, fire and the parser of transformers say to an option that a script
+# does not have, or has with another meaning.
+_REFUSED_OPTION = re.compile(
+    r"(?i)^(?=.*(unrecogni|unknown|no such|not used|not consume|invalid)).*(--|')algorithm\b"
+)
+_USE_ENV_ONLY = (
+    "If the script has no option --algorithm, let it call offbeat.algorithm() without a text, and "
+    "add --env-only to offbeat compare: nothing is then added to the command line of the script."
 )
