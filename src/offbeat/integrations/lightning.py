@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
+from inspect import signature
 from typing import Any
 
 import fsspec
@@ -18,6 +19,7 @@ from offbeat.integrations.replicas import Replicas
 from offbeat.recipes import algorithm as parsed
 
 Path = str | os.PathLike[str]
+_DDP_STRATEGY = signature(DDPStrategy).parameters
 
 
 class OffbeatStrategy(DDPStrategy):
@@ -47,8 +49,14 @@ class OffbeatStrategy(DDPStrategy):
     def __init__(
         self, algorithm: str | Algorithm | None = None, *, mesh: World | None = None, **options: Any
     ) -> None:
+        unused = [o for o in options if o not in _DDP_STRATEGY or o.startswith("ddp_")]
+        if unused:
+            raise ValueError(
+                f"got {', '.join(unused)}, of DistributedDataParallel, in which the model is not "
+                "wrapped; leave it out, and choose what is exchanged by the algorithm"
+            )
         super().__init__(**options)
-        self.algorithm = algorithm if isinstance(algorithm, Algorithm) else parsed(algorithm)
+        self.algorithm = parsed(algorithm)
         self.mesh = mesh
         self.replicas: Replicas | None = None  # while fitting
         self._shown = ExitStack()  # the average, during validation
@@ -60,8 +68,9 @@ class OffbeatStrategy(DDPStrategy):
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Create the optimizers and their replicas."""
         super().setup_optimizers(trainer)
-        more = {"scaler": getattr(self.precision_plugin, "scaler", None), "mesh": self.mesh}
-        self.replicas = Replicas(self.lightning_module, self.optimizers, self.algorithm, **more)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        of = self.lightning_module, self.optimizers, self.algorithm
+        self.replicas = Replicas(*of, scaler=scaler, mesh=self.mesh)
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Exchange no gradients inside the block: they accumulate."""

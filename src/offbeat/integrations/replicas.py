@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.recipes import algorithm as parsed
 from offbeat.replica.part import parts_of
 from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
@@ -24,7 +23,7 @@ class Replicas:
     Args:
         model: the model, which is not wrapped.
         optimizers: those of torch, not a framework's wrappers.
-        algorithm: a recipe or its text; None reads the variable OFFBEAT_ALGORITHM.
+        algorithm: what a recipe returns.
         scaler: a loss scaler, which each rank saves too.
         mesh: as in :func:`offbeat.replicate`.
     """
@@ -33,12 +32,11 @@ class Replicas:
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        algorithm: str | Algorithm | None,
+        algorithm: Algorithm,
         *,
         scaler: torch.amp.GradScaler | None = None,
         mesh: World | None = None,
     ) -> None:
-        chosen = algorithm if isinstance(algorithm, Algorithm) else parsed(algorithm)
         self.model, self.optimizers = model, list(optimizers)
         self.each: list[Replica] = []
         self._scaler = scaler
@@ -47,8 +45,9 @@ class Replicas:
             for part, optimizer in zip(
                 parts_of(model, self.optimizers), self.optimizers, strict=True
             ):
-                more = {"optimizer": optimizer, "scaler": scaler}
-                self.each.append(replicate(part, chosen, mesh=mesh, **more))
+                self.each.append(
+                    replicate(part, algorithm, mesh=mesh, optimizer=optimizer, scaler=scaler)
+                )
         except BaseException:
             self.detach()
             raise
@@ -98,7 +97,7 @@ class Replicas:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write this rank's optimizers, replicas and loss scale to a file of its own in a folder."""
+        """Write this rank's optimizers, replicas and loss scale to its file in a folder."""
         save_per_rank(folder, **self._parts())
 
     def load(self, folder: str | os.PathLike[str]) -> None:

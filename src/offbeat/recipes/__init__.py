@@ -1,0 +1,34 @@
+"""Recipes: the algorithm of each method by name."""
+
+from offbeat.recipes.methods import (
+    RECIPES,
+    ad_psgd,
+    adasum,
+    alone,
+    d_psgd,
+    daso,
+    ddp,
+    lags,
+    local_sgd,
+    sgp,
+    slgs,
+    torch_ddp,
+)
+from offbeat.recipes.text import ALGORITHM_VARIABLE, algorithm
+
+__all__ = [
+    "ALGORITHM_VARIABLE",
+    "RECIPES",
+    "ad_psgd",
+    "adasum",
+    "algorithm",
+    "alone",
+    "d_psgd",
+    "daso",
+    "ddp",
+    "lags",
+    "local_sgd",
+    "sgp",
+    "slgs",
+    "torch_ddp",
+]

@@ -1,0 +1,93 @@
+"""Algorithms as text: on a command line, or in the environment variable OFFBEAT_ALGORITHM."""
+
+import ast
+import inspect
+import os
+import threading
+from typing import Any
+
+from offbeat.exchange import Algorithm
+from offbeat.recipes.methods import RECIPES
+
+ALGORITHM_VARIABLE = "OFFBEAT_ALGORITHM"
+
+# Python 3.11's parser raises SystemError now and then when threads parse at the same time.
+_parser = threading.Lock()
+
+
+def algorithm(text: str | Algorithm | None = None) -> Algorithm:
+    """Parse the text of a command line, a recipe with literal arguments, into an algorithm.
+
+    Arguments are those of the recipe, and so is the one that may be positional. In the name
+    hyphens may stand for underscores. Without ``text`` the environment variable OFFBEAT_ALGORITHM
+    is read, which ``offbeat compare`` and ``offbeat lab --algorithm`` set. An algorithm is returned
+    as it is.
+
+    Raises ``ValueError`` if there is no text, with the valid names for an unknown recipe or
+    argument, and with the number expected for too many positional arguments.
+
+    >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)")
+    True
+    """
+    if isinstance(text, Algorithm):
+        return text
+    if text is None:
+        return _from_environment()
+    recipes = {recipe.__name__: recipe for recipe in RECIPES}
+    # On a command line names may have hyphens: torch-ddp.
+    head, *rest = str(text).strip().partition("(")
+    name, args, kwargs = _parse("".join((head.replace("-", "_"), *rest)))
+    if name not in recipes:
+        raise ValueError(
+            f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"
+        )
+    signature = inspect.signature(recipes[name])
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{text!r}: {_misfit(signature, args) or error}; the arguments of {name} are "
+            f"{', '.join(signature.parameters)}"
+        ) from None
+    return recipes[name](*args, **kwargs)
+
+
+def _from_environment() -> Algorithm:
+    if not (text := os.environ.get(ALGORITHM_VARIABLE)):
+        raise ValueError(
+            f"algorithm: got no text, and {ALGORITHM_VARIABLE} is not set; pass a text such as "
+            "'ddp', or set the variable, as offbeat compare and offbeat lab --algorithm do"
+        )
+    try:
+        return algorithm(text)
+    except ValueError as error:
+        raise ValueError(f"environment variable {ALGORITHM_VARIABLE}: {error}") from None
+
+
+def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:
+    """Describe what is wrong with the number of positional arguments, if it is that."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(args) <= most:
+        return None
+    return (
+        f"positional arguments: got {len(args)}, expected at most {most}; pass the others by name"
+    )
+
+
+def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    try:
+        with _parser:
+            call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, [], {}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
+            if len(keywords) == len(call.keywords):
+                return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
+    except (SyntaxError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"cannot read the algorithm {text!r}; expected a recipe with literal arguments, "
+        'for example "local_sgd(every=8)"'
+    )
