@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from inspect import signature
 from typing import Any
 
@@ -40,7 +40,7 @@ class OffbeatStrategy(DDPStrategy):
     ``Trainer(strategy="offbeat")`` is the same without arguments, once this module is imported.
 
     >>> strategy = OffbeatStrategy("sgp(overlap=1)")
-    >>> strategy.algorithm.parameters.overlap
+    >>> strategy.replicas.algorithm.parameters.overlap
     1
     """
 
@@ -56,9 +56,7 @@ class OffbeatStrategy(DDPStrategy):
                 "wrapped; leave it out, and choose what is exchanged by the algorithm"
             )
         super().__init__(**options)
-        self.algorithm = parsed(algorithm)
-        self.mesh = mesh
-        self.replicas: Replicas | None = None  # while fitting
+        self.replicas = Replicas(parsed(algorithm), mesh)  # attached while fitting
         self._shown = ExitStack()  # the average, during validation
         self._loaded_from = ""
 
@@ -69,16 +67,15 @@ class OffbeatStrategy(DDPStrategy):
         """Create the optimizers and their replicas."""
         super().setup_optimizers(trainer)
         scaler = getattr(self.precision_plugin, "scaler", None)
-        of = self.lightning_module, self.optimizers, self.algorithm
-        self.replicas = Replicas(*of, scaler=scaler, mesh=self.mesh)
+        self.replicas.attach(self.lightning_module, self.optimizers, scaler)
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Exchange no gradients inside the block: they accumulate."""
-        return self._attached.no_sync()
+        return self.replicas.no_sync()
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Report the loss, which Lightning has divided by the number of micro-batches."""
-        self._attached.add_loss(closure_loss)
+        self.replicas.add_loss(closure_loss)
 
     def optimizer_step(
         self,
@@ -89,14 +86,13 @@ class OffbeatStrategy(DDPStrategy):
     ) -> Any:
         """Step the optimizer, then its replica: also if a scaler has skipped the former."""
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._attached.step(optimizer)
-        self.lightning_module.log_dict(self._attached.measures(), prog_bar=True)
+        self.replicas.step(optimizer)
+        self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
 
     def on_validation_start(self) -> None:
         """Show the average; ``ModelCheckpoint`` saves before :meth:`on_validation_end`."""
-        if self.replicas is not None:
-            self._shown.enter_context(self.replicas.consensus())
+        self._shown.enter_context(self.replicas.consensus())
 
     def on_validation_end(self) -> None:
         """Return to each rank's own parameters."""
@@ -104,28 +100,28 @@ class OffbeatStrategy(DDPStrategy):
 
     def on_train_end(self) -> None:
         """Set all ranks to the average."""
-        self._attached.finish()
+        self.replicas.finish()
 
     def teardown(self) -> None:
         """Detach the replicas."""
         self._shown.close()
-        if self.replicas is not None:
-            self.replicas.detach()
-        self.replicas = None
+        self.replicas.detach()
         super().teardown()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the average model; all ranks call."""
-        if self.replicas is None or self._is_interrupted:
-            return dict(super().lightning_module_state_dict())
-        return self.replicas.average_state()
+        # An exception has ended this rank: the others may not take part in an average.
+        with nullcontext() if self._is_interrupted else self.replicas.consensus():
+            state = super().lightning_module_state_dict()
+            return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Path, storage_options: Any = None
     ) -> None:
         """Save the checkpoint on rank 0, and the state of each rank beside it."""
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        if self.replicas and "optimizer_states" in checkpoint and not self._is_interrupted:
+        is_whole = "optimizer_states" in checkpoint and not self._is_interrupted
+        if self.replicas.each and is_whole:
             self.replicas.save(_folder(filepath))
 
     def remove_checkpoint(self, filepath: Path) -> None:
@@ -146,7 +142,7 @@ class OffbeatStrategy(DDPStrategy):
         super().load_optimizer_state_dict(checkpoint)
         files, root = fsspec.core.url_to_fs(self._loaded_from)
         if self.reduce_boolean_decision(files.exists(root), all=False):
-            self._attached.load(self._loaded_from)
+            self.replicas.load(self._loaded_from)
         else:
             rank_zero_warn(
                 f"{self._loaded_from} does not exist: the checkpoint is of another strategy, and "
@@ -154,13 +150,7 @@ class OffbeatStrategy(DDPStrategy):
             )
 
     @property
-    def _attached(self) -> Replicas:
-        assert self.replicas is not None, "Lightning trains between setup and teardown"
-        return self.replicas
-
-    @property
     def _is_interrupted(self) -> bool:
-        """Whether this rank has raised: the others may not take part in an average."""
         return bool(self.lightning_module.trainer.interrupted)
 
 

@@ -1,9 +1,8 @@
-"""What every framework does with the replicas of a training run."""
+"""One replica for each optimizer of a model, for frameworks that train with several."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,47 +17,42 @@ from offbeat.replica.replicate import replicate
 
 
 class Replicas:
-    """The replicas of a model, one for each of its optimizers, with what ranks save beside them.
+    """The replicas of a model, one for each of its optimizers; none before :meth:`attach`."""
 
-    Args:
-        model: the model, which is not wrapped.
-        optimizers: those of torch, not a framework's wrappers.
-        algorithm: what a recipe returns.
-        scaler: a loss scaler, which each rank saves too.
-        mesh: as in :func:`offbeat.replicate`.
-    """
+    def __init__(self, algorithm: Algorithm, mesh: World | None = None) -> None:
+        """Prepare to replicate by ``algorithm`` on ``mesh``, as :func:`offbeat.replicate` does."""
+        self.algorithm, self.mesh = algorithm, mesh
+        self.each: list[Replica] = []
+        self._optimizers: list[Optimizer] = []
+        self._scaler: torch.amp.GradScaler | None = None
+        self._loss: Tensor | float = 0.0  # of the micro-batches since the last step
 
-    def __init__(
+    def attach(
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        *,
         scaler: torch.amp.GradScaler | None = None,
-        mesh: World | None = None,
     ) -> None:
-        self.model, self.optimizers = model, list(optimizers)
-        self.each: list[Replica] = []
-        self._scaler = scaler
-        self._loss: Tensor | float = 0.0  # of the micro-batches since the last step
-        try:
-            for part, optimizer in zip(
-                parts_of(model, self.optimizers), self.optimizers, strict=True
-            ):
-                self.each.append(
-                    replicate(part, algorithm, mesh=mesh, optimizer=optimizer, scaler=scaler)
-                )
-        except BaseException:
-            self.detach()
-            raise
+        """Replicate what each optimizer trains; all ranks call.
 
-    def add_loss(self, loss: Tensor | float) -> None:
+        Raises ``ValueError`` if two optimizers share a parameter, and as :func:`offbeat.replicate`.
+        """
+        self.detach()
+        self._optimizers, self._scaler = list(optimizers), scaler
+        parts = parts_of(model, optimizers)
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            replica = replicate(
+                part, self.algorithm, mesh=self.mesh, optimizer=optimizer, scaler=scaler
+            )
+            self.each.append(replica)
+
+    def add_loss(self, loss: Tensor) -> None:
         """Add the loss of a micro-batch, divided by their number, to that of the coming step."""
-        self._loss = self._loss + (loss.detach() if isinstance(loss, Tensor) else loss)
+        self._loss = self._loss + loss.detach()
 
     def step(self, optimizer: Optimizer) -> None:
         """Exchange after a step of ``optimizer``, also if a scaler has skipped it."""
-        replica = self.each[next(i for i, o in enumerate(self.optimizers) if o is optimizer)]
+        replica = self.each[next(i for i, o in enumerate(self._optimizers) if o is optimizer)]
         replica.report_loss(self._loss)
         self._loss = 0.0
         replica.step()
@@ -75,21 +69,15 @@ class Replicas:
                 replica.set_requires_sync(True)
 
     @contextmanager
-    def consensus(self) -> Iterator[nn.Module]:
+    def consensus(self) -> Iterator[None]:
         """Show the average model inside the block; all ranks enter."""
         with ExitStack() as stack:
             for replica in self.each:
                 stack.enter_context(replica.consensus())
-            yield self.model
-
-    def average_state(self) -> dict[str, Any]:
-        """Return a copy of the model's state dict with the average of all ranks; all call."""
-        with self.consensus():
-            state = self.model.state_dict()
-            return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            yield
 
     def measures(self) -> dict[str, float]:
-        """Return ``seconds_stalled`` and ``mb_sent`` of the last step, of all replicas."""
+        """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) of the last steps of all."""
         last = [replica.stats()["last"] for replica in self.each]
         return {
             "seconds_stalled": sum(one.get("seconds_stalled", 0.0) for one in last),
@@ -113,8 +101,9 @@ class Replicas:
         """Remove what was attached to the model."""
         for replica in self.each:
             replica.detach()
+        self.each, self._optimizers, self._scaler = [], [], None
 
     def _parts(self) -> dict[str, Stateful]:
-        parts: dict[str, Stateful] = {f"optimizer{i}": o for i, o in enumerate(self.optimizers)}
+        parts: dict[str, Stateful] = {f"optimizer{i}": o for i, o in enumerate(self._optimizers)}
         parts |= {f"replica{i}": replica for i, replica in enumerate(self.each)}
         return parts | ({"scaler": self._scaler} if self._scaler is not None else {})

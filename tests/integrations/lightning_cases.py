@@ -1,0 +1,364 @@
+"""What two ranks do under Lightning: started once by torchrun, one line of JSON for each case."""
+
+import doctest
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import offbeat
+from offbeat.integrations import lightning as integration
+from offbeat.integrations.lightning import OffbeatStrategy
+
+STEPS = 10  # of an epoch
+FOLDER = Path(sys.argv[1])
+
+
+class Net(LightningModule):
+    """A small regression; ``lr`` differs between optimizers of no case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def training_step(self, batch: Tensor, index: int) -> Tensor:
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch: Tensor, index: int) -> None:
+        self.log("val_loss", self.net(batch).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Gan(LightningModule):
+    """Two networks with an optimizer each, trained in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def training_step(self, batch: Tensor, index: int) -> None:
+        first, second = self.optimizers()
+        noise = batch[:, :2]
+        self.toggle_optimizer(second)
+        lower = self.critic(batch).mean() - self.critic(self.generator(noise).detach()).mean()
+        second.zero_grad()
+        self.manual_backward(lower)
+        second.step()
+        self.untoggle_optimizer(second)
+        self.toggle_optimizer(first)
+        upper = self.critic(self.generator(noise)).mean()
+        first.zero_grad()
+        self.manual_backward(upper)
+        first.step()
+        self.untoggle_optimizer(first)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        nets = self.generator, self.critic
+        return [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
+
+
+class Values(Callback):
+    """Notes this rank's parameters in the middle of validation, and before ``finish``."""
+
+    def __init__(self) -> None:
+        self.shown: list[float] = []
+        self.last: dict[str, Tensor] = {}
+
+    def on_validation_batch_start(self, trainer: Trainer, module: Any, *args: Any) -> None:
+        self.shown.append(digest(module))
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.last = copies(module)
+
+
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def digest(module: nn.Module) -> float:
+    return sum((i + 1) * p.double().sum().item() for i, p in enumerate(module.parameters()))
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def loader(batches: int = STEPS, batch_size: int = 4) -> DataLoader[Tensor]:
+    """Batches of each rank's share; the sampler of Lightning divides the rows."""
+    rows = torch.randn(2 * batches * batch_size, 4, generator=torch.Generator().manual_seed(1))
+    return DataLoader(rows, batch_size=batch_size)
+
+
+def trainer(strategy: Any, *callbacks: Callback, **more: Any) -> Trainer:
+    saves = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    at = {"accelerator": "cpu", "devices": 2, "strategy": strategy, "callbacks": [*callbacks]}
+    return Trainer(**at, **quiet, **{"max_epochs": 2, "enable_checkpointing": saves, **more})
+
+
+def checkpoints(name: str, **settings: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(FOLDER / name, "{epoch}", save_top_k=-1, **settings)
+
+
+def equals_ddp() -> dict[str, Any]:
+    found = []
+    for strategy in ("ddp", OffbeatStrategy("ddp")):
+        model = Net()
+        run = trainer(strategy, accumulate_grad_batches=2, max_epochs=4)
+        run.fit(model, loader())
+        found.append(copies(model))
+    return {"equal": same(*found), "steps": run.global_step, "wrapped": strategy.model is not model}
+
+
+def gan_equals_ddp() -> dict[str, Any]:
+    found = []
+    for strategy in ("ddp_find_unused_parameters_true", OffbeatStrategy("ddp")):
+        model = Gan()
+        start = copies(model)
+        trainer(strategy).fit(model, loader())
+        found.append(copies(model))
+    moved = [name for name in start if not start[name].equal(found[0][name])]
+    return {"equal": same(*found), "moved": len(moved)}
+
+
+def gan_by_gossip() -> dict[str, Any]:
+    """Parameters of both networks differ between exchanges, and agree in the end."""
+    model = Gan()
+    values = Values()
+    trainer(OffbeatStrategy("sgp(overlap=1)"), values).fit(model, loader())
+    own = sum(p.double().sum().item() for p in values.last.values())
+    return {"own": own, "end": digest(model)}
+
+
+def resumed(text: str) -> dict[str, Any]:
+    """Two epochs at once, and one after the other in new objects, saved during validation."""
+    ends, shown, saved = [], [], None
+    for path in (None, f"{FOLDER}/{text}/epoch=0.ckpt"):
+        model, values = Net(), Values()
+        keeps = checkpoints(text, monitor="val_loss") if path is None else ModelCheckpoint
+        callbacks = [values, keeps] if path is None else [values]
+        run = trainer(OffbeatStrategy(text), *callbacks, num_sanity_val_steps=0)
+        run.fit(model, loader(), loader(2), ckpt_path=path)
+        ends.append(values.last)
+        shown.append(values.shown)
+        saved = saved or torch.load(f"{FOLDER}/{text}/epoch=0.ckpt", weights_only=True)
+    average = Net()
+    average.load_state_dict(saved["state_dict"])
+    return {
+        "equal": same(*ends),
+        "shown": shown[0][0],  # during the first validation
+        "saved": digest(average),
+        "own": sum(p.double().sum().item() for p in ends[0].values()),
+        "later": shown[0][2:] == shown[1],
+        "files": sorted(os.listdir(f"{FOLDER}/{text}/epoch=0.ckpt.offbeat")),
+    }
+
+
+def skipped_step() -> dict[str, Any]:
+    """The gradient of rank 1 overflows once: it alone skips its optimizer's step."""
+
+    class Overflow(Net):
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            factor = float("inf") if index == 3 and self.global_rank == 1 else 1.0
+            return super().training_step(batch, index) * factor
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    precision = MixedPrecision("16-mixed", "cpu", scaler)
+    model = Overflow()
+    run = trainer(OffbeatStrategy("sgp(overlap=1)"), plugins=[precision])
+    run.fit(model, loader())
+    return {"scale": scaler.get_scale(), "end": digest(model)}
+
+
+def logged() -> dict[str, Any]:
+    model = Net()
+    run = trainer(OffbeatStrategy("local_sgd(every=2)"), log_every_n_steps=1)
+    run.fit(model, loader())
+    bars = {name for name in run.progress_bar_metrics if name in ("seconds_stalled", "mb_sent")}
+    model_bytes = sum(p.nbytes for p in model.parameters())
+    return {
+        "bars": sorted(bars),
+        "models": run.logged_metrics["mb_sent"].item() * 1e6 / model_bytes,
+    }
+
+
+def saved_while_accumulating() -> dict[str, Any]:
+    """Validation and a checkpoint after 3, 6 and 9 of 10 micro-batches, two for each step."""
+    folder = FOLDER / "accumulating"
+    often = ModelCheckpoint(folder, "{step}-{val_loss:.9f}", monitor="val_loss", save_top_k=-1)
+    more = {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_epochs": 1}
+    model = Net()
+    trainer(OffbeatStrategy("sgp"), often, **more).fit(model, loader(), loader(2))
+    paths = sorted(folder.glob("*.ckpt"))
+    again = trainer(OffbeatStrategy("sgp"), max_epochs=2)
+    again.fit(Net(), loader(), ckpt_path=paths[0])
+    return {"saved": len(paths), "steps": again.global_step}
+
+
+def last_is_a_link() -> dict[str, Any]:
+    folder = FOLDER / "link"
+    one = ModelCheckpoint(folder, "{epoch}", monitor="val_loss", save_top_k=1, save_last="link")
+    trainer(OffbeatStrategy("sgp"), one).fit(Net(), loader(), loader(2))
+    dist.barrier()
+    found = sorted(path.name for path in folder.iterdir())
+    run = trainer(OffbeatStrategy("sgp"), max_epochs=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(Net(), loader(), ckpt_path=folder / "last.ckpt")
+    unknown = [str(w.message) for w in caught if "of another strategy" in str(w.message)]
+    return {"found": found, "unknown": unknown, "steps": run.global_step}
+
+
+def from_a_run_of_ddp() -> dict[str, Any]:
+    trainer("ddp", checkpoints("of-ddp"), max_epochs=1).fit(Net(), loader())
+    run = trainer(OffbeatStrategy("sgp"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(Net(), loader(), ckpt_path=FOLDER / "of-ddp" / "epoch=0.ckpt")
+    unknown = [w for w in caught if "of another strategy" in str(w.message)]
+    return {"warned": len(unknown), "steps": run.global_step}
+
+
+def missing_file() -> dict[str, Any]:
+    trainer(OffbeatStrategy("sgp"), checkpoints("missing"), max_epochs=1).fit(Net(), loader())
+    path = FOLDER / "missing" / "epoch=0.ckpt"
+    dist.barrier()
+    if dist.get_rank() == 0:
+        Path(f"{path}.offbeat", "offbeat-rank1.pt").unlink()
+    dist.barrier()
+    try:
+        trainer(OffbeatStrategy("sgp")).fit(Net(), loader(), ckpt_path=path)
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def an_exception_on_all_ranks() -> dict[str, Any]:
+    """A checkpoint is saved by the callback, without an average; the model can train again."""
+
+    class Fails(Net):
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            if index == 3:
+                raise KeyError("on purpose")
+            return super().training_step(batch, index)
+
+    model, folder = Fails(), FOLDER / "exception"
+    run = trainer(OffbeatStrategy("sgp"), OnExceptionCheckpoint(folder))
+    try:
+        run.fit(model, loader())
+    except KeyError:
+        saved = torch.load(folder / "on_exception.ckpt", weights_only=True)["global_step"]
+    plain = Net()
+    plain.net = model.net
+    trainer(OffbeatStrategy("sgp"), max_epochs=1).fit(plain, loader())
+    return {"saved": saved, "end": digest(plain)}
+
+
+def by_name() -> dict[str, Any]:
+    texts = []
+    os.environ.pop("OFFBEAT_ALGORITHM", None)
+    try:
+        trainer("offbeat")
+    except ValueError as error:
+        texts.append(str(error))
+    try:
+        OffbeatStrategy("sgp", find_unused_parameters=True)
+    except ValueError as error:
+        texts.append(str(error))
+    os.environ["OFFBEAT_ALGORITHM"] = "local_sgd(every=4)"
+    run = trainer("offbeat", max_epochs=1)
+    run.fit(Net(), loader())
+    return {
+        "errors": texts,
+        "algorithm": repr(run.strategy.replicas.algorithm),
+        "steps": run.global_step,
+    }
+
+
+def shared_parameters() -> dict[str, Any]:
+    class Twice(Gan):
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+    try:
+        trainer(OffbeatStrategy("sgp")).fit(Twice(), loader())
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def fabric() -> dict[str, Any]:
+    """The loop of the page on Lightning."""
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    model = Net().net.to(fabric.device)
+    optimizer = fabric.setup_optimizers(torch.optim.Adam(model.parameters(), lr=0.01))
+    replica = offbeat.replicate(model, offbeat.sgp(), optimizer=optimizer)
+    for batch in fabric.setup_dataloaders(loader()):
+        fabric.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    replica.finish()
+    steps = replica.stats()["step"]
+    replica.detach()
+    return {"steps": steps, "end": digest(model)}
+
+
+def doctests() -> dict[str, Any]:
+    return dict(doctest.testmod(integration)._asdict())
+
+
+CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
+    (equals_ddp, ()),
+    (gan_equals_ddp, ()),
+    (gan_by_gossip, ()),
+    (resumed, ("sgp(overlap=1)",)),
+    (resumed, ("local_sgd(every=4)",)),
+    (skipped_step, ()),
+    (logged, ()),
+    (saved_while_accumulating, ()),
+    (last_is_a_link, ()),
+    (from_a_run_of_ddp, ()),
+    (missing_file, ()),
+    (an_exception_on_all_ranks, ()),
+    (by_name, ()),
+    (shared_parameters, ()),
+    (fabric, ()),
+    (doctests, ()),
+)
+
+
+def main() -> None:
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    for case, arguments in CASES:
+        result = case(*arguments)
+        everyone: list[Any] = [None] * 2
+        dist.all_gather_object(everyone, result)
+        if dist.get_rank() == 0:
+            name = case.__name__ + "".join(f"[{a}]" for a in arguments)
+            print(json.dumps({"case": name, "ranks": everyone}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

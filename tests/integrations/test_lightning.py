@@ -1,0 +1,130 @@
+"""Lightning on two ranks: one start for all cases, since imports take most of the time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import torchrun
+
+pytest.importorskip("lightning", reason="needs the lightning extra")
+pytestmark = pytest.mark.processes
+
+SCRIPT = Path(__file__).parent / "lightning_cases.py"
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
+    """What the ranks returned, by case."""
+    output = torchrun(2, SCRIPT, str(tmp_path_factory.mktemp("lightning")))
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
+    return {line["case"]: line["ranks"] for line in lines}
+
+
+def test_ddp_equals_lightnings_own(cases: dict[str, Ranks]) -> None:
+    for rank in cases["equals_ddp"]:
+        assert rank == {"equal": True, "steps": 20, "wrapped": False}
+
+
+def test_two_optimizers_equal_lightnings_own_ddp(cases: dict[str, Ranks]) -> None:
+    for rank in cases["gan_equals_ddp"]:
+        assert rank["equal"]
+        assert rank["moved"] == 7  # the last bias of a critic has no gradient
+
+
+def test_two_networks_gossip_and_agree_in_the_end(cases: dict[str, Ranks]) -> None:
+    first, second = cases["gan_by_gossip"]
+    assert first["own"] != second["own"]
+    assert first["end"] == second["end"]
+
+
+@pytest.mark.parametrize("text", ["sgp(overlap=1)", "local_sgd(every=4)"])
+def test_a_resumed_run_equals_the_uninterrupted_one(cases: dict[str, Ranks], text: str) -> None:
+    first, second = cases[f"resumed[{text}]"]
+    for rank in (first, second):
+        assert rank["equal"]
+        assert rank["later"]
+        assert rank["files"] == ["offbeat-rank0.pt", "offbeat-rank1.pt"]
+    # Ranks of sgp differ until the end; those of local_sgd agree after 20 steps.
+    assert (first["own"] != second["own"]) == text.startswith("sgp")
+
+
+@pytest.mark.parametrize("text", ["sgp(overlap=1)", "local_sgd(every=4)"])
+def test_validation_and_checkpoints_see_the_average(cases: dict[str, Ranks], text: str) -> None:
+    first, second = cases[f"resumed[{text}]"]
+    assert first["shown"] == second["shown"] == first["saved"]
+
+
+@pytest.mark.fault(
+    "the GradScaler of one rank skips an optimizer step under a framework",
+    "the others do not wait; each rank keeps its own scale",
+    group="Settings and arguments",
+)
+def test_a_step_that_one_scaler_skips(cases: dict[str, Ranks]) -> None:
+    first, second = cases["skipped_step"]
+    assert (first["scale"], second["scale"]) == (16.0, 4.0)  # it skipped twice
+    assert first["end"] == second["end"]
+
+
+def test_progress_bars_show_stalls_and_bytes(cases: dict[str, Ranks]) -> None:
+    for rank in cases["logged"]:
+        assert rank["bars"] == ["mb_sent", "seconds_stalled"]
+        assert rank["models"] == pytest.approx(1.0)  # 2 (n-1)/n of the model
+
+
+def test_a_save_in_the_middle_of_an_accumulation(cases: dict[str, Ranks]) -> None:
+    for rank in cases["saved_while_accumulating"]:
+        assert rank == {"saved": 3, "steps": 18}
+
+
+def test_a_link_to_the_last_checkpoint_and_what_is_removed(cases: dict[str, Ranks]) -> None:
+    for rank in cases["last_is_a_link"]:
+        best = next(name for name in rank["found"] if name.endswith(".offbeat"))
+        assert rank["found"] == [best.removesuffix(".offbeat"), best, "last.ckpt"]
+        assert rank["unknown"] == []
+        assert rank["steps"] == 30
+
+
+def test_a_checkpoint_of_another_strategy(cases: dict[str, Ranks]) -> None:
+    first, second = cases["from_a_run_of_ddp"]
+    assert (first["warned"], second["warned"]) == (1, 0)
+    assert first["steps"] == second["steps"] == 20
+
+
+def test_a_missing_file_is_an_error_on_all_ranks(cases: dict[str, Ranks]) -> None:
+    first, second = cases["missing_file"]
+    assert first == second
+    assert "rank 1's file is missing" in first["error"]
+
+
+def test_an_exception_saves_without_waiting(cases: dict[str, Ranks]) -> None:
+    first, second = cases["an_exception_on_all_ranks"]
+    assert first == second
+    assert first["saved"] == 3
+
+
+def test_the_strategy_by_name(cases: dict[str, Ranks]) -> None:
+    for rank in cases["by_name"]:
+        unset, option = rank["errors"]
+        assert "OFFBEAT_ALGORITHM is not set" in unset
+        assert "find_unused_parameters" in option
+        assert "every=4" in rank["algorithm"]
+        assert rank["steps"] == 10
+
+
+def test_optimizers_that_share_parameters(cases: dict[str, Ranks]) -> None:
+    for rank in cases["shared_parameters"]:
+        assert "optimizers 0 and 1 share 'generator.0.weight'" in rank["error"]
+
+
+def test_fabric(cases: dict[str, Ranks]) -> None:
+    first, second = cases["fabric"]
+    assert first == second
+    assert first["steps"] == 10
+
+
+def test_the_examples_in_docstrings(cases: dict[str, Ranks]) -> None:
+    for rank in cases["doctests"]:
+        assert rank == {"failed": 0, "attempted": 2}
