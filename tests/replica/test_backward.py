@@ -755,18 +755,24 @@ def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none:
 # torch's own: dynamo looks at .grad of a compiled block's input (2.13).
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    ("backend", "whole"),
-    [("aot_eager", False), ("aot_eager", True), ("eager", True)],
-    ids=["each block", "whole model", "whole model, eager"],
+    ("backend", "whole", "passed"),
+    [
+        ("aot_eager", False, False),
+        ("aot_eager", True, False),
+        ("eager", True, False),
+        ("aot_eager", True, True),
+    ],
+    ids=["each block", "whole model", "whole model, eager", "whole model, passed to replicate"],
 )
-def test_compiled_models(backend: str, whole: bool) -> None:
+def test_compiled_models(backend: str, whole: bool, passed: bool) -> None:
     case = Case("", seeded(lambda: nn.Sequential(*layers())), through)
 
     def worker(world: World) -> list[Gradients]:
         model = case.build()
-        replica = offbeat.replicate(model, offbeat.ddp(bucket_mb=1e-5), mesh=world)
         parts = [torch.compile(layer, backend=backend) for layer in model]
         compiled = torch.compile(model, backend=backend) if whole else nn.Sequential(*parts)
+        given = compiled if passed else model
+        replica = offbeat.replicate(given, offbeat.ddp(bucket_mb=1e-5), mesh=world)
         seen = []
         for step in range(3):
             case.loss(compiled, world.rank, step).backward()
