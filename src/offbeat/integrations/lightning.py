@@ -29,7 +29,7 @@ class OffbeatStrategy(DDPStrategy):
     Validation sees the average of all ranks, checkpoints contain it, and ``fit`` ends with it.
     Beside a checkpoint, the folder ``<checkpoint>.offbeat`` holds one file per rank with its
     optimizers, its loss scale and its replicas. ``seconds_stalled`` and ``mb_sent`` of each step
-    are logged.
+    are logged every ``log_every_n_steps`` steps, as means.
 
     Args:
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM. Unknown ones
@@ -87,7 +87,9 @@ class OffbeatStrategy(DDPStrategy):
         """Step the optimizer, then its replica: also if a scaler has skipped the former."""
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.replicas.step(optimizer)
-        self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
+        every = self.lightning_module.trainer.log_every_n_steps
+        if every > 0 and self.replicas.each[0].steps % every == 0:
+            self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
 
     def on_validation_start(self) -> None:

@@ -25,6 +25,7 @@ class Replicas:
         self.each: list[Replica] = []
         self._optimizers: list[Optimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
+        self._measured = 0, 0.0, 0.0  # steps, seconds, bytes at the last measures()
         self._loss: Tensor | float = 0.0  # of the micro-batches since the last step
 
     def attach(
@@ -77,12 +78,16 @@ class Replicas:
             yield
 
     def measures(self) -> dict[str, float]:
-        """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) of the last steps of all."""
-        last = [replica.stats()["last"] for replica in self.each]
-        return {
-            "seconds_stalled": sum(one.get("seconds_stalled", 0.0) for one in last),
-            "mb_sent": sum(one.get("bytes_sent", 0.0) for one in last) / 1e6,
-        }
+        """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) per step since the last call.
+
+        They are sums over the replicas, divided by the steps of the first.
+        """
+        totals = [replica.stats()["total"] for replica in self.each]
+        stalled = sum(total["seconds_stalled"] for total in totals)
+        now = self.each[0].steps, stalled, sum(total["bytes_sent"] for total in totals)
+        steps, stalled, sent = (b - a for a, b in zip(self._measured, now, strict=True))
+        self._measured = now
+        return {"seconds_stalled": stalled / max(steps, 1), "mb_sent": sent / max(steps, 1) / 1e6}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write this rank's optimizers, replicas and loss scale to its file in a folder."""
@@ -102,6 +107,7 @@ class Replicas:
         for replica in self.each:
             replica.detach()
         self.each, self._optimizers, self._scaler = [], [], None
+        self._measured, self._loss = (0, 0.0, 0.0), 0.0
 
     def _parts(self) -> dict[str, Stateful]:
         parts: dict[str, Stateful] = {f"optimizer{i}": o for i, o in enumerate(self._optimizers)}
