@@ -1,0 +1,61 @@
+"""Ray Train: checkpoints in which every worker has a part, and the way back from them."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.replica import Replica
+
+__all__ = ["report", "resume"]
+
+MODEL = "model.pt"  # in the checkpoint: the state dict of the average model
+
+
+def report(metrics: dict[str, Any], *, replica: Replica, **parts: Stateful) -> None:
+    """Report metrics and a checkpoint of all workers to Ray Train; every worker calls.
+
+    A checkpoint holds one file per worker, as of :func:`offbeat.save_per_rank`, and the average
+    model, from rank 0: ``model.pt``, a state dict. Pass what belongs to a worker by name::
+
+        report({"loss": loss.item()}, replica=replica, optimizer=optimizer, schedule=schedule)
+
+    Call it between ``replica.step()`` and the next backward. Training continues as if the call had
+    not been there. Ray adds the checkpoint to the run when the files of all workers are stored.
+    The metrics are those of rank 0, with ``seconds_stalled`` and ``mb_sent`` of its last step.
+    """
+    last = replica.stats()["last"]
+    own = {
+        "seconds_stalled": last.get("seconds_stalled", 0.0),
+        "mb_sent": last.get("bytes_sent", 0) / 1e6,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        save_per_rank(folder, replica=replica, **parts)
+        with replica.consensus() as model:
+            if replica.world.rank == 0:
+                torch.save(model.state_dict(), Path(folder, MODEL))
+        checkpoint = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report(own | metrics, checkpoint=checkpoint)
+
+
+def resume(*, replica: Replica, **parts: Stateful) -> bool:
+    """Load the latest checkpoint of the run, if there is one; every worker calls.
+
+    Takes the parts that :func:`report` was given, and returns whether there was a checkpoint.
+    ``replica.steps`` is the number of steps done before.
+
+    Raises ``ValueError`` as :func:`offbeat.load_per_rank` does. Under a method whose ranks differ
+    that includes another number of workers, unless ``replica.finish()`` came before the report.
+    """
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return False
+    with checkpoint.as_directory() as folder:
+        # All workers see the files of all. The model comes first: a replica then restores what
+        # its rank has of its own.
+        replica.model.load_state_dict(torch.load(Path(folder, MODEL), map_location="cpu"))
+        load_per_rank(folder, replica=replica, **parts)
+    return True
