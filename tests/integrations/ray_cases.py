@@ -1,14 +1,16 @@
-"""A run of Ray Train in which a worker is killed; prints one JSON line on what became of it.
+"""The example, and a run in which a worker is killed: prints a JSON line on what became of it.
 
 Usage: python ray_cases.py FOLDER
 """
 
 import json
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ray
 import ray.train
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.integrations.ray import report, resume
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
 STEPS, EVERY, KILLED_AT = 13, 4, 10  # checkpoints after 4, 8 and 12 steps
 
 
@@ -97,20 +100,23 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) > 0 and all(map(torch.equal, ours, theirs))
 
 
+def example(folder: Path) -> None:
+    """Run the example, which starts Ray and prints a line of its own."""
+    words = [f"--storage={folder / 'runs'}", "--steps=40", "--report-every=20"]
+    with patch.object(sys, "argv", [str(EXAMPLE), *words]):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
 def fit(folder: Path) -> ray.train.Result:
     """Train with two workers, one of which is killed in the first attempt."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        failures = FailureConfig(max_failures=1)
-        return ray.train.torch.TorchTrainer(
-            train,
-            train_loop_config={"folder": str(folder)},
-            torch_config=ray.train.torch.TorchConfig(backend="gloo"),
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=str(folder / "runs"), failure_config=failures),
-        ).fit()
-    finally:
-        ray.shutdown()
+    failures = FailureConfig(max_failures=1)
+    return ray.train.torch.TorchTrainer(
+        train,
+        train_loop_config={"folder": str(folder)},
+        torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "runs"), failure_config=failures),
+    ).fit()
 
 
 def facts(result: ray.train.Result, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,5 +142,7 @@ def facts(result: ray.train.Result, ranks: list[dict[str, Any]]) -> dict[str, An
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    example(place)
     end = fit(place)
+    ray.shutdown()
     print(json.dumps(facts(end, [torch.load(place / f"rank{rank}.pt") for rank in (0, 1)])))

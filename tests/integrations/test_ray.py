@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -43,7 +44,13 @@ def run() -> Iterator[dict[str, Any]]:
             env={**os.environ, **SETTINGS, **own},
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        yield json.loads(done.stdout.splitlines()[-1])
+        *printed, facts = done.stdout.splitlines()
+        yield json.loads(facts) | {"printed": "\n".join(printed)}
+
+
+def test_the_example_learns(run: dict[str, Any]) -> None:
+    (accuracy,) = re.findall(r"held-out loss .* accuracy ([\d.]+)", run["printed"])
+    assert float(accuracy) > 0.5  # 0.1 untrained
 
 
 def test_every_worker_resumes_from_its_own_part(run: dict[str, Any]) -> None:
