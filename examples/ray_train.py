@@ -75,7 +75,8 @@ def train(config: dict[str, Any]) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Start the workers, wait for them, and print what they reported last."""
-    ray.init(args.address)
+    # Ray waits until there is a CPU for each worker, and this machine gets no more of them.
+    ray.init(args.address, num_cpus=args.workers if args.address == "local" else None)
     trainer = TorchTrainer(
         train,
         train_loop_config=vars(args),

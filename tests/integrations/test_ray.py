@@ -34,7 +34,7 @@ SETTINGS = {
 def run() -> Iterator[dict[str, Any]]:
     """What the script says about the run; it starts and stops a Ray of its own."""
     # A short path, since Ray's sockets lie in it.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory("", "ray", "/tmp", ignore_cleanup_errors=True) as folder:
         own = {"RAY_TMPDIR": folder, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         done = subprocess.run(
             [sys.executable, str(CASES), folder],

@@ -18,14 +18,14 @@ MODEL = "model.pt"  # in the checkpoint: the state dict of the average model
 def report(metrics: dict[str, Any], *, replica: Replica, **parts: Stateful) -> None:
     """Report metrics and a checkpoint of all workers to Ray Train; every worker calls.
 
-    A checkpoint holds one file per worker, as of :func:`offbeat.save_per_rank`, and the average
-    model, from rank 0: ``model.pt``, a state dict. Pass what belongs to a worker by name::
-
-        report({"loss": loss.item()}, replica=replica, optimizer=optimizer, schedule=schedule)
+    ``parts`` is what a worker needs to continue, by name: ``optimizer=optimizer`` and so on. The
+    checkpoint holds them in one file per worker (:func:`offbeat.save_per_rank`), and the average
+    model in ``model.pt``, a state dict from rank 0. Ray registers it once the files of all workers
+    are stored. The metrics are those of rank 0, with ``seconds_stalled`` and ``mb_sent`` of its
+    last step.
 
     Call it between ``replica.step()`` and the next backward. Training continues as if the call had
-    not been there. Ray adds the checkpoint to the run when the files of all workers are stored.
-    The metrics are those of rank 0, with ``seconds_stalled`` and ``mb_sent`` of its last step.
+    not been there.
     """
     last = replica.stats()["last"]
     own = {
@@ -45,10 +45,10 @@ def resume(*, replica: Replica, **parts: Stateful) -> bool:
     """Load the latest checkpoint of the run, if there is one; every worker calls.
 
     Takes the parts that :func:`report` was given, and returns whether there was a checkpoint.
-    ``replica.steps`` is the number of steps done before.
+    ``replica.steps`` is then the number of steps it was saved after.
 
-    Raises ``ValueError`` as :func:`offbeat.load_per_rank` does. Under a method whose ranks differ
-    that includes another number of workers, unless ``replica.finish()`` came before the report.
+    Raises ``ValueError`` as :func:`offbeat.load_per_rank` does: under a method whose ranks differ,
+    also for another number of workers, unless ``replica.finish()`` came before the report.
     """
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
