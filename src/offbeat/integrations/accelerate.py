@@ -1,0 +1,129 @@
+"""Training loops of Hugging Face Accelerate."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, final
+
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from torch import nn
+from torch.optim import Optimizer
+
+from offbeat.exchange import Algorithm
+from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
+from offbeat.recipes import algorithm as parse
+from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.replica import Replica
+from offbeat.replica.replicate import replicate
+
+
+def prepare(
+    accelerator: Accelerator, *objects: Any, algorithm: str | Algorithm | None = None
+) -> tuple[Any, ...]:
+    """Prepare ``objects`` as ``accelerator.prepare`` does, and replicate the model among them.
+
+    Returns the :class:`~offbeat.Replica`, then the prepared objects in their order. Call it once
+    for each model that is trained. From then on ``accelerator.accumulate(model)`` decides which
+    backward exchanges gradients; ``step()`` of the last optimizer calls ``replica.step()``, also if
+    the ``GradScaler`` has skipped the step; ``accelerator.save_state()`` and ``load_state()`` save
+    the average model, and for each rank what belongs to it.
+
+    Args:
+        accelerator: without DeepSpeed, FSDP or Megatron-LM.
+        objects: one model with trainable parameters, its optimizers, and anything else.
+        algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
+            default the text in the environment variable OFFBEAT_ALGORITHM.
+
+    Raises:
+        ValueError: for other arguments, and as :func:`offbeat.replicate`.
+    """
+    chosen = algorithm if isinstance(algorithm, Algorithm) else parse(algorithm)
+    require_whole_models(accelerator)
+    models = [o for o in objects if isinstance(o, nn.Module) and _is_trained(o)]
+    given = [o for o in objects if isinstance(o, Optimizer)]
+    if len(models) != 1 or not given:
+        raise ValueError(
+            f"prepare() got {len(models)} models with trainable parameters and {len(given)} "
+            "optimizers; call it once for each model that is trained, with its optimizers"
+        )
+    with without_ddp(accelerator):
+        prepared = accelerator.prepare(*objects)
+    optimizers = [o for o in prepared if isinstance(o, AcceleratedOptimizer)]
+    schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
+    bare = [o.optimizer for o in optimizers]
+    replica = replicate(models[0], chosen, optimizer=bare, scaler=accelerator.scaler)
+    models[0].no_sync = NoSync(replica)  # type: ignore[assignment]
+    _step_after(optimizers[-1], replica)
+    checkpoints = vars(accelerator).get("offbeat") or _Checkpoints(accelerator)
+    checkpoints.replicas.append(replica)
+    checkpoints.others += [*optimizers, *schedulers]
+    return (replica, *prepared)
+
+
+def _is_trained(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _step_after(optimizer: AcceleratedOptimizer, replica: Replica) -> None:
+    """Let ``optimizer.step`` end with ``replica.step``: hooks do not see a step that is skipped."""
+    step = optimizer.step
+
+    def both(closure: Callable[[], Any] | None = None) -> None:
+        step(closure)
+        if optimizer.gradient_state.sync_gradients:
+            replica.step()
+
+    optimizer.step = both
+
+
+@final
+class _Checkpoints:
+    """Adds to the checkpoints of an accelerator what its ranks do not have in common."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.replicas: list[Replica] = []
+        self.others: list[Stateful] = []
+        self._save, self._load = accelerator.save_state, accelerator.load_state
+        self._free, self._folder = accelerator.free_memory, ""
+        accelerator.offbeat = self
+        accelerator.save_state, accelerator.load_state = self.save, self.load
+        accelerator.free_memory = self.free
+        accelerator.register_save_state_pre_hook(self._save_parts)
+        accelerator.register_load_state_pre_hook(self._note_folder)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the average of each model; save hooks of the user see it, too."""
+        with ExitStack() as shown:
+            for replica in self.replicas:
+                shown.enter_context(replica.consensus())
+            return self._save(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """Load what all ranks share, then what belongs to this one."""
+        self._load(*args, **kwargs)
+        if self.replicas:
+            load_per_rank(self._folder, **self._parts())
+
+    def free(self, *objects: Any) -> Any:
+        """Forget the replicas together with the models."""
+        self.replicas, self.others = [], []
+        return self._free(*objects)
+
+    def _save_parts(self, models: object, weights: object, folder: str) -> None:
+        if any(isinstance(o, Replica) for o in getattr(self.accelerator, "_custom_objects", ())):
+            raise ValueError(
+                "a replica was registered for checkpointing, which saves that of rank 0 alone; "
+                "remove register_for_checkpointing(replica): save_state() saves those of all ranks"
+            )
+        if self.replicas:
+            save_per_rank(folder, **self._parts())
+
+    def _note_folder(self, models: object, folder: str) -> None:
+        self._folder = folder
+
+    def _parts(self) -> dict[str, Stateful]:
+        scaler = self.accelerator.scaler
+        parts = [*self.replicas, *self.others, *([] if scaler is None else [scaler])]
+        return {f"{type(part).__name__}{i}": part for i, part in enumerate(parts)}

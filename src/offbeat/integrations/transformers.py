@@ -1,0 +1,161 @@
+"""The Trainer of Hugging Face transformers."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from offbeat.exchange import Algorithm
+from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
+from offbeat.recipes import algorithm as parse
+from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.replica import Replica
+from offbeat.replica.replicate import replicate
+
+
+def attach(trainer: Trainer, algorithm: str | Algorithm | None = None) -> "OffbeatCallback":
+    """Let ``trainer.train()`` train with an algorithm of offbeat; call it once, before.
+
+    Returns a callback whose ``replica`` is the :class:`~offbeat.Replica` during ``train()``.
+    Meanwhile ``evaluate``, ``predict`` and ``save_model``, which all ranks call, use the average
+    model. Each ``checkpoint-<step>`` also holds what belongs to each rank, for
+    ``train(resume_from_checkpoint=...)``. Logs show ``seconds_stalled`` and ``mb_sent`` (10^6
+    bytes) of this rank: the means over the steps since the last log.
+
+    Args:
+        trainer: of any class; one process per device, without DeepSpeed or FSDP.
+        algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
+            default the text in the environment variable OFFBEAT_ALGORITHM.
+
+    Raises:
+        ValueError: for another trainer. ``train()`` raises as :func:`offbeat.replicate`.
+    """
+    chosen = algorithm if isinstance(algorithm, Algorithm) else parse(algorithm)
+    require_whole_models(trainer.accelerator)
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"this process has {trainer.args.n_gpu} GPUs, and Trainer would use DataParallel; "
+            f"start one process per GPU: torchrun --nproc-per-node {trainer.args.n_gpu}"
+        )
+    if any(isinstance(c, OffbeatCallback) for c in trainer.callback_handler.callbacks):
+        raise ValueError("attach() was called before for this trainer; call it once")
+    return OffbeatCallback(trainer, chosen)
+
+
+@final
+class OffbeatCallback(TrainerCallback):
+    """Makes the model of a Trainer a replica while it trains; see :func:`attach`."""
+
+    def __init__(self, trainer: Trainer, algorithm: Algorithm) -> None:
+        """Wrap methods of ``trainer``, and become the first of its callbacks."""
+        self.trainer, self.algorithm = trainer, algorithm
+        self.replica: Replica | None = None
+        self._folder: str | bool | None = None  # the checkpoint that train() resumes from
+        self._loss: float | Tensor = 0.0  # of the micro-batches since the last step
+        trainer.train = partial(self._train, trainer.train)
+        trainer.training_step = partial(self._training_step, trainer.training_step)
+        for name in ("evaluate", "predict", "save_model"):
+            setattr(trainer, name, partial(self._on_average, getattr(trainer, name)))
+        # Other callbacks see the parameters after an exchange, complete logs and checkpoints.
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_train_begin(self, *_: Any, model: nn.Module, optimizer: Any, **__: Any) -> None:
+        """Replicate the model, after Trainer has loaded a checkpoint, and load this rank's part."""
+        self._detach()  # with auto_find_batch_size this is another attempt
+        scaler = self.trainer.accelerator.scaler
+        bare = optimizer.optimizer
+        self.replica = replicate(model, self.algorithm, optimizer=bare, scaler=scaler)
+        model.no_sync = NoSync(self.replica)  # type: ignore[assignment]
+        if self._folder is not None:
+            load_per_rank(str(self._folder), **self._parts(self.replica))
+        self._loss, self._logged = 0.0, self.replica.stats()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Exchange parameters, also on a rank whose GradScaler has skipped the step."""
+        assert self.replica is not None, "training has begun"
+        self.replica.report_loss(self._loss)
+        self._loss = 0.0
+        self.replica.step()
+
+    def on_log(self, args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+        """Add what was sent and how long it stalled to the log of a training loss."""
+        if self.replica is not None and "loss" in logs:
+            before, self._logged = self._logged, self.replica.stats()
+            steps, total = self._logged["step"] - before["step"], self._logged["total"]
+            mean = {key: (total[key] - before["total"][key]) / steps for key in total}
+            shown = {
+                "seconds_stalled": mean["seconds_stalled"],
+                "mb_sent": mean["bytes_sent"] / 1e6,
+            }
+            logs |= shown
+            state.log_history[-1] |= shown
+
+    def on_evaluate(self, *_: Any, metrics: dict[str, float], **__: Any) -> None:
+        """Report the loss of an evaluation."""
+        if self.replica is not None and "eval_loss" in metrics:
+            self.replica.report_loss(metrics["eval_loss"], "heldout")
+
+    def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Save what belongs to this rank beside the checkpoint that Trainer has written."""
+        if self.replica is not None and not args.save_only_model:
+            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            save_per_rank(folder, **self._parts(self.replica))
+
+    def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Set all ranks to the average, unless Trainer has just loaded the best model."""
+        assert self.replica is not None, "training has begun"
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            with self.replica.consensus():
+                pass  # receives what is in flight and does not merge it
+            if self.replica.consensus_distance()["max"] > 0:
+                raise ValueError(
+                    f"not all ranks have loaded {state.best_model_checkpoint}; use an output_dir "
+                    "that all nodes share, or save_on_each_node=True"
+                )
+        else:
+            self.replica.finish()
+        self._detach()
+
+    def _train(
+        self,
+        train: Callable[..., Any],
+        resume_from_checkpoint: str | bool | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        folder = resume_from_checkpoint or None
+        if folder is True:  # it remains so if there is no checkpoint, and Trainer says so
+            folder = get_last_checkpoint(self.trainer.args.output_dir) or True
+        self._folder = folder
+        try:
+            with without_ddp(self.trainer.accelerator):
+                return train(folder, *args, **kwargs)
+        finally:
+            self._detach()
+
+    def _training_step(self, step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        loss = step(*args, **kwargs)
+        self._loss = self._loss + loss.detach()
+        return loss
+
+    def _on_average(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.replica.consensus() if self.replica else nullcontext():
+            return method(*args, **kwargs)
+
+    def _parts(self, replica: Replica) -> dict[str, Stateful]:
+        trainer = self.trainer
+        parts = {"replica": replica, "optimizer": trainer.optimizer}
+        scaler = trainer.accelerator.scaler
+        parts |= {"scheduler": trainer.lr_scheduler}
+        return parts if scaler is None else parts | {"scaler": scaler}
+
+    def _detach(self) -> None:
+        if self.replica is not None:
+            self.replica.detach()
+            del self.replica.model.no_sync
+            self.replica = None

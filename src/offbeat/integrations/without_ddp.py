@@ -1,0 +1,55 @@
+"""A model that Hugging Face Accelerate prepares without DistributedDataParallel."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, final
+
+from accelerate import Accelerator
+
+from offbeat.replica.replica import Replica
+
+
+def require_whole_models(accelerator: Accelerator) -> None:
+    """Raise ``ValueError`` if the accelerator divides a model among the ranks."""
+    kind = accelerator.distributed_type.value
+    if not kind.startswith(("NO", "MULTI_")):
+        raise ValueError(
+            f"the accelerator is configured for {kind}, and offbeat exchanges whole models; "
+            "configure plain data parallelism (MULTI_GPU or MULTI_CPU), or start with torchrun"
+        )
+
+
+@contextmanager
+def without_ddp(accelerator: Accelerator) -> Iterator[None]:
+    """Prepare models inside the block as those that are only evaluated.
+
+    They get their device, autocast and ``torch.compile``, and are not wrapped.
+    """
+    accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
+    try:
+        yield
+    finally:
+        del accelerator.prepare_model  # the method of the class is visible again
+
+
+@final
+class NoSync:
+    """The attribute ``no_sync`` of a model, which Accelerate enters while it accumulates."""
+
+    def __init__(self, replica: Replica) -> None:
+        """Act on the backwards of ``replica``."""
+        self.replica = replica
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Exchange no gradients inside the block."""
+        self.replica.set_requires_sync(False)
+        try:
+            yield
+        finally:
+            self.replica.set_requires_sync(True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy as a context that does nothing: a copy of the model is no replica."""
+        return partial, (nullcontext,)
