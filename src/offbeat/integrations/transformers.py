@@ -1,6 +1,5 @@
 """The Trainer of Hugging Face transformers."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -37,11 +36,6 @@ def attach(trainer: Trainer, algorithm: str | Algorithm | None = None) -> "Offbe
     """
     chosen = algorithm if isinstance(algorithm, Algorithm) else parse(algorithm)
     require_whole_models(trainer.accelerator)
-    if trainer.args.n_gpu > 1:
-        raise ValueError(
-            f"this process has {trainer.args.n_gpu} GPUs, and Trainer would use DataParallel; "
-            f"start one process per GPU: torchrun --nproc-per-node {trainer.args.n_gpu}"
-        )
     if any(isinstance(c, OffbeatCallback) for c in trainer.callback_handler.callbacks):
         raise ValueError("attach() was called before for this trainer; call it once")
     return OffbeatCallback(trainer, chosen)
@@ -55,7 +49,7 @@ class OffbeatCallback(TrainerCallback):
         """Wrap methods of ``trainer``, and become the first of its callbacks."""
         self.trainer, self.algorithm = trainer, algorithm
         self.replica: Replica | None = None
-        self._folder: str | bool | None = None  # the checkpoint that train() resumes from
+        self._folder: Any = None  # the checkpoint that train() resumes from
         self._loss: float | Tensor = 0.0  # of the micro-batches since the last step
         trainer.train = partial(self._train, trainer.train)
         trainer.training_step = partial(self._training_step, trainer.training_step)
@@ -72,8 +66,8 @@ class OffbeatCallback(TrainerCallback):
         self.replica = replicate(model, self.algorithm, optimizer=bare, scaler=scaler)
         model.no_sync = NoSync(self.replica)  # type: ignore[assignment]
         if self._folder is not None:
-            load_per_rank(str(self._folder), **self._parts(self.replica))
-        self._loss, self._logged = 0.0, self.replica.stats()
+            load_per_rank(self._folder, **self._parts(self.replica))
+        self._loss, self._logged = 0.0, self._counted(self.replica)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Exchange parameters, also on a rank whose GradScaler has skipped the step."""
@@ -85,13 +79,9 @@ class OffbeatCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Add what was sent and how long it stalled to the log of a training loss."""
         if self.replica is not None and "loss" in logs:
-            before, self._logged = self._logged, self.replica.stats()
-            steps, total = self._logged["step"] - before["step"], self._logged["total"]
-            mean = {key: (total[key] - before["total"][key]) / steps for key in total}
-            shown = {
-                "seconds_stalled": mean["seconds_stalled"],
-                "mb_sent": mean["bytes_sent"] / 1e6,
-            }
+            before, self._logged = self._logged, self._counted(self.replica)
+            steps, stalled, sent = (b - a for a, b in zip(before, self._logged, strict=True))
+            shown = {"seconds_stalled": stalled / steps, "mb_sent": sent / steps / 1e6}
             logs |= shown
             state.log_history[-1] |= shown
 
@@ -111,7 +101,7 @@ class OffbeatCallback(TrainerCallback):
         assert self.replica is not None, "training has begun"
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             with self.replica.consensus():
-                pass  # receives what is in flight and does not merge it
+                pass  # what is in flight is received and not merged
             if self.replica.consensus_distance()["max"] > 0:
                 raise ValueError(
                     f"not all ranks have loaded {state.best_model_checkpoint}; use an output_dir "
@@ -121,31 +111,28 @@ class OffbeatCallback(TrainerCallback):
             self.replica.finish()
         self._detach()
 
-    def _train(
-        self,
-        train: Callable[..., Any],
-        resume_from_checkpoint: str | bool | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        folder = resume_from_checkpoint or None
-        if folder is True:  # it remains so if there is no checkpoint, and Trainer says so
-            folder = get_last_checkpoint(self.trainer.args.output_dir) or True
-        self._folder = folder
+    def _train(self, train: Any, resume_from_checkpoint: Any = None, *args: Any, **kw: Any) -> Any:
+        self._folder = resume_from_checkpoint or None
+        if self._folder is True:  # it remains so if there is no checkpoint, and Trainer says so
+            self._folder = get_last_checkpoint(self.trainer.args.output_dir) or True
         try:
             with without_ddp(self.trainer.accelerator):
-                return train(folder, *args, **kwargs)
+                return train(self._folder, *args, **kw)
         finally:
             self._detach()
 
-    def _training_step(self, step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        loss = step(*args, **kwargs)
+    def _training_step(self, step: Any, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = step(*args, **kwargs)
         self._loss = self._loss + loss.detach()
         return loss
 
-    def _on_average(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _on_average(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         with self.replica.consensus() if self.replica else nullcontext():
             return method(*args, **kwargs)
+
+    def _counted(self, replica: Replica) -> tuple[float, float, float]:
+        total = replica.stats()["total"]
+        return replica.steps, total["seconds_stalled"], total["bytes_sent"]
 
     def _parts(self, replica: Replica) -> dict[str, Stateful]:
         trainer = self.trainer

@@ -1,0 +1,99 @@
+"""Accelerate with offbeat, in two processes. All cases run once, since imports take seconds."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import torchrun
+
+pytestmark = pytest.mark.processes
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "integrations" / "accelerate.md"
+Cases = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """Return what each rank found, by the name of the case."""
+    folder = tmp_path_factory.mktemp("accelerate")
+    (script,) = re.findall(r"```python\n(# train\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (folder / "train.py").write_text(script)
+    output = torchrun(2, HERE / "accelerate_cases.py", str(folder), str(folder / "train.py"))
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
+    return {line["case"]: line["ranks"] for line in lines}
+
+
+def test_ddp_equals_the_ddp_of_accelerate(cases: Cases) -> None:
+    for found in cases["ddp"]:
+        assert found["equal"]
+        assert 1 <= found["models_sent_per_step"] < 1.2  # once per step, not per backward
+
+
+@pytest.mark.parametrize("recipe", ["sgp", "local_sgd"])
+def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe: str) -> None:
+    first, second = cases[f"resume {recipe}"]
+    for found in (first, second):
+        assert found["own"]
+        assert found["end"]
+        assert {"offbeat-rank0.pt", "offbeat-rank1.pt"} <= {*found["files"]}
+    assert first["at_half"] != second["at_half"]  # there was something to keep apart
+
+
+@pytest.mark.parametrize("recipe", ["sgp", "local_sgd"])
+def test_the_saved_model_is_the_average(cases: Cases, recipe: str) -> None:
+    assert all(found["average_is_saved"] for found in cases[f"resume {recipe}"])
+
+
+@pytest.mark.parametrize(("recipe", "skips"), [("sgp", [0, 1]), ("ddp", [1, 1])])
+def test_all_ranks_step_although_a_scaler_skips(
+    cases: Cases, recipe: str, skips: list[int]
+) -> None:
+    first, second = cases[f"overflow {recipe}"]
+    assert [first["skips"], second["skips"]] == skips
+    assert first["steps"] == second["steps"] == 20
+    assert first["end"] == second["end"]
+
+
+def test_two_models_train_in_turns(cases: Cases) -> None:
+    first, second = cases["gan"]
+    assert first["ddp"]
+    assert second["ddp"]
+    assert first["resumed"]
+    assert second["resumed"]
+    assert first["differ"] != second["differ"]
+
+
+def test_a_copy_of_the_model_is_plain(cases: Cases) -> None:
+    assert all(found["plain"] == [True, True] for found in cases["copies"])
+
+
+def test_an_accelerator_trains_again(cases: Cases) -> None:
+    assert all(found["same_files"] for found in cases["again"])
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("several", "got 2 models with trainable parameters and 2 optimizers; call it once"),
+        ("sharded", "configured for FSDP, and offbeat exchanges whole models"),
+        ("unset", "OFFBEAT_ALGORITHM"),
+        ("registered", "remove register_for_checkpointing(replica)"),
+        ("loaded", "every rank saves and loads its own"),
+        ("lost", "rank 1's file is missing"),
+    ],
+)
+def test_errors_name_the_fix_on_all_ranks(cases: Cases, error: str, text: str) -> None:
+    first, second = cases["errors"]
+    assert text in first[error]
+    assert text in second[error]
+
+
+def test_the_environment_names_the_algorithm(cases: Cases) -> None:
+    assert all("every=3" in found["from_environment"] for found in cases["errors"])
+
+
+def test_the_page_trains(cases: Cases) -> None:
+    assert all(found["loss"] < 0.01 for found in cases["page"])
