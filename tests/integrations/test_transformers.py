@@ -1,0 +1,111 @@
+"""Trainer with offbeat, in two processes. All cases run once, since imports take seconds."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import torchrun
+
+pytestmark = pytest.mark.processes
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "integrations" / "transformers.md"
+Cases = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """Return what each rank found, by the name of the case."""
+    folder = tmp_path_factory.mktemp("transformers")
+    (script,) = re.findall(r"```python\n(# train\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (folder / "train.py").write_text(script)
+    output = torchrun(2, HERE / "transformers_cases.py", str(folder), str(folder / "train.py"))
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
+    return {line["case"]: line["ranks"] for line in lines}
+
+
+def test_ddp_equals_the_ddp_of_trainer(cases: Cases) -> None:
+    assert all(found["equal"] for found in cases["ddp"])
+
+
+def test_logs_show_the_traffic_of_a_step(cases: Cases) -> None:
+    for found in cases["ddp"]:
+        # In the history and for other callbacks. Gradients are sent once per step.
+        assert found["seen"] == [True] * 4
+        assert all(1 <= sent < 1.1 for sent in found["models_sent_per_step"])
+        assert all(0 < stalled < 10 for stalled in found["stalled"])
+
+
+@pytest.mark.parametrize("recipe", ["sgp", "local_sgd"])
+def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe: str) -> None:
+    first, second = cases[f"resume {recipe}"]
+    for found in (first, second):
+        assert found["own"]
+        assert found["end"]
+        assert {"offbeat-rank0.pt", "offbeat-rank1.pt"} <= {*found["files"]}
+    assert first["at_half"] != second["at_half"]  # there was something to keep apart
+
+
+@pytest.mark.parametrize(("recipe", "scales"), [("sgp", [65536, 32768]), ("ddp", [32768] * 2)])
+def test_all_ranks_step_although_a_scaler_skips(
+    cases: Cases, recipe: str, scales: list[int]
+) -> None:
+    first, second = cases[f"overflow {recipe}"]
+    assert [first["scale"], second["scale"]] == scales
+    assert first["steps"] == second["steps"] == 20
+    assert first["end"] == second["end"]
+
+
+def test_the_average_is_evaluated_and_saved(cases: Cases) -> None:
+    first, second = cases["best"]
+    assert first["own"] != second["own"]
+    assert first["evaluated"] == second["evaluated"]
+    for found in (first, second):
+        assert found["saved_is_evaluated"]
+        assert found["undisturbed"]
+
+
+def test_all_ranks_hold_the_best_model_at_the_end(cases: Cases) -> None:
+    for found in cases["best"]:
+        assert found["step"] < 20
+        assert found["best"]
+        assert found["score_again"]
+
+
+def test_losses_of_steps_and_evaluations_are_reported(cases: Cases) -> None:
+    for found in cases["best"]:
+        assert len(found["losses"]) == 20
+        assert all(loss > 0 for loss in found["losses"])
+        assert found["heldout"] == found["eval_losses"]
+        assert len(found["heldout"]) == 4
+
+
+def test_a_trainer_trains_again_after_an_exception(cases: Cases) -> None:
+    first, second = cases["again"]
+    for found in (first, second):
+        assert found["interrupted"]
+        assert found["plain"]
+    assert first["end"] == second["end"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("twice", "attach() was called before for this trainer"),
+        ("sharded", "configured for DEEPSPEED, and offbeat exchanges whole models"),
+        ("unset", "OFFBEAT_ALGORITHM"),
+        ("wrapped", "the model is wrapped in DistributedDataParallel"),
+        ("lost", "rank 1's file is missing"),
+        ("none", "No valid checkpoint found"),
+    ],
+)
+def test_errors_name_the_fix_on_all_ranks(cases: Cases, error: str, text: str) -> None:
+    first, second = cases["errors"]
+    assert text in first[error]
+    assert text in second[error]
+
+
+def test_the_page_trains(cases: Cases) -> None:
+    assert all(found["loss"] < 1 for found in cases["page"])  # 4.2 without training
