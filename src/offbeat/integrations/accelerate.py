@@ -10,6 +10,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
@@ -19,7 +20,10 @@ from offbeat.replica.replicate import replicate
 
 
 def prepare(
-    accelerator: Accelerator, *objects: Any, algorithm: str | Algorithm | None = None
+    accelerator: Accelerator,
+    *objects: Any,
+    algorithm: str | Algorithm | None = None,
+    mesh: World | None = None,
 ) -> tuple[Any, ...]:
     """Prepare ``objects`` as ``accelerator.prepare`` does, and replicate the model among them.
 
@@ -34,11 +38,12 @@ def prepare(
         objects: one model with trainable parameters, its optimizers, and anything else.
         algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
             default the text in the environment variable OFFBEAT_ALGORITHM.
+        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
 
     Raises:
         ValueError: for other arguments, and as :func:`offbeat.replicate`.
     """
-    chosen = algorithm if isinstance(algorithm, Algorithm) else parse(algorithm)
+    chosen = parse(algorithm)
     require_whole_models(accelerator)
     models = [o for o in objects if isinstance(o, nn.Module) and _is_trained(o)]
     given = [o for o in objects if isinstance(o, Optimizer)]
@@ -52,7 +57,8 @@ def prepare(
     optimizers = [o for o in prepared if isinstance(o, AcceleratedOptimizer)]
     schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
     bare = [o.optimizer for o in optimizers]
-    replica = replicate(models[0], chosen, optimizer=bare, scaler=accelerator.scaler)
+    scaler = accelerator.scaler
+    replica = replicate(models[0], chosen, mesh=mesh, optimizer=bare, scaler=scaler)
     models[0].no_sync = NoSync(replica)  # type: ignore[assignment]
     _step_after(optimizers[-1], replica)
     checkpoints = vars(accelerator).get("offbeat") or _Checkpoints(accelerator)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
@@ -17,7 +18,9 @@ from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 
 
-def attach(trainer: Trainer, algorithm: str | Algorithm | None = None) -> "OffbeatCallback":
+def attach(
+    trainer: Trainer, algorithm: str | Algorithm | None = None, *, mesh: World | None = None
+) -> "OffbeatCallback":
     """Let ``trainer.train()`` train with an algorithm of offbeat; call it once, before.
 
     Returns a callback whose ``replica`` is the :class:`~offbeat.Replica` during ``train()``.
@@ -30,24 +33,25 @@ def attach(trainer: Trainer, algorithm: str | Algorithm | None = None) -> "Offbe
         trainer: of any class; one process per device, without DeepSpeed or FSDP.
         algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
             default the text in the environment variable OFFBEAT_ALGORITHM.
+        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
 
     Raises:
         ValueError: for another trainer. ``train()`` raises as :func:`offbeat.replicate`.
     """
-    chosen = algorithm if isinstance(algorithm, Algorithm) else parse(algorithm)
+    chosen = parse(algorithm)
     require_whole_models(trainer.accelerator)
     if any(isinstance(c, OffbeatCallback) for c in trainer.callback_handler.callbacks):
         raise ValueError("attach() was called before for this trainer; call it once")
-    return OffbeatCallback(trainer, chosen)
+    return OffbeatCallback(trainer, chosen, mesh)
 
 
 @final
 class OffbeatCallback(TrainerCallback):
     """Makes the model of a Trainer a replica while it trains; see :func:`attach`."""
 
-    def __init__(self, trainer: Trainer, algorithm: Algorithm) -> None:
+    def __init__(self, trainer: Trainer, algorithm: Algorithm, mesh: World | None) -> None:
         """Wrap methods of ``trainer``, and become the first of its callbacks."""
-        self.trainer, self.algorithm = trainer, algorithm
+        self.trainer, self.algorithm, self.mesh = trainer, algorithm, mesh
         self.replica: Replica | None = None
         self._folder: Any = None  # the checkpoint that train() resumes from
         self._loss: float | Tensor = 0.0  # of the micro-batches since the last step
@@ -62,8 +66,8 @@ class OffbeatCallback(TrainerCallback):
         """Replicate the model, after Trainer has loaded a checkpoint, and load this rank's part."""
         self._detach()  # with auto_find_batch_size this is another attempt
         scaler = self.trainer.accelerator.scaler
-        bare = optimizer.optimizer
-        self.replica = replicate(model, self.algorithm, optimizer=bare, scaler=scaler)
+        given = {"mesh": self.mesh, "optimizer": optimizer.optimizer, "scaler": scaler}
+        self.replica = replicate(model, self.algorithm, **given)
         model.no_sync = NoSync(self.replica)  # type: ignore[assignment]
         if self._folder is not None:
             load_per_rank(self._folder, **self._parts(self.replica))
@@ -81,6 +85,7 @@ class OffbeatCallback(TrainerCallback):
         if self.replica is not None and "loss" in logs:
             before, self._logged = self._logged, self._counted(self.replica)
             steps, stalled, sent = (b - a for a, b in zip(before, self._logged, strict=True))
+            steps = max(steps, 1)  # a second log after one step
             shown = {"seconds_stalled": stalled / steps, "mb_sent": sent / steps / 1e6}
             logs |= shown
             state.log_history[-1] |= shown
