@@ -11,6 +11,8 @@ from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only; not searched for doctests.
 collect_ignore = ["preloaded.py"]
+# Scripts of ranks, which import frameworks for seconds.
+collect_ignore_glob = ["integrations/*_cases.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from ranks import torchrun
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the accelerate extra"),
+]
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "integrations" / "accelerate.md"
 Cases = dict[str, list[dict[str, Any]]]

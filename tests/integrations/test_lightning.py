@@ -1,6 +1,7 @@
 """Lightning on two ranks: one start for all cases, since imports take most of the time."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from ranks import torchrun
 
-pytest.importorskip("lightning", reason="needs the lightning extra")
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(find_spec("lightning") is None, reason="needs the lightning extra"),
+]
 
 SCRIPT = Path(__file__).parent / "lightning_cases.py"
 Ranks = list[dict[str, Any]]

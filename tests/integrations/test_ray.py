@@ -1,6 +1,5 @@
 """Ray Train restarts a run whose worker was killed, and it continues bit for bit."""
 
-import importlib.util
 import json
 import os
 import re
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ import pytest
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(240),  # Ray starts a dozen processes: half a minute on two idle cores
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="needs the extra: pip install offbeat[ray]"
-    ),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the ray extra"),
 ]
 CASES = Path(__file__).parent / "ray_cases.py"
 SETTINGS = {
