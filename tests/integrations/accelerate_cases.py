@@ -58,7 +58,10 @@ def train(
             accelerator, *objects(), algorithm=algorithm
         )
     torch.manual_seed(RANK)
-    done, skips, average = 0, 0, None
+    done, skips, average, hooked = 0, 0, None, []
+    accelerator.register_save_state_pre_hook(
+        lambda models, *_: hooked.append(copy.deepcopy(models[0].state_dict()))
+    )
     if resume is not None:
         accelerator.load_state(resume)
         loader, done = accelerator.skip_first_batches(loader, HALF * ACCUMULATE), HALF
@@ -86,7 +89,7 @@ def train(
         replica.finish()
         replica.detach()
     return SimpleNamespace(
-        own=own, end=bare.state_dict(), skips=skips, stats=stats, average=average
+        own=own, end=bare.state_dict(), skips=skips, stats=stats, average=average, hooked=hooked
     )
 
 
@@ -122,6 +125,7 @@ def resume(algorithm: str) -> dict[str, Any]:
         "own": equal(whole.own, resumed.own),
         "end": equal(whole.end, resumed.end),
         "average_is_saved": equal(half.average, load_file(folder / "model.safetensors")),
+        "average_is_hooked": equal(half.average, half.hooked[0]),
         "at_half": flat(half.own)[:3],
         "files": sorted(path.name for path in folder.iterdir()),
     }
