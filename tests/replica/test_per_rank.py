@@ -103,6 +103,24 @@ def test_another_number_of_ranks_after_finish(tmp_path: Path) -> None:
     ThreadWorld(3).run(load)
 
 
+@pytest.mark.parametrize("name", ["with space", "a[1]b", "a*b", "what?", "{x}", "memory://a[1]/b"])
+def test_any_name_of_a_folder(name: str, tmp_path: Path) -> None:
+    folder = name if "://" in name else str(tmp_path / name)
+
+    def work(world: World) -> None:
+        parts = build(world, "sgp")
+        expected = train(*parts, range(2))
+        offbeat.save_per_rank(folder, replica=parts[2], optimizer=parts[1])
+        parts[2].detach()
+        again = build(world, "sgp")
+        offbeat.load_per_rank(folder, replica=again[2], optimizer=again[1])
+        found = snapshot(again[0])
+        assert all(same(found[name], expected[name]) for name in found)
+        again[2].detach()
+
+    ThreadWorld(2).run(work)
+
+
 def failing_load(folder: Path, text: str = "sgp", **more: Any) -> Callable[[World], None]:
     def work(world: World) -> None:
         _, optimizer, replica = build(world, text)

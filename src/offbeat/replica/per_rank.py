@@ -81,7 +81,7 @@ def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
 def _read(folder: str, replica: Replica, parts: dict[str, Stateful]) -> Saved:
     """Return the state of each part: of this rank, or of all ranks if their number has changed."""
     files, root = fsspec.core.url_to_fs(folder)
-    paths = {_rank(path): path for path in files.glob(f"{root}/{_NAME.format('*')}")}
+    paths = _paths(files, root)
     world = replica.world
     own = _load(files, paths[world.rank], parts) if world.rank in paths else None
     if own is not None and _size(own, parts) == world.size:
@@ -117,10 +117,14 @@ def _size(saved: Saved, parts: dict[str, Stateful]) -> int:
     return size
 
 
-def _rank(path: str) -> int:
-    found = re.search(r"(\d+)\.pt$", path)
-    assert found is not None, "the path matches the pattern"
-    return int(found[1])
+def _paths(files: Any, root: str) -> dict[int, str]:
+    """Return the file of each rank in a folder; none if the folder does not exist."""
+    found = {}
+    for path in files.find(root, maxdepth=1):  # glob() would read brackets in the folder's name
+        name = re.fullmatch(_NAME.format(r"(\d+)"), path.rpartition("/")[2])
+        if name is not None:
+            found[int(name[1])] = path
+    return found
 
 
 _NAME = "offbeat-rank{}.pt"
