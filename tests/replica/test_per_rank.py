@@ -103,7 +103,7 @@ def test_another_number_of_ranks_after_finish(tmp_path: Path) -> None:
     ThreadWorld(3).run(load)
 
 
-@pytest.mark.parametrize("name", ["with space", "a[1]b", "a*b", "what?", "{x}", "memory://a[1]/b"])
+@pytest.mark.parametrize("name", ["with space", "a[1]b", "a*b", "what?", "{x}", "memory://a/b"])
 def test_any_name_of_a_folder(name: str, tmp_path: Path) -> None:
     folder = name if "://" in name else str(tmp_path / name)
 
@@ -121,6 +121,21 @@ def test_any_name_of_a_folder(name: str, tmp_path: Path) -> None:
     ThreadWorld(2).run(work)
 
 
+def test_fewer_ranks_save_to_a_folder_of_more(tmp_path: Path) -> None:
+    """They replace the checkpoint: another number of ranks finds theirs alone."""
+    saved(tmp_path, 4, "ddp")
+    saved(tmp_path, 2, "ddp", 3)
+    assert len([*tmp_path.iterdir()]) == 2
+
+    def work(world: World) -> None:
+        _, optimizer, replica = build(world, "ddp")
+        offbeat.load_per_rank(tmp_path, replica=replica, optimizer=optimizer)
+        assert replica.steps == 3
+        replica.detach()
+
+    ThreadWorld(4).run(work)
+
+
 def failing_load(folder: Path, text: str = "sgp", **more: Any) -> Callable[[World], None]:
     def work(world: World) -> None:
         _, optimizer, replica = build(world, text)
@@ -129,10 +144,10 @@ def failing_load(folder: Path, text: str = "sgp", **more: Any) -> Callable[[Worl
     return work
 
 
-def saved(folder: Path, ranks: int = 2) -> None:
+def saved(folder: Path, ranks: int = 2, text: str = "sgp", steps: int = 2) -> None:
     def work(world: World) -> None:
-        parts = build(world, "sgp")
-        train(*parts, range(2))
+        parts = build(world, text)
+        train(*parts, range(steps))
         offbeat.save_per_rank(folder, replica=parts[2], optimizer=parts[1])
         parts[2].detach()
 

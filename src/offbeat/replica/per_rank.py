@@ -5,6 +5,7 @@ Frameworks save the optimizer of rank 0 alone, and under most methods the ranks 
 
 import os
 import re
+from contextlib import suppress
 from typing import Any, Protocol
 
 import fsspec
@@ -29,19 +30,24 @@ def save_per_rank(folder: str | os.PathLike[str], **parts: Stateful) -> None:
 
     The file holds ``{name: part.state_dict()}``, for example of
     ``save_per_rank(folder, replica=replica, optimizer=optimizer, scaler=scaler)``. It is complete
-    or absent. ``folder`` is created; it may be local to each node, or a URL of fsspec. No
-    communication. Extra memory: a copy of the replica's state.
+    or absent. ``folder`` is created; it may be local to each node, or a URL of fsspec. Files that
+    more ranks have left there are removed. No communication. Extra memory: a copy of the
+    replica's state.
 
     Raises ``ValueError`` if no part is a :class:`Replica`, and as ``Replica.state_dict`` does.
     """
-    rank = next(iter(_replicas(parts).values())).world.rank
+    world = next(iter(_replicas(parts).values())).world
     saved = {name: part.state_dict() for name, part in parts.items()}
     files, root = fsspec.core.url_to_fs(os.fspath(folder))
     files.makedirs(root, exist_ok=True)
-    path = f"{root}/{_NAME.format(rank)}"
+    path = f"{root}/{_NAME.format(world.rank)}"
     with files.open(f"{path}.part", "wb") as file:
         torch.save(saved, file)
     files.mv(f"{path}.part", path)  # a rank that is killed while it writes leaves no torn file
+    for rank, stale in _paths(files, root).items():
+        if rank not in world.ranks:  # of an earlier save by more ranks
+            with suppress(FileNotFoundError):  # all ranks remove it
+                files.rm_file(stale)
 
 
 def load_per_rank(folder: str | os.PathLike[str], **parts: Stateful) -> None:
