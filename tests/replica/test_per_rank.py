@@ -269,6 +269,28 @@ def test_a_save_in_the_middle_of_an_accumulation(text: str) -> None:
     ThreadWorld(2).run(work)
 
 
+def test_gradients_that_another_replica_left(tmp_path: Path) -> None:
+    """In a GAN the backward of the generator reaches the critic, which discards them."""
+
+    def work(world: World) -> None:
+        generator, critic = (build(world, "ddp") for _ in range(2))
+        bridge = nn.Linear(1, 3)
+        for step in range(2):
+            backward(critic[0], world.rank, step)
+            critic[1].step()
+            critic[2].step()
+            batch = torch.randn(5, 3)
+            critic[0](bridge(generator[0](batch))).sum().backward()
+            generator[1].step()
+            generator[2].step()
+            offbeat.save_per_rank(tmp_path, generator=generator[2], critic=critic[2])
+            critic[1].zero_grad()
+        for parts in (generator, critic):
+            parts[2].detach()
+
+    ThreadWorld(2).run(work)
+
+
 def test_raise_alike() -> None:
     def work(world: World) -> None:
         _, _, replica = build(world, "sgp")

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.several_replicas import others_of
 from offbeat.replica.first_step import digest
 from offbeat.replica.slots import GradientSlot
 
@@ -194,8 +195,12 @@ class BackwardWatch:
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
     def require_spent(self) -> None:
-        """Raise if gradients wait for a step, other than those of an accumulation that goes on."""
-        if self._is_last:
+        """Raise if gradients wait for a step, other than those of an accumulation that goes on.
+
+        Beside other replicas they may wait for nothing: in a GAN, the backward of the generator
+        reaches the critic too, which discards these gradients.
+        """
+        if self._is_last and (self.heartbeat is None or not others_of(self.heartbeat)):
             raise ValueError(
                 "state_dict() was called after a backward that no step() followed; save right "
                 "after replica.step(), when gradients are spent"
