@@ -76,6 +76,16 @@ class Gan(LightningModule):
         return [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
 
 
+class Untoggled(Gan):
+    """The same, where the backward of the generator also gives the critic gradients."""
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Leave all parameters trainable."""
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        """There is nothing to restore."""
+
+
 class Values(Callback):
     """Notes this rank's parameters in the middle of validation, and before ``finish``."""
 
@@ -171,6 +181,18 @@ def resumed(text: str) -> dict[str, Any]:
         "later": shown[0][2:] == shown[1],
         "files": sorted(os.listdir(f"{FOLDER}/{text}/epoch=0.ckpt.offbeat")),
     }
+
+
+def gan_resumed() -> dict[str, Any]:
+    ends = []
+    for path in (None, FOLDER / "gan" / "epoch=0.ckpt"):
+        values = Values()
+        callbacks = [values, checkpoints("gan")] if path is None else [values]
+        trainer(OffbeatStrategy("sgp(overlap=1)"), *callbacks).fit(
+            Untoggled(), loader(), ckpt_path=path
+        )
+        ends.append(values.last)
+    return {"equal": same(*ends)}
 
 
 def skipped_step() -> dict[str, Any]:
@@ -273,6 +295,23 @@ def an_exception_on_all_ranks() -> dict[str, Any]:
     return {"saved": saved, "end": digest(plain)}
 
 
+def an_exception_on_one_rank() -> dict[str, Any]:
+    """It saves a checkpoint without the other, which does not wait for it."""
+
+    class Fails(Net):
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            if index == 3 and self.global_rank == 1:
+                raise KeyError("on purpose")
+            return super().training_step(batch, index)
+
+    run = trainer(OffbeatStrategy("sgp"), OnExceptionCheckpoint(FOLDER / "one"))
+    try:
+        run.fit(Fails(), loader())
+    except (KeyError, offbeat.PeerLost) as error:
+        return {"error": repr(error)}
+    return {}
+
+
 def by_name() -> dict[str, Any]:
     texts = []
     os.environ.pop("OFFBEAT_ALGORITHM", None)
@@ -332,6 +371,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (equals_ddp, ()),
     (gan_equals_ddp, ()),
     (gan_by_gossip, ()),
+    (gan_resumed, ()),
     (resumed, ("sgp(overlap=1)",)),
     (resumed, ("local_sgd(every=4)",)),
     (skipped_step, ()),
@@ -341,6 +381,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (from_a_run_of_ddp, ()),
     (missing_file, ()),
     (an_exception_on_all_ranks, ()),
+    (an_exception_on_one_rank, ()),
     (by_name, ()),
     (shared_parameters, ()),
     (fabric, ()),

@@ -43,6 +43,11 @@ def test_two_networks_gossip_and_agree_in_the_end(cases: dict[str, Ranks]) -> No
     assert first["end"] == second["end"]
 
 
+def test_a_gan_resumes_with_gradients_that_no_step_used(cases: dict[str, Ranks]) -> None:
+    for rank in cases["gan_resumed"]:
+        assert rank == {"equal": True}
+
+
 @pytest.mark.parametrize("text", ["sgp(overlap=1)", "local_sgd(every=4)"])
 def test_a_resumed_run_equals_the_uninterrupted_one(cases: dict[str, Ranks], text: str) -> None:
     first, second = cases[f"resumed[{text}]"]
@@ -106,6 +111,17 @@ def test_an_exception_saves_without_waiting(cases: dict[str, Ranks]) -> None:
     first, second = cases["an_exception_on_all_ranks"]
     assert first == second
     assert first["saved"] == 3
+
+
+@pytest.mark.fault(
+    "an exception ends one rank under Lightning, and a callback saves a checkpoint",
+    "it does not wait for the others; they raise PeerLost",
+    group="Leaving",
+)
+def test_an_exception_on_one_rank(cases: dict[str, Ranks]) -> None:
+    first, second = cases["an_exception_on_one_rank"]
+    assert "PeerLost('rank 1 has left" in first["error"]
+    assert "on purpose" in second["error"]
 
 
 def test_the_strategy_by_name(cases: dict[str, Ranks]) -> None:

@@ -100,6 +100,11 @@ class OffbeatStrategy(DDPStrategy):
         """Return to each rank's own parameters."""
         self._shown.close()
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks, unless an exception has ended this one."""
+        if not self._is_interrupted:  # it may save a checkpoint, which the others do not
+            super().barrier(*args, **kwargs)
+
     def on_train_end(self) -> None:
         """Set all ranks to the average."""
         self.replicas.finish()
@@ -147,13 +152,14 @@ class OffbeatStrategy(DDPStrategy):
             self.replicas.load(self._loaded_from)
         else:
             rank_zero_warn(
-                f"{self._loaded_from} does not exist: the checkpoint is of another strategy, and "
-                "all ranks start from its model and optimizer"
+                f"{self._loaded_from} does not exist: the checkpoint is of another strategy, or of "
+                "a moment after fit(), and all ranks start from its model and optimizer"
             )
 
     @property
     def _is_interrupted(self) -> bool:
-        return bool(self.lightning_module.trainer.interrupted)
+        model = self.lightning_module  # None before a Trainer has one
+        return model is not None and bool(model.trainer.interrupted)
 
 
 def _folder(checkpoint: Path) -> str:
