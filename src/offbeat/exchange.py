@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.links import Links
+from offbeat.comm.sharding import has_shards, local_parameters
 from offbeat.comm.world import Axis, World
 from offbeat.functional import balance
 
@@ -26,7 +27,9 @@ class Site:
     happens between unequal nodes. ``inside`` joins the ranks of a node for a slot over "node":
     there each local rank exchanges its own slice of every flat tensor (:meth:`slice`), and the
     node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
-    rank. ``control`` joins all ranks, for small values that all ranks compare.
+    rank. Of a model sharded by FSDP2, ``parameters`` are this rank's shards, a node is one
+    participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
+    layers. ``control`` joins all ranks, for small values that all ranks compare.
     """
 
     model: nn.Module
@@ -38,6 +41,7 @@ class Site:
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     control: Group | None = None
+    shards: Group | None = None
 
     @classmethod
     def on(
@@ -50,11 +54,15 @@ class Site:
         control: Group | None = None,
     ) -> "Site":
         """Open the groups of a slot over ``axis``; all ranks call."""
+        sharded = has_shards(model)
+        axis = "node" if sharded else axis
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        world = links.world
-        return cls(model, parameters, world, axis, group, inside, optimizers, scaler, control)
+        trained = {n: p for n, p in local_parameters(model).items() if p.requires_grad}
+        given = optimizers, scaler, control
+        if sharded:
+            return cls(model, trained, links.world, axis, group, None, *given, shards=inside)
+        return cls(model, trained, links.world, axis, group, inside, *given)
 
     @property
     def size(self) -> int:
@@ -73,7 +81,7 @@ class Site:
     @property
     def slices(self) -> int:
         """The number of slices of the flat tensors."""
-        return self.world.slices if self.axis == "node" else 1
+        return self.world.slices if self.inside is not None else 1
 
     @property
     def chunks(self) -> int:

@@ -139,6 +139,11 @@ class World:
         return tuple(sorted(itertools.chain(*self.nodes)))
 
     @property
+    def counterparts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks with equal local ranks, one of each node; of equal nodes."""
+        return tuple(zip(*self.nodes, strict=True))
+
+    @property
     def size(self) -> int:
         """The number of ranks."""
         return len(self.ranks)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group
+from offbeat.comm.sharding import has_shards, local_parameters
 from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, Saved
@@ -53,7 +54,7 @@ class Parts(NamedTuple):
         """Return persistent buffers by name, and parameters where ranks may differ."""
         persistent = self.model.state_dict(keep_vars=True)
         kept = {name: b for name, b in self.model.named_buffers() if name in persistent}
-        return kept | dict(self.model.named_parameters()) if ranks_differ else kept
+        return kept | local_parameters(self.model) if ranks_differ else kept
 
 
 class Resume(NamedTuple):
@@ -178,7 +179,7 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
     # Saved before a loss that this rank has survived.
     if own is not None and world.size < own["size"] <= world.size + len(world.lost):
         return {parts.key: own}
-    key = next(iter(entries)) if own is None else parts.key
+    key = parts.key if own is not None else _stand_in(parts, entries)
     entry = entries[key]
     if entry["settled"] or not entry["ranks_differ"]:
         moments = {(e["size"], e["step"], e["algorithm"]) for e in entries.values()}
@@ -197,6 +198,20 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
         f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
         f"{world.size}; start {entry['size']} ranks, each with its own state, or call finish() "
         "before saving to change the number of ranks"
+    )
+
+
+def _stand_in(parts: Parts, entries: Mapping[str, Saved]) -> str:
+    """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
+    if not has_shards(parts.model):
+        return next(iter(entries))
+    for key, entry in entries.items():
+        rank = int(key.removeprefix("rank"))
+        if any(rank in n and n.index(rank) == parts.world.local_rank for n in entry[_NODES]):
+            return key
+    raise ValueError(
+        f"found {[*entries]}, none of them of shard {parts.world.local_rank} of a node; load the "
+        "entries of all ranks of a node"
     )
 
 
@@ -243,7 +258,8 @@ def _continued(parts: Parts, entry: Saved) -> Saved | None:
     if entry["size"] != parts.world.size:
         return None
     nodes = _nodes(parts.world)
-    if parts.parameters.exchange.over == "node" and entry.get(_NODES, nodes) != nodes:
+    depends = parts.parameters.exchange.over == "node" or has_shards(parts.model)
+    if depends and entry.get(_NODES, nodes) != nodes:
         if entry["settled"]:
             return None
         raise ValueError(

@@ -1,8 +1,7 @@
 """Checks of a model before it becomes a replica, and of changes to it afterwards."""
 
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
+from offbeat.comm.sharding import is_sharded, local, sharding_fault
 from offbeat.comm.small_gathers import gather_bytes
+from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.backward import is_watched
 from offbeat.replica.first_step import WRAPPED
@@ -20,7 +21,7 @@ Fingerprint = dict[str, Any]
 Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
 
 
-def model_fault(model: nn.Module) -> str | None:
+def model_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | None:
     """Return why this rank's model cannot be replicated, or None."""
     parameters = dict(model.named_parameters())
     if isinstance(model, DistributedDataParallel):
@@ -30,9 +31,7 @@ def model_fault(model: nn.Module) -> str | None:
     for name, p in parameters.items():
         if isinstance(p, nn.UninitializedParameter):
             return f"parameter {name!r} is not initialized yet; run one forward pass first"
-        if _is_sharded(p):
-            return f"parameter {name!r} is sharded (DTensor); replicate unsharded models"
-        if p.is_meta:
+        if local(p).is_meta:
             return f"parameter {name!r} is on the meta device; materialize the model first"
         if p.is_complex():
             return f"parameter {name!r} is complex; store it as torch.view_as_real"
@@ -56,7 +55,7 @@ def model_fault(model: nn.Module) -> str | None:
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
-    return _sparse_embedding(model)
+    return _sparse_embedding(model) or _sharding_fault(parameters, algorithm, world)
 
 
 def optimizer_fault(
@@ -68,10 +67,24 @@ def optimizer_fault(
     return None if gradients is None else gradients.fault(trained, optimizers)
 
 
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    # A model with a DTensor has imported its module; importing it here takes a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)
+def _sharding_fault(
+    parameters: Mapping[str, Tensor], algorithm: Algorithm, world: World
+) -> str | None:
+    if not any(map(is_sharded, parameters.values())):
+        return None
+    gradients, exchange = algorithm.gradients, algorithm.parameters
+    if gradients is not None and (gradients.over == "world" or gradients.partition):
+        return (
+            f"{algorithm} exchanges gradients between nodes, and the model is sharded: FSDP2 "
+            "averages them inside the node only; use a recipe that exchanges parameters, for "
+            "example sgp(within='local') or local_sgd(within='local')"
+        )
+    if exchange is not None and exchange.on_failure == "continue":
+        return (
+            "on_failure='continue' with a sharded model: the shards of a lost rank are lost; use "
+            "on_failure='raise'"
+        )
+    return sharding_fault(parameters, world)
 
 
 def _sparse_embedding(model: nn.Module) -> str | None:
@@ -89,7 +102,7 @@ def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerpri
     tensors: dict[str, list[object]] = {}
     for name, p in model.named_parameters():
         kind = "trainable" if p.requires_grad else "frozen"
-        strides = torch.empty_like(p, device="meta").stride()
+        strides = p.stride() if is_sharded(p) else torch.empty_like(p, device="meta").stride()
         tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
     for name, b in model.named_buffers():
         tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
@@ -194,7 +207,8 @@ def _identities(module: nn.Module) -> list[int]:
 
 
 def _trait(p: Tensor) -> Trait:
-    return p.dtype, p.device, p.data_ptr(), p.stride()
+    held = p if type(p) is nn.Parameter else local(p)
+    return p.dtype, p.device, held.data_ptr(), held.stride()
 
 
 def _traits(model: nn.Module) -> dict[str, tuple[int, Trait]]:

@@ -107,19 +107,30 @@ def shared_buffers(model: nn.Module, verb: str, group: Group | None) -> dict[str
     return {name: buffers[name] for name in everyone[0] if name not in caches}
 
 
-def consensus_distance(parameters: Mapping[str, Tensor], group: Group | None) -> dict[str, float]:
+def consensus_distance(
+    parameters: Mapping[str, Tensor],
+    group: Group | None,
+    nodes: Sequence[Sequence[int]] | None = None,
+) -> dict[str, float]:
     """Return the mean and maximum L2 distance of the replicas' parameters to their average.
 
-    Read from 32 KiB sketches, one all-gather: exactly 0 for equal replicas, otherwise with a
-    standard error of about 1.1 % (see :func:`offbeat.functional.sketch`).
+    ``nodes``: the ranks of each node, which hold the shards of one replica; by default each rank
+    is a replica. Read from 32 KiB sketches, one all-gather: exactly 0 for equal replicas, otherwise
+    with a standard error of about 1.1 % (see :func:`offbeat.functional.sketch`).
     """
     if group is None:
         return {"mean": 0.0, "max": 0.0}
-    total = sum(sketch(p.reshape(-1), seed) for seed, p in enumerate(parameters.values()))
+    replicas = nodes or [[rank] for rank in group.ranks]
+    mine = group.ranks[group.rank]
+    shard = next(ranks.index(mine) for ranks in replicas if mine in ranks)
+    first = shard * len(parameters)  # shards of one tensor need signs of their own
+    total = sum(sketch(p.reshape(-1), first + i) for i, p in enumerate(parameters.values()))
     assert isinstance(total, Tensor), "a replica has parameters"
-    mean, largest = distances_to_mean(
-        torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64, device="cpu")
-    )
+    rows = torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64, device="cpu")
+    row_of = dict(zip(group.ranks, rows, strict=True))
+    # The sketch of a model is the sum of those of its shards.
+    models = torch.stack([torch.stack([row_of[r] for r in ranks]).sum(0) for ranks in replicas])
+    mean, largest = distances_to_mean(models)
     return {"mean": mean, "max": largest}
 
 

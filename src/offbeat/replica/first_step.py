@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.comm.group import Group
 from offbeat.comm.process_group import is_running
+from offbeat.comm.sharding import has_shards, local
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
@@ -32,7 +33,7 @@ def digest(parameters: Iterable[Tensor]) -> int:
     >>> digest([torch.tensor([1.0, 2.0])]) == digest([torch.tensor([1.0, 2.5])])
     False
     """
-    words = [p.detach().reshape(-1).view(_WORDS[p.itemsize]) for p in parameters]
+    words = [local(p).detach().reshape(-1).view(_WORDS[p.itemsize]) for p in parameters]
     sums = torch.stack([word.sum(dtype=torch.int64) for word in words])
     return zlib.crc32(sums.cpu().numpy().tobytes())
 
@@ -66,16 +67,23 @@ def check_start(
     fault = wrapper_fault(model, algorithm)
     if fault is not None:
         raise connection.condemn(ValueError(f"rank {connection.world.rank}: {fault}"))
-    return compare_starts(mine, algorithm, connection.world, connection.control, settled)
+    world, control = connection.world, connection.control
+    return compare_starts(mine, algorithm, world, control, settled, has_shards(model))
 
 
 def compare_starts(
-    mine: int | None, algorithm: Algorithm, world: World, control: Group | None, settled: bool
+    mine: int | None,
+    algorithm: Algorithm,
+    world: World,
+    control: Group | None,
+    settled: bool,
+    sharded: bool = False,
 ) -> str | None:
     """Compare the parameters with which the ranks began to train; all ranks call.
 
     ``mine`` is this rank's :func:`digest`, or None if it has run no backward. ``settled``: all
-    ranks were equal at the attach, or when the state was saved.
+    ranks were equal at the attach, or when the state was saved. ``sharded``: ranks hold shards, and
+    are compared with those that hold the same one.
 
     Raises ``ValueError`` on all ranks if parameters differ between ranks that the algorithm keeps
     equal. Returns a note if they differ where they may. Nothing is compared where no step may wait
@@ -86,7 +94,8 @@ def compare_starts(
         return None
     gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
     found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))
-    for ranks in _kept_equal(algorithm, world, settled):
+    everyone = world.counterparts if sharded else (world.ranks,)
+    for ranks in _kept_equal(algorithm, world, settled, everyone):
         different = _different(found, ranks)
         if different is not None:
             raise ValueError(
@@ -94,7 +103,8 @@ def compare_starts(
                 f"{algorithm} keeps them equal; load the same model file on all ranks, before "
                 "replicate() or after it"
             )
-    different = _different(found, world.ranks) if settled else None
+    pairs = [_different(found, ranks) for ranks in everyone] if settled else []
+    different = next(filter(None, pairs), None)
     if different is None:
         return None
     return (
@@ -117,13 +127,16 @@ def drift_note(algorithm: Algorithm, largest: float) -> str:
     )
 
 
-def _kept_equal(algorithm: Algorithm, world: World, settled: bool) -> Sequence[Sequence[int]]:
+def _kept_equal(
+    algorithm: Algorithm, world: World, settled: bool, everyone: Sequence[Sequence[int]]
+) -> Sequence[Sequence[int]]:
     """Return sets of ranks that hold equal parameters at the start of this step."""
     gradients, parameters = algorithm.gradients, algorithm.parameters
     starts_equal = parameters is not None and parameters.starts_equal
     if keeps_equal(algorithm) or (settled and starts_equal):
-        return (world.ranks,)
-    return world.nodes if gradients is not None and gradients.over == "local" else ()
+        return everyone
+    within = gradients is not None and gradients.over == "local" and everyone == (world.ranks,)
+    return world.nodes if within else ()
 
 
 def _different(found: dict[int, float], ranks: Sequence[int]) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.comm.failure import PeerLost
+from offbeat.comm.sharding import gathering_modules, local, reshard, whole
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved, Site
 from offbeat.replica import checkpoint, checks, survivors
@@ -51,6 +52,8 @@ class Replica:
         self._exchanges_from = 0  # the first step after a loss at which all survivors exchange
         self._connection, self._filler = connection, filler
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._held = {name: local(p) for name, p in self._trained.items()}
+        self._gathering = gathering_modules(model)
         self._before = checks.Snapshot(model)
         self.gradients = filler.gradients(connection.links, connection.control)
         self.parameters = filler.parameters(connection.links, connection.control)
@@ -111,7 +114,7 @@ class Replica:
             yield self.model
             return
         self._require_open()
-        own = OwnValues(dict(self._trained) | dict(self.model.named_buffers()))
+        own = OwnValues(self._held | dict(self.model.named_buffers()))
         self._together("consensus", lambda: self._average("consensus", own))
         self._closed, self._own = _SHOWN, own
         try:
@@ -120,6 +123,7 @@ class Replica:
             if self._closed == _SHOWN:
                 self._closed = None
             self._own = None
+            reshard(self._gathering)
             own.restore()
             self._restart_clock()
 
@@ -144,7 +148,7 @@ class Replica:
         with self._connection.calling("clip_grad_norm_" if site else None):
             norm = total_norm(parameters, norm_type, site.group if site else None)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+        return whole(norm)
 
     def consensus_distance(self) -> dict[str, float]:
         """Return the distance of the replicas from their average.
@@ -268,6 +272,7 @@ class Replica:
             self._recorder.restart()
 
     def _require_unchanged(self) -> None:
+        reshard(self._gathering)
         change = self._before.change(self.model, self.world.rank)
         if change is not None:
             raise self._connection.condemn(change)
@@ -295,7 +300,8 @@ class Replica:
         return distance
 
     def _distance(self) -> dict[str, float]:
-        return consensus_distance(self._trained, self._connection.control)
+        nodes = self.world.nodes if self._gathering else None
+        return consensus_distance(self._held, self._connection.control, nodes)
 
     def _average(self, verb: str, own: OwnValues | None = None) -> None:
         control = self._connection.control
@@ -312,6 +318,7 @@ class Replica:
 
         ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
         """
+        reshard(self._gathering)
         while True:
             try:
                 with self._connection.calling(verb):

@@ -1,6 +1,6 @@
 """The entry point, which turns a model into a replica."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from offbeat.comm.collectives import broadcast
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.sharding import gathering_modules, has_shards, local_parameters, reshard
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
@@ -20,6 +21,7 @@ from offbeat.replica.checks import (
     require_same_model,
     require_shares,
 )
+from offbeat.replica.connection import Connection
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
 from offbeat.replica.start import connect
@@ -59,13 +61,13 @@ def replicate(
     connection = connect(model, algorithm, mesh)
     world = connection.world
     try:
-        fault = model_fault(model)
+        fault = model_fault(model, algorithm, world)
         if world.size > 1:  # alone, the optimizer is not read
             fault = fault or optimizer_fault(model, algorithm, given)
         raise_alike(fault, connection.control)
         require_same_model(fingerprint(model, algorithm, world.nodes), connection.control)
         require_shares(model, algorithm, world.nodes)
-        copy_from_first(model, connection.control)
+        copy_from_first(model, connection)
         return Replica(model, connection, SlotFiller(algorithm, model, given, scaler, notes=[]))
     except BaseException as error:
         connection.close()
@@ -74,11 +76,25 @@ def replicate(
         raise
 
 
-def copy_from_first(model: nn.Module, group: Group | None) -> None:
-    """Copy all parameters and buffers of the first rank of the group to the others."""
+def copy_from_first(model: nn.Module, connection: Connection) -> None:
+    """Copy all parameters and buffers of the first rank to the others; all ranks call.
+
+    Shards come from the rank of the first node that holds the same ones.
+    """
+    if connection.links is None:
+        return
+    held, buffers = local_parameters(model), [*model.buffers()]
+    reshard(gathering_modules(model))
+    if has_shards(model):
+        _copy(held.values(), connection.links.open("node"))
+        _copy(buffers, connection.control)
+    else:
+        _copy([*held.values(), *buffers], connection.control)
+
+
+def _copy(tensors: Iterable[Tensor], group: Group | None) -> None:
     if group is None:
         return
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
     for tensor in tensors:
         message = tensor.detach().to(message_device(group, tensor.device)).contiguous()
         broadcast(message, 0, group).wait()

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
 from offbeat.comm.links import Links
+from offbeat.comm.sharding import has_shards
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
 
@@ -145,6 +146,9 @@ class SlotFiller:
         """Fill the gradients slot; all ranks call."""
         exchange = self.algorithm.gradients
         if exchange is not None:
+            if has_shards(self.model):
+                self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
+                return GradientSlot(_NoGradientExchange(), None, None)
             site = self._site("gradients", exchange, links, control)
             if site is not None:
                 self.notes.extend(exchange.remarks(site))

@@ -108,7 +108,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             layout = Layout.of(site.parameters, site.slices * site.size)
         flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
         nested = site.size < site.world.size
-        peers = Participants(site.size, site.group, site.inside, site.slices, nested)
+        peers = Participants(site.size, site.group, site.inside or site.shards, site.slices, nested)
         part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
         reduction = build_reduction(self.method, part, _slices(site, flat), self.wire)
         unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
