@@ -161,6 +161,8 @@ class GradientExchange(Exchange[State]):
     over: Literal["world", "local"]
     # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
     partition: bool = False
+    # Whether it can combine the gradients of shards between nodes, or leave those inside to FSDP2.
+    takes_shards: ClassVar[bool] = False
     # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
     is_wrapper: ClassVar[bool] = False
 

@@ -1,7 +1,7 @@
 """The mean gradient, exchanged in buckets during backward."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 
@@ -72,6 +72,7 @@ class Mean(GradientExchange[MeanState]):
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     partition: bool = False
+    takes_shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, and that a partition stays inside a node."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.several_replicas import others_of
+from offbeat.comm.sharding import ShardGradients
 from offbeat.replica.first_step import digest
 from offbeat.replica.slots import GradientSlot
 
@@ -42,6 +43,7 @@ class BackwardWatch:
     ) -> None:
         """Register the hooks; ``require_open`` raises where no backward is allowed."""
         self.parameters, self.slot = parameters, slot
+        self._shards = ShardGradients(parameters, slot.site.parameters if slot.site else {})
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready = partial(slot.exchange.ready, slot.state)
         self._unsent = partial(slot.exchange.accumulated, slot.state)
@@ -102,6 +104,7 @@ class BackwardWatch:
             self._enter(task)
         if parameter.grad is None:
             raise self._condemn(_used_inside(name))
+        self._shards.take(name)
         if not self.enabled:
             self._unsent(name)
             self._unsent_names.add(name)
@@ -143,7 +146,9 @@ class BackwardWatch:
         self.exchanged = True
         self._unsent_names.clear()
         with self._calling():
+            self._shards.take_all()
             self.slot.finish()
+            self._shards.give_all()
 
     def _calling(self) -> AbstractContextManager[None]:
         group = self.slot.site.group if self.slot.site else None

@@ -286,8 +286,9 @@ def _require_one_moment(parts: Parts, found: Resume, control: Group | None) -> N
     if control is None:
         return
     facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
-    # The ranks of a node measure an order of their own where gradients stay inside it.
+    # Groups of ranks measure an order of their own: those of a node, or of a shard.
     place = f" on node {parts.world.node}" if parts.gradients.exchange.over == "local" else ""
+    place = f" of shard {parts.world.local_rank}" if has_shards(parts.model) else place
     for where, slot, state in (
         (f"gradients{place}", parts.gradients, found.gradients),
         ("parameters", parts.parameters, found.parameters),

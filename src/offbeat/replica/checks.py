@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
-from offbeat.comm.sharding import is_sharded, local, sharding_fault
+from offbeat.comm.sharding import is_flattened, is_sharded, local, sharding_fault
 from offbeat.comm.small_gathers import gather_bytes
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
@@ -26,6 +26,11 @@ def model_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | N
     parameters = dict(model.named_parameters())
     if isinstance(model, DistributedDataParallel):
         return WRAPPED
+    if is_flattened(model):
+        return (
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens parameters; "
+            "shard it by torch.distributed.fsdp.fully_shard"
+        )
     if not any(p.requires_grad for p in parameters.values()):
         return "the model has no trainable parameters; there is nothing to exchange"
     for name, p in parameters.items():
@@ -73,11 +78,11 @@ def _sharding_fault(
     if not any(map(is_sharded, parameters.values())):
         return None
     gradients, exchange = algorithm.gradients, algorithm.parameters
-    if gradients is not None and (gradients.over == "world" or gradients.partition):
+    if gradients is not None and (gradients.partition or not gradients.takes_shards):
         return (
-            f"{algorithm} exchanges gradients between nodes, and the model is sharded: FSDP2 "
-            "averages them inside the node only; use a recipe that exchanges parameters, for "
-            "example sgp(within='local') or local_sgd(within='local')"
+            f"{gradients} cannot exchange gradients of a sharded model; use ddp(), which averages "
+            "them between nodes, or a recipe that exchanges parameters, for example "
+            "sgp(within='local') or local_sgd(within='local')"
         )
     if exchange is not None and exchange.on_failure == "continue":
         return (

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.sharding import reshard
 from offbeat.comm.small_gathers import gather_bytes, gather_numbers
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.replica.slots import ParameterSlot
@@ -20,13 +21,14 @@ PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 class OwnValues:
     """This rank's own parameters and buffers by name, while its model shows the average."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the values of ``tensors``."""
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, Tensor], gathering: Sequence[nn.Module]) -> None:
+        """Copy the values of ``tensors``, of which ``gathering`` modules may hold copies."""
+        self._tensors, self._gathering = tensors, gathering
         self.copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def restore(self) -> None:
         """Write the copies back."""
+        reshard(self._gathering)
         pack(self._tensors.values(), self.copies.values())
 
 

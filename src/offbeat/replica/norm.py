@@ -1,13 +1,26 @@
 """The norm of gradients that the ranks of a node hold in shares."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
+from offbeat.comm.sharding import whole
+
+
+def clip_norm(
+    parameters: Collection[Tensor], max_norm: float, norm_type: float, group: Group | None
+) -> Tensor:
+    """Scale gradients to a norm of at most ``max_norm``; return the norm they had.
+
+    The norm is :func:`total_norm`; of sharded gradients that of the whole ones.
+    """
+    norm = total_norm(parameters, norm_type, group)
+    clip_grads_with_norm_(parameters, max_norm, norm)
+    return whole(norm)
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:

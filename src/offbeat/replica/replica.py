@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.comm.failure import PeerLost
-from offbeat.comm.sharding import gathering_modules, local, reshard, whole
+from offbeat.comm.sharding import gathering_modules, local, reshard
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved, Site
 from offbeat.replica import checkpoint, checks, survivors
@@ -26,7 +26,7 @@ from offbeat.replica.consensus import (
 )
 from offbeat.replica.first_step import check_start, drift_note, keeps_equal
 from offbeat.replica.install import bare_optimizer
-from offbeat.replica.norm import total_norm
+from offbeat.replica.norm import clip_norm
 from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
 
@@ -45,8 +45,7 @@ class Replica:
     def __init__(self, model: nn.Module, connection: Connection, filler: SlotFiller) -> None:
         """Fill the slots; use :func:`replicate`."""
         self.model, self.algorithm, self.world = model, filler.algorithm, connection.world
-        self.steps = 0
-        self.settled = True  # no step since all replicas were equal
+        self.steps, self.settled = 0, True  # settled: no step since all replicas were equal
         self.notes = filler.notes
         self.lost: list[dict[str, int]] = []
         self._exchanges_from = 0  # the first step after a loss at which all survivors exchange
@@ -57,9 +56,8 @@ class Replica:
         self._before = checks.Snapshot(model)
         self.gradients = filler.gradients(connection.links, connection.control)
         self.parameters = filler.parameters(connection.links, connection.control)
-        world = connection.world
-        about = {"algorithm": repr(self.algorithm), "rank": world.rank, "nodes": world.nodes}
-        self._recorder = Recorder(connection.meter, about)
+        place = {"rank": self.world.rank, "nodes": self.world.nodes}
+        self._recorder = Recorder(connection.meter, {"algorithm": repr(self.algorithm), **place})
         self._closed: str | None = None
         self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None
@@ -114,7 +112,7 @@ class Replica:
             yield self.model
             return
         self._require_open()
-        own = OwnValues(self._held | dict(self.model.named_buffers()))
+        own = OwnValues(self._held | dict(self.model.named_buffers()), self._gathering)
         self._together("consensus", lambda: self._average("consensus", own))
         self._closed, self._own = _SHOWN, own
         try:
@@ -123,7 +121,6 @@ class Replica:
             if self._closed == _SHOWN:
                 self._closed = None
             self._own = None
-            reshard(self._gathering)
             own.restore()
             self._restart_clock()
 
@@ -132,23 +129,21 @@ class Replica:
 
         With ``adasum(partition=True)`` the ranks of a node share the parameters.
         """
-        shared = self._shared_site
-        owners = shared.owners() if shared is not None else {}
+        owners = self._shared_site.owners() if self._shared_site is not None else {}
         mine = self.world.local_rank
         return [p for name, p in self._trained.items() if owners.get(name, mine) == mine]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients to a norm of at most ``max_norm``; returns the norm they had.
 
-        As ``torch.nn.utils.clip_grad_norm_``. With ``adasum(partition=True)`` the norm is that of
-        all gradients of the node, and all its ranks call, between backward and the next step.
+        As ``torch.nn.utils.clip_grad_norm_``. With ``adasum(partition=True)``, and of a sharded
+        model, the norm is that of all gradients of the node. All its ranks call, between backward
+        and the next step.
         """
         self._require_open()
         site, parameters = self._shared_site, self._trained.values()
         with self._connection.calling("clip_grad_norm_" if site else None):
-            norm = total_norm(parameters, norm_type, site.group if site else None)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return whole(norm)
+            return clip_norm(parameters, max_norm, norm_type, site.group if site else None)
 
     def consensus_distance(self) -> dict[str, float]:
         """Return the distance of the replicas from their average.
@@ -239,8 +234,7 @@ class Replica:
     def raise_alike(self, fault: str | None) -> None:
         """Raise the same ``ValueError`` on all ranks if one of them passes a fault; all ranks call.
 
-        For input that a script reads on each rank: a rank that raised for itself would leave the
-        others waiting.
+        A rank that raised for itself would leave the others waiting.
         """
         self._require_open()
         self._together("raise_alike", lambda: raise_alike(fault, self._connection.control))

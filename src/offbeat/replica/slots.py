@@ -146,7 +146,7 @@ class SlotFiller:
         """Fill the gradients slot; all ranks call."""
         exchange = self.algorithm.gradients
         if exchange is not None:
-            if has_shards(self.model):
+            if has_shards(self.model) and exchange.over == "local":
                 self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
                 return GradientSlot(_NoGradientExchange(), None, None)
             site = self._site("gradients", exchange, links, control)
