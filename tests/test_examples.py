@@ -46,6 +46,13 @@ def test_an_example_trains_with_two_workers(script: str, options: str, tmp_path:
 
 
 @pytest.mark.processes
+def test_the_example_of_sharding_trains_on_two_nodes(tmp_path: Path) -> None:
+    options = ("--steps", "4", "--report-every", "2", "--width", "32", "--shards", "2")
+    output = torchrun_forked(4, EXAMPLES / "sharded_gpt.py", *options, logs=tmp_path)
+    assert "held-out" in output
+
+
+@pytest.mark.processes
 def test_the_demo_falls_back_to_loopback_and_writes_its_results(
     example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
