@@ -1,12 +1,15 @@
 """What two ranks do under Lightning: started once by torchrun, one line of JSON for each case."""
 
 import doctest
+import io
 import json
 import logging
 import os
+import runpy
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +366,15 @@ def fabric() -> dict[str, Any]:
     return {"steps": steps, "end": digest(model)}
 
 
+def page() -> dict[str, Any]:
+    """The script of the page on Lightning, in a folder of its own."""
+    os.chdir(FOLDER)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        found = runpy.run_path(sys.argv[2], run_name="__main__")
+    fitted = found["trainer"]
+    return {"steps": fitted.global_step, "loss": fitted.callback_metrics["val_loss"].item()}
+
+
 def doctests() -> dict[str, Any]:
     return dict(doctest.testmod(integration)._asdict())
 
@@ -386,6 +398,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (shared_parameters, ()),
     (fabric, ()),
     (doctests, ()),
+    (page, ()),
 )
 
 

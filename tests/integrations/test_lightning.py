@@ -1,6 +1,7 @@
 """Lightning on two ranks: one start for all cases, since imports take most of the time."""
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parent / "lightning_cases.py"
+PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md"
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
     """What the ranks returned, by case."""
-    output = torchrun(2, SCRIPT, str(tmp_path_factory.mktemp("lightning")))
+    folder = tmp_path_factory.mktemp("lightning")
+    (script,) = re.findall(r"```python\n(# fit\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (folder / "fit.py").write_text(script)
+    output = torchrun(2, SCRIPT, str(folder), str(folder / "fit.py"))
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
     return {line["case"]: line["ranks"] for line in lines}
 
@@ -147,3 +152,10 @@ def test_fabric(cases: dict[str, Ranks]) -> None:
 def test_the_examples_in_docstrings(cases: dict[str, Ranks]) -> None:
     for rank in cases["doctests"]:
         assert rank == {"failed": 0, "attempted": 2}
+
+
+def test_the_script_of_the_page(cases: dict[str, Ranks]) -> None:
+    first, second = cases["page"]
+    assert first == second
+    assert first["steps"] == 300
+    assert first["loss"] < 0.01  # 0.05 for a constant
