@@ -290,6 +290,31 @@ def refusals(rank: int, results: Any) -> None:
             results.put((name, str(error)))
 
 
+def diverging(rank: int, results: Any) -> None:
+    mesh = layout(2)
+    model = sharded(plain(), mesh["local"])
+    optimizer, replica = attach(model, "adasum(within='local')", mesh)
+    try:
+        for step in steps(model, optimizer, replica, range(4)):
+            if step == 1 and rank == 3:
+                with torch.no_grad():
+                    model.first.weight.to_local()[0, 0] = torch.nan  # type: ignore[operator]
+    except ValueError as error:
+        results.put(str(error))
+
+
+@pytest.mark.fault(
+    "the shard of one rank is not finite under adasum",
+    "ValueError on all ranks that names the parameter",
+    group="Gradients",
+)
+def test_a_shard_that_is_not_finite() -> None:
+    results = Spawned(diverging, 4).join(60)
+    assert len(results) == 4
+    assert len(set(results)) == 1
+    assert "is not finite after the optimizer's step" in results[0]
+
+
 REFUSED = {
     "crosses": "over the ranks [0, 1, 2, 3], and the node of this rank is [0, 1]",
     "hybrid": "expected one Shard inside the node",

@@ -248,18 +248,20 @@ def _gather_shares(state: AdasumState) -> None:
 def _nonfinite_error(state: AdasumState, statistics: Statistics) -> ValueError:
     """Return the error that names the first non-finite parameter, equal on all ranks."""
     site, names = state.site, list(state.layout.places)
+    node = site.inside or site.shards
     own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
     found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
-    # Those inside first: where a node's ranks share the layers, only one of them has the value.
-    for group in (site.inside, site.group):
+    # Those inside first: where a node's ranks share the layers, or hold shards of them, only one of
+    # them has the value.
+    for group in (node, site.group):
         if group is not None:
             everyone = gather_numbers(found.tolist(), group)
             for member, (_, local, layer) in reversed(list(enumerate(everyone))):
                 if layer >= 0:
-                    place = (-1, member) if group is site.inside else (member, int(local))
+                    place = (-1, member) if group is node else (member, int(local))
                     found = torch.tensor([*place, int(layer)], device=site.device)
-    if site.inside is not None:
-        broadcast(found, 0, site.inside).wait()
+    if node is not None:
+        broadcast(found, 0, node).wait()
     participant, local, layer = found.tolist()
     if layer < 0:
         layer = int((~statistics.energy.isfinite()).nonzero()[0])
