@@ -11,6 +11,7 @@ import offbeat
 from reference.adasum import adasum, bf16
 from reference.daso import daso
 from reference.ddp import ddp
+from reference.diloco import diloco
 from reference.lags import lags
 from reference.local_sgd import local_sgd
 from reference.participants import Array, Nodes
@@ -116,6 +117,43 @@ CASES = (
         "sgp('ring', within='local')",
         _gossip(ring, within_local=True),
         mixes=True,
+        hierarchical=True,
+    ),
+    Case("local_sgd(every=3, outer='SGD(lr=1.0)')", partial(local_sgd, every=3), mixes=True),
+    Case("diloco(every=3)", partial(diloco, every=3)),
+    Case(
+        "diloco(every=3, momentum=0.0, lr=1.2, nesterov=False, within='local')",
+        partial(diloco, every=3, outer_momentum=0.0, outer_lr=1.2, within_local=True),
+        hierarchical=True,
+    ),
+    # Fragments: `matrix`, entries 0 to 5, and `vector`, 6 to 8.
+    Case(
+        "diloco(every=3, fragments=2)",
+        partial(diloco, every=3, fragments=(slice(0, 6), slice(6, 9))),
+    ),
+    Case(
+        "diloco(every=4, fragments=2, delay=3, lr=1.0, momentum=0.5)",
+        partial(
+            diloco,
+            every=4,
+            fragments=(slice(0, 6), slice(6, 9)),
+            delay=3,
+            mixing=0.5,
+            outer_lr=1.0,
+            outer_momentum=0.5,
+        ),
+    ),
+    Case(
+        "diloco(every=3, delay=1, mixing=0.25, lr=1.0, momentum=0.5, within='local')",
+        partial(
+            diloco,
+            every=3,
+            delay=1,
+            mixing=0.25,
+            outer_lr=1.0,
+            outer_momentum=0.5,
+            within_local=True,
+        ),
         hierarchical=True,
     ),
     Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),

@@ -162,6 +162,7 @@ METHOD_ROOMS = {  # each named after what it does, and its paper in the first li
     "parameters/push_sum": "Stochastic Gradient Push and Overlap SGP (Assran et al. 2019)",
     "parameters/stale_average": "DASO (Coquelin et al. 2021)",
     "parameters/pair_average": "AD-PSGD (Lian et al. 2018)",
+    "parameters/outer": "DiLoCo (Douillard et al. 2023)",
 }
 
 

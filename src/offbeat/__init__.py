@@ -9,6 +9,8 @@ model with its copies on other ranks, and a recipe determines what they exchange
 - LAGS-SGD: :func:`lags`, layer-wise adaptive top-k gradients, overlapped with backward.
 - Asynchronous Adam: :mod:`offbeat.hogwild`, lock-free updates of shared memory.
 
+Outer optimizers on averages of models, between nodes far apart: :func:`diloco`.
+
 Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :func:`ad_psgd`,
 :func:`torch_ddp` and :func:`alone`.
 """
@@ -25,6 +27,7 @@ from offbeat.recipes import (
     d_psgd,
     daso,
     ddp,
+    diloco,
     lags,
     local_sgd,
     sgp,
@@ -70,6 +73,7 @@ __all__ = [
     "d_psgd",
     "daso",
     "ddp",
+    "diloco",
     "lags",
     "load_per_rank",
     "local_sgd",

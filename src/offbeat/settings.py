@@ -1,11 +1,19 @@
-"""Validation of settings against the annotations of the class or function that declares them."""
+"""Validation of settings against the annotations of the class or function that declares them.
 
+Also :func:`read_call`, which reads settings from the text of a command line.
+"""
+
+import ast
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from math import inf
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+# Python 3.11's parser raises SystemError now and then when threads parse at the same time.
+_parser = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,30 @@ def check_values(annotated: Callable[..., Any], values: Mapping[str, Any]) -> No
             *others, last = (choice.expected for choice in choices)
             expected = f"{', '.join(others)} or {last}" if others else last
             raise ValueError(f"{name}={value!r}, expected {expected}")
+
+
+def read_call(text: str, complaint: str, example: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return name, positional and named arguments of a call with literal arguments, as text.
+
+    If it is no such call, the ``ValueError`` begins with ``complaint``.
+
+    >>> read_call("sgp('ring', overlap=1)", "cannot read the algorithm", "'ddp()'")
+    ('sgp', ['ring'], {'overlap': 1})
+    """
+    try:
+        with _parser:
+            call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, [], {}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
+            if len(keywords) == len(call.keywords):
+                return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
+    except (SyntaxError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"{complaint} {text!r}; expected a name with literal arguments, for example {example}"
+    )
 
 
 def _without_address(value: Any) -> str:

@@ -14,7 +14,15 @@ from torch.optim import SGD, Adam
 import offbeat
 from offbeat.comm.world import World
 from offbeat.gradients import TopK
-from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
+from offbeat.parameters import (
+    AdasumUpdate,
+    Average,
+    Cycle,
+    OuterStep,
+    PairAverage,
+    PushSum,
+    StaleAverage,
+)
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import START, Quadratic, flat, gradient, loss
 from reference.daso import daso
@@ -26,6 +34,7 @@ NODES: Nodes = ((0, 1), (2, 3), (4,))
 sparse = TopK(density=0.2, selection="exact", units="gradient", over="local")
 PARAMETERS = (
     Average(every=3, over="node"),
+    OuterStep(every=3, delay=2, fragments=2, over="node"),
     AdasumUpdate(every=2, over="node"),
     PushSum(overlap=1, over="node"),
     StaleAverage(cycle=Cycle(every=3, wait=2, warmup_steps=2)),

@@ -21,6 +21,7 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
+from offbeat.functional.outer import blend, divide_layers, layer_of, pseudo_gradient
 from offbeat.functional.packing import (
     Layout,
     Segment,
@@ -62,6 +63,7 @@ __all__ = [
     "analyze",
     "apply_delta",
     "balance",
+    "blend",
     "cache_blocks",
     "cast_difference",
     "clip_segments",
@@ -71,12 +73,14 @@ __all__ = [
     "debias",
     "delta",
     "distances_to_mean",
+    "divide_layers",
     "exposed_seconds",
     "extract",
     "fill_and_add",
     "fill_messages",
     "flat_view",
     "is_cheaper_dense",
+    "layer_of",
     "masked_adam",
     "max_speedup",
     "merge_stale_sum",
@@ -84,6 +88,7 @@ __all__ = [
     "orthogonality",
     "pack",
     "pair_coefficients",
+    "pseudo_gradient",
     "runs_within",
     "sampled_top_k",
     "sketch",

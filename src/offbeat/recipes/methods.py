@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.kernels.dispatch import Select
-from offbeat.parameters import AdasumUpdate, Average, Cycle, PairAverage, PushSum, StaleAverage
+from offbeat.parameters import (
+    AdasumUpdate,
+    Average,
+    Cycle,
+    OuterStep,
+    PairAverage,
+    PushSum,
+    StaleAverage,
+)
 from offbeat.settings import check_values
 from offbeat.topology import Symmetric, Topology, as_topology
 
@@ -71,17 +79,62 @@ def slgs(density: float = 0.001) -> Algorithm:
     return Algorithm(gradients=TopK(density=density, scope="model"))
 
 
-def local_sgd(every: int = 8, *, within: Within = None) -> Algorithm:
+def local_sgd(
+    every: int = 8,
+    *,
+    outer: str | Callable[..., Any] | None = None,
+    within: Within = None,
+) -> Algorithm:
     """Train independently and average the parameters every ``every`` steps (Local SGD).
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    parameters between nodes. See :class:`offbeat.parameters.Average`.
+    parameters between nodes. See :class:`offbeat.parameters.Average`. With ``outer`` the
+    difference to the last average is the gradient of an outer optimizer, such as
+    ``"Adam(lr=0.01)"``; see :class:`offbeat.parameters.OuterStep`.
 
     >>> local_sgd(every=4).parameters.every
     4
+    >>> local_sgd(every=4, outer="SGD(lr=0.7, momentum=0.9)").parameters.fragments
+    1
     """
-    average = Average(every=every, over=_between(within))
-    return Algorithm(gradients=_inside(within), parameters=average)
+    over = _between(within)
+    inside = _inside(within)
+    if outer is None:
+        return Algorithm(gradients=inside, parameters=Average(every=every, over=over))
+    return Algorithm(gradients=inside, parameters=OuterStep(every=every, outer=outer, over=over))
+
+
+def diloco(
+    every: int = 100,
+    *,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    fragments: int = 1,
+    delay: int = 0,
+    mixing: float | None = None,
+    within: Within = None,
+) -> Algorithm:
+    """Train independently, and step the mean by SGD with momentum (DiLoCo, Streaming DiLoCo).
+
+    ``lr``, ``momentum`` and ``nesterov`` are those of the outer ``torch.optim.SGD``. With
+    ``fragments`` parts of the model take turns, and with ``delay`` they travel for so many steps
+    while training continues; ``mixing`` is the weight of a rank's own parameters when they
+    arrive. With ``within="local"`` gradients are averaged inside each node, and nodes exchange.
+    See :class:`offbeat.parameters.OuterStep`.
+
+    >>> diloco(every=50).parameters.outer
+    'SGD(lr=0.7, momentum=0.9, nesterov=True)'
+    """
+    outer_step = OuterStep(
+        every=every,
+        outer=f"SGD(lr={lr!r}, momentum={momentum!r}, nesterov={nesterov!r})",
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing,
+        over=_between(within),
+    )
+    return Algorithm(gradients=_inside(within), parameters=outer_step)
 
 
 def adasum(
@@ -244,6 +297,7 @@ def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
 RECIPES: tuple[Callable[..., Algorithm], ...] = (
     ddp,
     local_sgd,
+    diloco,
     sgp,
     d_psgd,
     ad_psgd,

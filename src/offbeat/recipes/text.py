@@ -1,18 +1,14 @@
 """Algorithms as text: on a command line, or in the environment variable OFFBEAT_ALGORITHM."""
 
-import ast
 import inspect
 import os
-import threading
 from typing import Any
 
 from offbeat.exchange import Algorithm
 from offbeat.recipes.methods import RECIPES
+from offbeat.settings import read_call
 
 ALGORITHM_VARIABLE = "OFFBEAT_ALGORITHM"
-
-# Python 3.11's parser raises SystemError now and then when threads parse at the same time.
-_parser = threading.Lock()
 
 
 def algorithm(text: str | Algorithm | None = None) -> Algorithm:
@@ -36,7 +32,8 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     recipes = {recipe.__name__: recipe for recipe in RECIPES}
     # On a command line names may have hyphens: torch-ddp.
     head, *rest = str(text).strip().partition("(")
-    name, args, kwargs = _parse("".join((head.replace("-", "_"), *rest)))
+    call = "".join((head.replace("-", "_"), *rest))
+    name, args, kwargs = read_call(call, "cannot read the algorithm", '"local_sgd(every=8)"')
     if name not in recipes:
         raise ValueError(
             f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"
@@ -72,22 +69,4 @@ def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:
         return None
     return (
         f"positional arguments: got {len(args)}, expected at most {most}; pass the others by name"
-    )
-
-
-def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    try:
-        with _parser:
-            call = ast.parse(text.strip(), mode="eval").body
-        if isinstance(call, ast.Name):
-            return call.id, [], {}
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
-            if len(keywords) == len(call.keywords):
-                return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
-    except (SyntaxError, TypeError, ValueError):
-        pass
-    raise ValueError(
-        f"cannot read the algorithm {text!r}; expected a recipe with literal arguments, "
-        'for example "local_sgd(every=8)"'
     )

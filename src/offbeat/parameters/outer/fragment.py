@@ -1,0 +1,183 @@
+"""A part of the model that is averaged and stepped as one: its anchor, and its mean in flight."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from offbeat.comm.collectives import mean
+from offbeat.comm.handle import Handle
+from offbeat.comm.small_gathers import gather_numbers
+from offbeat.exchange import Saved, Site
+from offbeat.functional import Layout, accumulation_dtype, blend, pack
+from offbeat.parameters.outer.optimizer import Builder, OuterOptimizer
+
+
+@dataclass(eq=False)
+class Fragment:
+    """Holds the tensors of one fragment, flat by section and in the dtype of sums.
+
+    ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
+    ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
+    last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
+    has taken from this rank's slice; empty if no parameter has 16 bits.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor]
+    views: dict[str, Tensor]
+    anchor: list[Tensor]
+    carry: list[Tensor]
+    optimizer: OuterOptimizer
+    in_flight: bool = False
+    handles: list[Handle] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, site: Site, names: Sequence[str], outer: str | Builder) -> "Fragment":
+        """Allocate for the parameters ``names``, whose values are the first anchor."""
+        site = replace(site, parameters={name: site.parameters[name] for name in names})
+        layout = Layout.of({n: _wide(p) for n, p in site.parameters.items()}, site.slices)
+        flat = layout.empty(site.device, site.chunks)
+        anchor = [site.slice(part).clone() for part in flat]
+        is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
+        carry = [torch.zeros_like(part) for part in anchor if is_rounded]
+        optimizer = OuterOptimizer(outer, anchor)
+        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer)
+        fragment.restart()
+        return fragment
+
+    def send(self) -> None:
+        """Launch the mean of all participants' parameters, without waiting for it."""
+        self._pack(self.flat, self.views)
+        if self.site.group is not None:
+            self.handles = [mean(part, self.site.group) for part in self._slices(self.flat)]
+        self.in_flight = True
+
+    def merge(self, mixing: float) -> None:
+        """Step the anchor by the mean in flight, and blend it into the parameters.
+
+        Raises ``ValueError`` on all ranks, before anything is changed, if a mean is not finite.
+        """
+        self.join()
+        self._require_finite()
+        self.in_flight = False
+        if self.site.group is not None:
+            self.optimizer.step(self._slices(self.flat))
+        self._pack(self.flat, self.views)
+        self._blend(self.flat, self.anchor, mixing)
+        self.site.gather(self.flat)
+        self._write()
+
+    def merged(self, mixing: float) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the parameters as :meth:`merge` would leave them; the mean stays in flight.
+
+        Flat tensors of their own, of which this rank's slice is valid, and their views by name.
+        """
+        flat = self.layout.empty(self.site.device, self.site.chunks)
+        views = self.layout.views(flat)
+        self._pack(flat, views)
+        if self.in_flight and self.site.group is not None:
+            self.join()
+            self._blend(flat, self.optimizer.preview(self._slices(self.flat)), mixing)
+        return flat, views
+
+    def restart(self) -> None:
+        """Take the parameters, now equal, as the anchor; discard the mean and all earlier steps."""
+        self.join()  # a handle dropped unwaited breaks the group's next exchanges
+        self.in_flight = False
+        for carry in self.carry:
+            carry.zero_()
+        self._pack(self.flat, self.views)
+        pack(self.anchor, self._slices(self.flat))
+        self.optimizer.reset()
+
+    def join(self) -> None:
+        """Block until the mean in flight has arrived. Idempotent."""
+        while self.handles:
+            self.handles.pop().wait()
+
+    def save(self, is_delayed: bool) -> Saved:
+        """Return anchor, rounding, mean in flight and the state of the outer optimizer."""
+        self.join()
+        mean = [m if self.in_flight else torch.zeros_like(m) for m in self._slices(self.flat)]
+        return {
+            "in_flight": self.in_flight,
+            "mean": self._by_name(mean) if is_delayed else {},
+            "anchor": self._by_name(self.anchor),
+            "carry": self._by_name(self.carry) if self.carry else {},
+            "outer": self.optimizer.save(self._by_name),
+        }
+
+    def load(self, saved: Saved) -> None:
+        """Restore what :meth:`save` returned."""
+        self.restart()
+        self._fill(self.anchor, saved["anchor"])
+        if self.carry:
+            self._fill(self.carry, saved["carry"])
+        self.optimizer.load(saved["outer"], self._fill)
+        self.in_flight = saved["in_flight"]
+        if self.in_flight:
+            self._fill(self._slices(self.flat), saved["mean"])
+
+    def _slices(self, flat: Sequence[Tensor]) -> list[Tensor]:
+        return [self.site.slice(part) for part in flat]
+
+    def _pack(self, flat: Sequence[Tensor], views: Mapping[str, Tensor]) -> None:
+        """Copy the parameters, with what their rounding has taken in this rank's slice."""
+        pack(views.values(), self.site.parameters.values())
+        for part, carry in zip(self._slices(flat), self.carry, strict=bool(self.carry)):
+            part.add_(carry)
+
+    def _blend(self, flat: Sequence[Tensor], anchors: Sequence[Tensor], mixing: float) -> None:
+        for x, anchor in zip(self._slices(flat), anchors, strict=True):
+            blend(anchor, x, mixing)
+
+    def _write(self) -> None:
+        """Set the parameters to the flat tensors, and note what rounding takes."""
+        pack(self.site.parameters.values(), self.views.values())
+        if self.carry:
+            pack(self.carry, self._slices(self.flat))
+            pack(self.views.values(), self.site.parameters.values())
+            for carry, rounded in zip(self.carry, self._slices(self.flat), strict=True):
+                carry.sub_(rounded)
+
+    def _require_finite(self) -> None:
+        """Raise the same ``ValueError`` on all ranks if the mean is not finite.
+
+        It is the same on all nodes, but each rank of a node has its own slice.
+        """
+        found = [-1.0]
+        if self.site.group is not None:
+            start = self.site.inside.rank if self.site.inside is not None else 0
+            for section, part in enumerate(self._slices(self.flat)):
+                if not part.sum(dtype=torch.float64).isfinite() and not part.isfinite().all():
+                    first = start * part.numel() + int((~part.isfinite()).nonzero()[0])
+                    found = [float(self.layout.segments(section, first, first + 1)[0].layer)]
+        if self.site.inside is not None:
+            found = [layer for (layer,) in gather_numbers(found, self.site.inside)]
+        if max(found) >= 0:
+            raise ValueError(
+                f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a "
+                "rank has diverged; go back to a checkpoint and lower the learning rate, or clip "
+                "gradients"
+            )
+
+    def _by_name(self, slices: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return copies by parameter name, with zeros outside of this rank's slice."""
+        flat = self.layout.empty("cpu", self.site.chunks)
+        pack(self._slices(flat), slices)
+        return self.layout.views(flat)
+
+    def _fill(self, slices: Sequence[Tensor], saved: Mapping[str, Tensor]) -> None:
+        flat = self.layout.empty("cpu", self.site.chunks)
+        views = self.layout.views(flat)
+        pack(views.values(), [saved[name] for name in views])
+        pack(slices, self._slices(flat))
+
+
+def _wide(parameter: Tensor) -> Tensor:
+    """Return a tensor of the parameter's shape and strides in the dtype of sums, without memory."""
+    dtype = accumulation_dtype(parameter.dtype)
+    return torch.empty_like(parameter, dtype=dtype, device="meta")

@@ -1,0 +1,185 @@
+"""DiLoCo and Streaming DiLoCo: an outer optimizer that steps the mean of the models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, final
+
+from torch import Tensor
+
+from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.functional import divide_layers
+from offbeat.parameters.outer.fragment import Fragment
+from offbeat.parameters.outer.optimizer import builder_of
+from offbeat.schedule import due
+from offbeat.settings import at_least, between, check_settings, describe
+
+
+@dataclass(eq=False)
+class OuterStepState:
+    """State of :class:`OuterStep` on one replica: the fragments in order of their turns."""
+
+    site: Site
+    fragments: list[Fragment]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OuterStep(ParameterExchange[OuterStepState]):
+    r"""Step a shared anchor by an outer optimizer every ``every`` steps (DiLoCo).
+
+    .. math::
+        \Delta = a - \frac{1}{n} \sum_{j=1}^{n} x_j, \quad
+        a \leftarrow \mathrm{outer}(a, \Delta), \quad
+        x_i \leftarrow \alpha x_i + (1 - \alpha) a
+        \quad \text{if } (k+1) \bmod every = 0
+
+    for n participants after k earlier steps. The anchor a is the same on all of them; the
+    pseudo-gradient takes the place of its gradient.
+
+    Args:
+        every: the paper's H, steps between two exchanges of a parameter.
+        outer: the optimizer of the anchor: text that names an element-wise optimizer of
+            ``torch.optim`` with literal arguments, or a function that builds one from a list of
+            parameters. Anchors are flat tensors, and between nodes slices of them: the function
+            must build an optimizer that treats every element by itself (SGD, Adam; not Muon,
+            LAMB).
+        fragments: the paper's P. Whole layers are divided into this many sets of about equal
+            bytes (:func:`offbeat.functional.divide_layers`), which take turns: fragment p is
+            exchanged when (k+1) mod every = floor(p every / P).
+        delay: the paper's tau. The mean travels while training continues, and is merged exactly
+            this many steps after it was sent. A step blocks only if it has not arrived by then.
+        mixing: the paper's alpha, the weight of this rank's own parameters in the merge; None
+            for 0 without a delay and 1/2 with one. 0 discards the steps made since the
+            parameters were sent.
+        over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
+            and steps its slice, and the node gathers all slices.
+
+    Everything is kept in float32 for 16-bit parameters, and what their rounding takes is carried
+    to the next mean. SGD with a learning rate of 1 and no momentum is ``Average``, bit for bit
+    (for 16-bit parameters but for what is carried).
+
+    The anchor begins with the parameters at the attach, and ``finish()`` sets it to the average
+    and resets the outer optimizer: load a model before ``replicate()``, or call ``finish()``
+    after it. Between exchanges the average is the mean of the parameters, each merged with what
+    is in flight.
+
+    Raises ``ValueError`` on all ranks for a mean that is not finite, before anything is changed.
+
+    Bytes sent per step: 2 (n-1)/n of the model's divided by ``every``, at most one fragment's at a
+    time unless ``delay`` exceeds every/P; float32 for 16-bit parameters. Extra memory: a mean and
+    an anchor, and the outer optimizer's state (SGD with momentum: one model); during an outer
+    step one fragment more, or with 16-bit parameters two. With ``over="node"`` all but the mean
+    are divided between the ranks of the node. Passes over memory per exchange: eight.
+
+    Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
+    Models", Algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with overlapping communication",
+    Algorithm 2.
+
+    >>> OuterStep(every=100, fragments=4, delay=5).alpha
+    0.5
+    """
+
+    every: Annotated[int, at_least(1, "steps")] = 100
+    outer: (
+        Annotated[str, "such as 'SGD(lr=0.7, momentum=0.9)'"]
+        | Annotated[Callable[..., Any], "that builds a torch.optim.Optimizer"]
+    ) = "SGD(lr=0.7, momentum=0.9, nesterov=True)"
+    fragments: Annotated[int, at_least(1)] = 1
+    delay: Annotated[int, at_least(0, "steps")] = 0
+    mixing: (
+        Annotated[float, between(0, 1, closed="left")] | Annotated[None, "0, or 1/2 with a delay"]
+    ) = None
+    over: Literal["world", "node"] = "world"
+
+    def __post_init__(self) -> None:
+        """Check the settings, build the outer optimizer once, and check that turns fit."""
+        check_settings(self)
+        builder_of(self.outer)
+        for name, value in (("fragments", self.fragments), ("delay", self.delay)):
+            if value > self.every:
+                raise ValueError(
+                    f"{name}={value} with every={self.every}: an exchange of a fragment would "
+                    f"begin before the last has ended; use {name} <= every"
+                )
+
+    def __repr__(self) -> str:
+        """Return the settings, with a function by name: ranks compare them."""
+        return describe(self)
+
+    @property
+    def alpha(self) -> float:
+        """The weight of a rank's own parameters in the merge."""
+        return (0.5 if self.delay else 0.0) if self.mixing is None else self.mixing
+
+    def init(self, site: Site) -> OuterStepState:
+        """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""
+        sizes = {name: p.nbytes for name, p in site.parameters.items()}
+        sets = divide_layers(sizes, self.fragments)
+        if not all(sets):
+            layers = sum(1 for names in divide_layers(sizes, len(sizes)) if names)
+            raise ValueError(
+                f"fragments={self.fragments} for a model of {layers} layers: a fragment is a set "
+                f"of whole layers; use fragments <= {layers}"
+            )
+        return OuterStepState(site, [Fragment.of(site, names, self.outer) for names in sets])
+
+    def step(self, state: OuterStepState, step: int) -> None:
+        """Merge the means that are due, then send those whose turn it is."""
+        for turn, fragment in enumerate(state.fragments):
+            if fragment.in_flight and self._is_turn(step - self.delay, turn):
+                fragment.merge(self.alpha)
+            if self._is_turn(step, turn):
+                fragment.send()
+                if self.delay == 0:
+                    fragment.merge(self.alpha)
+
+    def _is_turn(self, step: int, turn: int) -> bool:
+        return due(step - self._offset(turn), self.every)
+
+    def _offset(self, turn: int) -> int:
+        return turn * self.every // self.fragments
+
+    def mass(self, state: OuterStepState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """Return the parameters, merged with the means in flight, with weight one."""
+        merged = [fragment.merged(self.alpha) for fragment in state.fragments]
+        views = {name: view for _, named in merged for name, view in named.items()}
+        flat = [part for parts, _ in merged for part in parts]
+        return flat, {name: views[name] for name in state.site.parameters}, 1.0
+
+    def settle(self, state: OuterStepState) -> None:
+        """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
+        for fragment in state.fragments:
+            fragment.restart()
+
+    def staleness(self, state: OuterStepState, step: int) -> int:
+        """Return the number of steps since the newest mean merged was sent."""
+        since = [
+            (step - self.delay - self._offset(turn)) % self.every + self.delay
+            for turn in range(self.fragments)
+        ]
+        return min(step, *since)
+
+    def save(self, state: OuterStepState) -> Saved:
+        """Return anchors, means in flight and the state of the outer optimizer."""
+        delayed = self.delay > 0
+        return {str(turn): part.save(delayed) for turn, part in enumerate(state.fragments)}
+
+    def unfit(self, state: OuterStepState, saved: Saved) -> str | None:
+        """Return why the outer optimizer or a mean in flight cannot be, or None."""
+        for turn, fragment in enumerate(state.fragments):
+            found = saved[str(turn)]
+            if found["in_flight"] and not self.delay:
+                return "a mean is in flight, which cannot be without a delay"
+            fault = fragment.optimizer.unfit(found["outer"])
+            if fault is not None:
+                return fault
+        return None
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return which fragments are in flight."""
+        return {"in_flight": {turn: found["in_flight"] for turn, found in saved.items()}}
+
+    def load(self, state: OuterStepState, saved: Saved) -> None:
+        """Restore anchors, means in flight and the outer optimizer."""
+        for turn, fragment in enumerate(state.fragments):
+            fragment.load(saved[str(turn)])

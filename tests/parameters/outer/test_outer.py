@@ -1,0 +1,297 @@
+"""Outer optimizers: what they equal bit for bit, resumption in mid-flight, errors on all ranks."""
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+import offbeat
+from offbeat.comm.world import World
+from offbeat.functional import blend, divide_layers, pseudo_gradient
+from offbeat.parameters import OuterStep
+from offbeat.parameters.outer.optimizer import ELEMENTWISE
+from offbeat.testing import ThreadWorld, simulate
+from problems import Quadratic, flat, loss
+from reference.participants import Array, Nodes
+
+TWO_BY_TWO: Nodes = ((0, 1), (2, 3))
+UNEQUAL: Nodes = ((0, 1, 2), (3, 4), (5, 6))  # rank 2 only receives
+
+
+def run(text: str | offbeat.Algorithm, nodes: Nodes = ((0,), (1,), (2,)), steps: int = 12) -> Array:
+    """The float32 parameters of every rank after every step."""
+    runs = simulate(
+        offbeat.algorithm(text),
+        lambda: Quadratic(torch.float32),
+        loss,
+        steps=steps,
+        nodes=nodes,
+        optimizer=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
+    )
+    return np.array([[flat(s) for s in run] for run in runs])
+
+
+# ---- the equations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_step_of_one_gives_the_mean_bit_for_bit(dtype: torch.dtype) -> None:
+    """Whatever the ratio of the anchor to the mean: also where the difference rounds."""
+    anchor = torch.randn(70_000, dtype=dtype) * 10 ** (4 * torch.randn(70_000, dtype=dtype))
+    mean = torch.randn(70_000, dtype=dtype) * 10 ** (4 * torch.randn(70_000, dtype=dtype))
+    expected = mean.clone()
+    assert not torch.equal(anchor - (anchor - mean), mean)
+    stepped = nn.Parameter(anchor.clone())
+    stepped.grad = torch.empty_like(anchor)
+    pseudo_gradient(anchor, mean, stepped.grad)
+    SGD([stepped], lr=1.0).step()
+    assert torch.equal(stepped + mean, expected)
+
+
+def test_blends_are_exact_at_both_ends() -> None:
+    anchor, own = torch.randn(2, 1000) * 10 ** torch.randn(2, 1000)
+    for mixing, expected in ((0.0, anchor), (1.0, own)):
+        blend(anchor, x := own.clone(), mixing)
+        assert torch.equal(x, expected)
+
+
+def test_layers_of_one_size_are_dealt_out_in_turn() -> None:
+    sizes = {f"blocks.{block}.{name}": 8 for block in range(6) for name in ("w", "b")}
+    first, second = divide_layers(sizes, 2)
+    assert first == [f"blocks.{block}.{name}" for block in (0, 2, 4) for name in ("w", "b")]
+    assert sorted((*first, *second)) == sorted(sizes)
+
+
+# ---- what equals what ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [((0,), (1,), (2,)), ((0,), (1,), (2,), (3,), (4,))])
+def test_diloco_without_momentum_at_a_rate_of_one_is_local_sgd(nodes: Nodes) -> None:
+    text = "diloco(every={}, lr=1, momentum=0, nesterov=False)"
+    for every in (1, 3):
+        ours, theirs = run(text.format(every), nodes), run(f"local_sgd(every={every})", nodes)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_so_it_is_between_nodes() -> None:
+    ours = run("diloco(every=2, lr=1, momentum=0, nesterov=False, within='local')", UNEQUAL)
+    np.testing.assert_array_equal(ours, run("local_sgd(every=2, within='local')", UNEQUAL))
+
+
+def test_streaming_without_fragments_delay_and_mixing_is_diloco() -> None:
+    streaming = run("diloco(every=3, fragments=1, delay=0, mixing=0.0)")
+    np.testing.assert_array_equal(streaming, run("diloco(every=3)"))
+    named = run("local_sgd(every=3, outer='SGD(lr=0.7, momentum=0.9, nesterov=True)')")
+    np.testing.assert_array_equal(streaming, named)
+
+
+def test_fragments_take_turns() -> None:
+    whole = run("diloco(every=4)", steps=9)
+    parts = run("diloco(every=4, fragments=2)", steps=9)
+    # `matrix` has the first turn, as in the whole model; `vector` has one of its own.
+    np.testing.assert_array_equal(parts[:, :3, :6], whole[:, :3, :6])
+    assert np.ptp(parts[:, 2, 6:], axis=0).max() == 0 < np.ptp(whole[:, 2, 6:], axis=0).max()
+    assert np.ptp(parts[:, 4, :6], axis=0).max() == 0 < np.ptp(parts[:, 4, 6:], axis=0).max()
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("nodes", [((0,), (1,)), UNEQUAL], ids=["ranks", "nodes"])
+def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
+    name: str, nodes: Nodes
+) -> None:
+    over = "node" if nodes == UNEQUAL else "world"
+    outer = f"{name}(lr=0.05)" if name not in ("SGD",) else "SGD(lr=0.7, momentum=0.9)"
+    algorithm = offbeat.Algorithm(
+        offbeat.local_sgd(within="local").gradients if over == "node" else None,
+        OuterStep(every=3, outer=outer, fragments=2, delay=2, over=over),
+    )
+
+    def worker(world: World) -> None:
+        model = Quadratic(torch.float32)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        optimizer = Adam(model.parameters(), lr=0.1)
+        train(model, replica, optimizer, range(7))
+        file = io.BytesIO()
+        torch.save([part.state_dict() for part in (replica, model, optimizer)], file)
+        train(model, replica, optimizer, range(7, 14))
+        replica.detach()
+        file.seek(0)
+        saved, weights, moments = torch.load(file, weights_only=True)
+        again = Quadratic(torch.float32)
+        again.load_state_dict(weights)
+        resumed = offbeat.replicate(again, algorithm, mesh=world)
+        resumed.load_state_dict(saved)
+        optimizer = Adam(again.parameters(), lr=0.1)
+        optimizer.load_state_dict(moments)
+        with resumed.consensus():  # a preview of the outer step must not change its state
+            pass
+        train(again, resumed, optimizer, range(7, 14))
+        resumed.detach()
+        for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+    ThreadWorld(nodes=nodes).run(worker)
+
+
+def test_finish_counts_what_is_in_flight_and_starts_anew() -> None:
+    """The mean in flight is stepped and blended; then anchor = parameters, no momentum."""
+    text = "diloco(every=2, delay=2, lr=0.5, momentum=0.9, mixing=0.25)"
+
+    def worker(world: World) -> list[Array]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        seen = [values(model)]
+        for k in range(3):
+            train(model, replica, optimizer, range(k, k + 1))
+            seen.append(values(model))
+        replica.finish()
+        seen.append(values(model))
+        with torch.no_grad():
+            model.matrix += world.rank
+        replica.step()  # the fourth: the mean is sent
+        replica.step()
+        replica.step()  # and merged
+        seen.append(values(model))
+        return seen
+
+    runs = np.array(ThreadWorld(nodes=((0,), (1,))).run(worker))
+    start, _, sent, own, finished, after = runs.swapaxes(0, 1)
+    # Nesterov's first step is lr (1 + momentum) of the pseudo-gradient.
+    anchor = start[0] - 0.5 * 1.9 * (start[0] - sent.mean(0))
+    expected = (0.25 * own + 0.75 * anchor).mean(0)
+    np.testing.assert_allclose(finished, [expected, expected], rtol=0, atol=1e-14)
+    moved = expected + np.array([[0.0] * 9, [1.0] * 6 + [0.0] * 3])
+    anchor = expected - 0.5 * 1.9 * (expected - moved.mean(0))
+    np.testing.assert_allclose(after, 0.25 * moved + 0.75 * anchor, rtol=0, atol=1e-14)
+
+
+def test_after_finish_a_run_goes_on_as_a_new_one() -> None:
+    """Neither momentum nor a mean in flight is left: averages of another moment."""
+    algorithm = offbeat.diloco(every=2, delay=1)
+
+    def worker(world: World, anew: bool) -> Array:
+        model = Quadratic()
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        train(model, replica, optimizer, range(6))
+        replica.finish()
+        if anew:
+            replica.detach()
+            replica = offbeat.replicate(model, algorithm, mesh=world)
+        train(model, replica, optimizer, range(6))
+        return values(model)
+
+    world = ThreadWorld(size=2)
+    expected = world.run(lambda world: worker(world, anew=True))
+    np.testing.assert_array_equal(world.run(lambda world: worker(world, anew=False)), expected)
+
+
+def test_16_bit_parameters_carry_what_rounding_takes() -> None:
+    """Outer steps of an eighth of the spacing of bfloat16 add up."""
+
+    def worker(world: World) -> float:
+        model = Quadratic(torch.bfloat16)
+        with torch.no_grad():
+            model.vector.fill_(1.0)
+        outer = OuterStep(every=1, outer="SGD(lr=0.5)")
+        replica = offbeat.replicate(model, offbeat.Algorithm(None, outer), mesh=world)
+        for _ in range(16):
+            with torch.no_grad():
+                model.vector += 2**-7 * (world.rank == 0)  # the spacing at 1, on one of four ranks
+            replica.step()
+        return float(model.vector.detach()[0])
+
+    assert ThreadWorld(size=4).run(worker) == [1 + 2 * 2**-7] * 4
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"outer": "Muon(lr=0.1)"}, "expected one of SGD, Adam, .* treat every element"),
+        ({"outer": "SGD(lr="}, "cannot read the outer optimizer"),
+        ({"outer": "SGD(lr=-1.0)"}, "Invalid learning rate: -1.0; give a text such as"),
+        ({"outer": "SGD(rate=1.0)"}, "unexpected keyword argument 'rate'"),
+        ({"outer": "SGD(momentum=0.0, nesterov=True)"}, "Nesterov momentum requires"),
+        ({"outer": lambda parameters: None}, "has no attribute 'step'"),
+        ({"outer": 3}, "outer=3, expected a str .* or a callable"),
+        ({"every": 0}, "every=0, expected a whole number of steps, 1 or more"),
+        ({"every": 2, "fragments": 3}, "fragments=3 with every=2: .* use fragments <= every"),
+        ({"every": 2, "delay": 3}, "delay=3 with every=2: .* use delay <= every"),
+        ({"mixing": 1.0}, r"mixing=1.0, expected None .* or a number in \[0, 1\)"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        OuterStep(**settings)
+
+
+def test_settings_are_equal_and_read_alike_on_all_ranks() -> None:
+    assert repr(OuterStep(outer=torch.optim.Adagrad)).startswith("OuterStep(every=100, outer=Ada")
+    assert copy.copy(OuterStep()) == OuterStep()
+    assert offbeat.algorithm("local_sgd(outer='Adam(lr=0.01)')") != offbeat.local_sgd()
+
+
+@pytest.mark.fault(
+    "diloco has more fragments than the model has layers",
+    "`ValueError` on all ranks, with the number of layers",
+    group="Settings and arguments",
+)
+def test_more_fragments_than_layers() -> None:
+    def worker(world: World) -> None:
+        with pytest.raises(ValueError, match="fragments=3 for a model of 2 layers"):
+            offbeat.replicate(Quadratic(), offbeat.diloco(every=4, fragments=3), mesh=world)
+
+    ThreadWorld(size=2).run(worker)
+
+
+@pytest.mark.parametrize("nodes", [((0,), (1,)), UNEQUAL], ids=["ranks", "nodes"])
+@pytest.mark.fault(
+    "a rank diverges under diloco",
+    "`ValueError` on all ranks that names the parameter; the anchor keeps its value",
+    group="Gradients",
+)
+def test_a_mean_that_is_not_finite_changes_nothing(nodes: Nodes) -> None:
+    within = "local" if nodes == UNEQUAL else None
+
+    def worker(world: World) -> None:
+        model = Quadratic()
+        algorithm = offbeat.diloco(every=2, within=within)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        train(model, replica, optimizer, range(1))
+        loss(model, world.rank, 1).backward()
+        optimizer.step()
+        if world.node == 0:
+            with torch.no_grad():
+                model.vector[1] = torch.nan
+        own = values(model)
+        with pytest.raises(ValueError, match="the mean of parameter 'vector' is not finite"):
+            replica.step()
+        np.testing.assert_array_equal(values(model), own)
+
+    ThreadWorld(nodes=nodes).run(worker)
+
+
+def train(
+    model: nn.Module, replica: offbeat.Replica, optimizer: torch.optim.Optimizer, steps: range
+) -> None:
+    for step in steps:
+        loss(model, replica.world.rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+
+
+def values(model: nn.Module) -> Array:
+    return torch.cat(
+        [p.detach().reshape(-1) for p in model.parameters() if p.requires_grad]
+    ).numpy()
