@@ -229,6 +229,8 @@ class ParameterExchange(Exchange[State]):
     waits: ClassVar[bool] = True
     # Whether a rank that starts from other parameters than the rest spoils the first exchange.
     starts_equal: ClassVar[bool] = False
+    # Whether parameters written between the attach and the first step, on all ranks alike, do so.
+    anchored: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, state: State, step: int) -> None:

@@ -50,6 +50,7 @@ class BackwardWatch:
         self.enabled = True
         self.is_first = heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
+        self._settled = digest(parameters.values())  # and at the attach, the load or finish()
         self.begun = False  # a gradient was accumulated since the last step
         self._is_last = False  # and in a backward that exchanges, the last one before a step
         self._is_seen = False  # a gradient was accumulated since `enabled` has changed
@@ -234,10 +235,21 @@ class BackwardWatch:
         """Count what has been accumulated as spent."""
         self.begun = self._is_last = self.exchanged = self._is_seen = False
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether others than an optimizer have written parameters before the first step."""
+        return self.start is not None and self.start != self._settled
+
+    def finished(self) -> None:
+        """Start from the average of the replicas."""
+        self.forget()
+        if self.is_first:
+            self.start, self._settled = None, digest(self.parameters.values())
+
     def loaded(self) -> None:
         """Start from a saved state, whose next step is a first one."""
-        self.forget()
-        self.is_first, self.start = self.heartbeat is not None, None
+        self.is_first = self.heartbeat is not None
+        self.finished()
 
     def remove(self) -> None:
         """Remove the hooks."""

@@ -58,13 +58,20 @@ def check_start(
     algorithm: Algorithm,
     connection: Connection,
     mine: int | None,
+    is_changed: bool,
     settled: bool,
 ) -> str | None:
     """Raise ``ValueError`` on all ranks for a wrapper or different parameters; return a note.
 
-    See :func:`wrapper_fault` and :func:`compare_starts`.
+    ``is_changed``: the parameters are not those of the attach, the load or ``finish()``. See
+    :func:`wrapper_fault` and :func:`compare_starts`.
     """
     fault = wrapper_fault(model, algorithm)
+    if fault is None and is_changed and algorithm.parameters and algorithm.parameters.anchored:
+        fault = (
+            f"parameters were written to after replicate(), and {algorithm} counts from those at "
+            "the attach; load a model before replicate(), or call finish() after loading it"
+        )
     if fault is not None:
         raise connection.condemn(ValueError(f"rank {connection.world.rank}: {fault}"))
     world, control = connection.world, connection.control

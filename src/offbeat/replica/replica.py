@@ -97,7 +97,7 @@ class Replica:
         """
         self._require_open()
         self._recorder.finished(self._together("finish", self._finish))
-        self._watch.forget()
+        self._watch.finished()
         self.settled = True
         self._restart_clock()
 
@@ -274,7 +274,7 @@ class Replica:
 
     def _step(self) -> None:
         if self._watch.is_first:
-            start = self._watch.start, self.settled
+            start = self._watch.start, self._watch.is_changed, self.settled
             note = check_start(self.model, self.algorithm, self._connection, *start)
             self.notes += [note] if note else []
         self.gradients.stepped()  # before we write parameters: a write is a sign of use

@@ -253,6 +253,38 @@ def test_more_fragments_than_layers() -> None:
     ThreadWorld(size=2).run(worker)
 
 
+@pytest.mark.fault(
+    "a model file is loaded after replicate() under diloco",
+    "`ValueError` on all ranks in the first step, unless finish() was called after loading",
+    group="Models and algorithms",
+)
+def test_a_model_that_is_loaded_late_needs_finish() -> None:
+    file = Quadratic().state_dict()
+    file["vector"] += 1
+
+    def worker(world: World, late: bool, finish: bool) -> Array:
+        model = Quadratic()
+        if not late:
+            model.load_state_dict(file)
+        replica = offbeat.replicate(model, offbeat.diloco(every=2), mesh=world)
+        if late:
+            model.load_state_dict(file)
+        if finish:
+            replica.finish()
+        train(model, replica, SGD(model.parameters(), lr=0.1), range(5))
+        return values(model)
+
+    def refused(world: World) -> None:
+        with pytest.raises(ValueError, match=r"written to after replicate.*call finish"):
+            worker(world, late=True, finish=False)
+
+    ThreadWorld(size=2).run(refused)
+    world = ThreadWorld(size=2)
+    expected = world.run(lambda world: worker(world, late=False, finish=False))
+    found = world.run(lambda world: worker(world, late=True, finish=True))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("nodes", [((0,), (1,)), UNEQUAL], ids=["ranks", "nodes"])
 @pytest.mark.fault(
     "a rank diverges under diloco",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
@@ -59,9 +59,9 @@ class OuterStep(ParameterExchange[OuterStepState]):
     (for 16-bit parameters but for what is carried).
 
     The anchor begins with the parameters at the attach, and ``finish()`` sets it to the average
-    and resets the outer optimizer: load a model before ``replicate()``, or call ``finish()``
-    after it. Between exchanges the average is the mean of the parameters, each merged with what
-    is in flight.
+    and resets the outer optimizer. Load a model before ``replicate()``, or call ``finish()``
+    after loading; otherwise the first step is an error on all ranks. Between exchanges the
+    average is the mean of the parameters, each merged with what is in flight.
 
     Raises ``ValueError`` on all ranks for a mean that is not finite, before anything is changed.
 
@@ -90,6 +90,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
         Annotated[float, between(0, 1, closed="left")] | Annotated[None, "0, or 1/2 with a delay"]
     ) = None
     over: Literal["world", "node"] = "world"
+    anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 
     def __post_init__(self) -> None:
         """Check the settings, build the outer optimizer once, and check that turns fit."""
