@@ -156,6 +156,26 @@ CASES = (
         ),
         hierarchical=True,
     ),
+    # Differences of a few steps, below 1, to 8 bits; the errors are carried.
+    Case(
+        "diloco(every=3, lr=1.0, momentum=0.5, wire='bf16')",
+        partial(diloco, every=3, outer_lr=1.0, outer_momentum=0.5),
+        tolerance=2e-2,
+    ),
+    Case(
+        "diloco(every=3, delay=1, mixing=0.25, lr=1.0, momentum=0.5, within='local', wire='int8')",
+        partial(
+            diloco,
+            every=3,
+            delay=1,
+            mixing=0.25,
+            outer_lr=1.0,
+            outer_momentum=0.5,
+            within_local=True,
+        ),
+        tolerance=2e-2,
+        hierarchical=True,
+    ),
     Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),
     # Warm-up until step 3, cycling until 10, then cool-down.
     Case(

@@ -21,6 +21,7 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
+from offbeat.functional.narrowing import narrow, narrow_bytes, widen
 from offbeat.functional.outer import blend, divide_layers, layer_of, pseudo_gradient
 from offbeat.functional.packing import (
     Layout,
@@ -84,6 +85,8 @@ __all__ = [
     "masked_adam",
     "max_speedup",
     "merge_stale_sum",
+    "narrow",
+    "narrow_bytes",
     "numerator",
     "orthogonality",
     "pack",
@@ -99,4 +102,5 @@ __all__ = [
     "touched",
     "tree",
     "warm_density",
+    "widen",
 ]

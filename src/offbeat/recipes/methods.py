@@ -113,6 +113,7 @@ def diloco(
     fragments: int = 1,
     delay: int = 0,
     mixing: float | None = None,
+    wire: Literal["bf16", "int8"] | None = None,
     within: Within = None,
 ) -> Algorithm:
     """Train independently, and step the mean by SGD with momentum (DiLoCo, Streaming DiLoCo).
@@ -132,6 +133,7 @@ def diloco(
         fragments=fragments,
         delay=delay,
         mixing=mixing,
+        wire=wire,
         over=_between(within),
     )
     return Algorithm(gradients=_inside(within), parameters=outer_step)

@@ -11,9 +11,12 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.functional import blend, divide_layers, pseudo_gradient
+from offbeat.functional.narrowing import Narrow
 from offbeat.parameters import OuterStep
+from offbeat.parameters.outer.narrow_mean import NarrowMean
 from offbeat.parameters.outer.optimizer import ELEMENTWISE
 from offbeat.testing import ThreadWorld, simulate
 from problems import Quadratic, flat, loss
@@ -104,11 +107,12 @@ def test_fragments_take_turns() -> None:
 def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
     name: str, nodes: Nodes
 ) -> None:
+    wire = "int8" if name == "Adam" else None
     over = "node" if nodes == UNEQUAL else "world"
     outer = f"{name}(lr=0.05)" if name not in ("SGD",) else "SGD(lr=0.7, momentum=0.9)"
     algorithm = offbeat.Algorithm(
         offbeat.local_sgd(within="local").gradients if over == "node" else None,
-        OuterStep(every=3, outer=outer, fragments=2, delay=2, over=over),
+        OuterStep(every=3, outer=outer, fragments=2, delay=2, wire=wire, over=over),
     )
 
     def worker(world: World) -> None:
@@ -210,6 +214,56 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
     assert ThreadWorld(size=4).run(worker) == [1 + 2 * 2**-7] * 4
 
 
+# ---- narrow messages ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_narrow_means_lose_nothing(wire: Narrow, size: int) -> None:
+    """The sum of all means, and all errors, is the mean of all that was put in."""
+    numel, rounds = 1000, 6  # not a multiple of a group of values, nor of the members
+    given = torch.randn(size, rounds, numel, dtype=torch.float64) * 10 ** torch.randn(numel)
+
+    def worker(world: World) -> tuple[Array, Array, Array]:
+        links = Links.connect(world)
+        group = links.open("world")
+        assert group is not None
+        narrow_mean = NarrowMean.of(given[0, 0], wire, group)
+        total = torch.zeros(numel, dtype=torch.float64)
+        for step in range(rounds):
+            delta = given[world.rank, step].clone()
+            narrow_mean.launch(delta).wait()
+            assert not torch.equal(delta, given[:, step].mean(0))
+            total += delta
+        sent, means = narrow_mean.errors(numel)
+        narrow_mean.restore(sent, means)
+        assert all(map(torch.equal, narrow_mean.errors(numel), (sent, means)))
+        links.close()
+        return total.numpy(), sent.numpy(), means.numpy()
+
+    totals, sent, means = map(np.array, zip(*ThreadWorld(size=size).run(worker), strict=True))
+    assert (totals == totals[0]).all()
+    expected = given.sum(1).mean(0).numpy()
+    scale = np.abs(given.numpy()).max(axis=(0, 1))
+    found = totals[0] + sent.mean(0) + means.sum(0)
+    assert (np.abs(found - expected) / scale).max() < 1e-12
+    assert (np.abs(totals[0] - expected) / scale).max() > 1e-4
+
+
+@pytest.mark.parametrize(("wire", "bytes_of_one"), [("bf16", 2), ("int8", 1 + 1 / 64)])
+def test_narrow_bytes(wire: str, bytes_of_one: float) -> None:
+    def worker(world: World) -> float:
+        model = nn.Linear(128, 96, bias=False)  # a multiple of 3 times 256
+        replica = offbeat.replicate(model, offbeat.diloco(every=1, wire=wire), mesh=world)
+        replica.step()
+        sent: float = replica.stats()["last"]["bytes_sent"]
+        return sent
+
+    for sent in ThreadWorld(size=3).run(worker):
+        # Besides, the first step compares the parameters of all ranks.
+        assert 0 <= sent - 2 * 2 / 3 * 128 * 96 * bytes_of_one < 1000
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -226,6 +280,7 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
         ({"every": 0}, "every=0, expected a whole number of steps, 1 or more"),
         ({"every": 2, "fragments": 3}, "fragments=3 with every=2: .* use fragments <= every"),
         ({"every": 2, "delay": 3}, "delay=3 with every=2: .* use delay <= every"),
+        ({"wire": "fp8"}, "wire='fp8', expected None .*, 'bf16' or 'int8'"),
         ({"mixing": 1.0}, r"mixing=1.0, expected None .* or a number in \[0, 1\)"),
     ],
 )
@@ -291,12 +346,13 @@ def test_a_model_that_is_loaded_late_needs_finish() -> None:
     "`ValueError` on all ranks that names the parameter; the anchor keeps its value",
     group="Gradients",
 )
-def test_a_mean_that_is_not_finite_changes_nothing(nodes: Nodes) -> None:
+@pytest.mark.parametrize("wire", [None, "bf16", "int8"])
+def test_a_mean_that_is_not_finite_changes_nothing(wire: str | None, nodes: Nodes) -> None:
     within = "local" if nodes == UNEQUAL else None
 
     def worker(world: World) -> None:
         model = Quadratic()
-        algorithm = offbeat.diloco(every=2, within=within)
+        algorithm = offbeat.diloco(every=2, wire=wire, within=within)
         replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1)
         train(model, replica, optimizer, range(1))
@@ -306,7 +362,9 @@ def test_a_mean_that_is_not_finite_changes_nothing(nodes: Nodes) -> None:
             with torch.no_grad():
                 model.vector[1] = torch.nan
         own = values(model)
-        with pytest.raises(ValueError, match="the mean of parameter 'vector' is not finite"):
+        # With 8 bits all values that share a scale are lost, those of `matrix` among them.
+        name = "matrix" if wire == "int8" else "vector"
+        with pytest.raises(ValueError, match=f"the mean of parameter '{name}' is not finite"):
             replica.step()
         np.testing.assert_array_equal(values(model), own)
 

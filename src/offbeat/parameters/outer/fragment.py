@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from offbeat.comm.handle import Handle
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import Saved, Site
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
+from offbeat.functional.narrowing import Narrow
+from offbeat.parameters.outer.narrow_mean import NarrowMean
 from offbeat.parameters.outer.optimizer import Builder, OuterOptimizer
 
 
@@ -21,7 +24,8 @@ class Fragment:
     ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
     ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
     last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
-    has taken from this rank's slice; empty if no parameter has 16 bits.
+    has taken from this rank's slice; empty if no parameter has 16 bits. ``narrow`` averages in
+    narrow messages, if that is wanted and this rank exchanges a slice.
     """
 
     site: Site
@@ -31,11 +35,14 @@ class Fragment:
     anchor: list[Tensor]
     carry: list[Tensor]
     optimizer: OuterOptimizer
+    narrow: list[NarrowMean]
     in_flight: bool = False
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
-    def of(cls, site: Site, names: Sequence[str], outer: str | Builder) -> "Fragment":
+    def of(
+        cls, site: Site, names: Sequence[str], outer: str | Builder, wire: Narrow | None
+    ) -> "Fragment":
         """Allocate for the parameters ``names``, whose values are the first anchor."""
         site = replace(site, parameters={name: site.parameters[name] for name in names})
         layout = Layout.of({n: _wide(p) for n, p in site.parameters.items()}, site.slices)
@@ -44,16 +51,29 @@ class Fragment:
         is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
-        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer)
+        narrow = []
+        if wire is not None and site.group is not None:
+            narrow = [NarrowMean.of(part, wire, site.group) for part in anchor]
+        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer, narrow)
         fragment.restart()
         return fragment
 
     def send(self) -> None:
         """Launch the mean of all participants' parameters, without waiting for it."""
         self._pack(self.flat, self.views)
-        if self.site.group is not None:
-            self.handles = [mean(part, self.site.group) for part in self._slices(self.flat)]
         self.in_flight = True
+        if self.site.group is None:
+            return
+        if not self.narrow:
+            self.handles = [mean(part, self.site.group) for part in self._slices(self.flat)]
+            return
+        for part, anchor, narrow in zip(
+            self._slices(self.flat), self.anchor, self.narrow, strict=True
+        ):
+            # Differences to the anchor travel: rounding takes little of them.
+            handle = narrow.launch(torch.sub(anchor, part, out=part))
+            handle.after = partial(torch.sub, anchor, part, out=part)
+            self.handles.append(handle)
 
     def merge(self, mixing: float) -> None:
         """Step the anchor by the mean in flight, and blend it into the parameters.
@@ -89,6 +109,8 @@ class Fragment:
         self.in_flight = False
         for carry in self.carry:
             carry.zero_()
+        for narrow in self.narrow:
+            narrow.forget()
         self._pack(self.flat, self.views)
         pack(self.anchor, self._slices(self.flat))
         self.optimizer.reset()
@@ -108,6 +130,7 @@ class Fragment:
             "anchor": self._by_name(self.anchor),
             "carry": self._by_name(self.carry) if self.carry else {},
             "outer": self.optimizer.save(self._by_name),
+            "errors": self._errors(),
         }
 
     def load(self, saved: Saved) -> None:
@@ -117,9 +140,23 @@ class Fragment:
         if self.carry:
             self._fill(self.carry, saved["carry"])
         self.optimizer.load(saved["outer"], self._fill)
+        if self.narrow:
+            sent, means = ([torch.zeros_like(part) for part in self.anchor] for _ in range(2))
+            self._fill(sent, saved["errors"]["sent"])
+            self._fill(means, saved["errors"]["means"])
+            for narrow, *errors in zip(self.narrow, sent, means, strict=True):
+                narrow.restore(*errors)
         self.in_flight = saved["in_flight"]
         if self.in_flight:
             self._fill(self._slices(self.flat), saved["mean"])
+
+    def _errors(self) -> dict[str, dict[str, Tensor]]:
+        """Return by name what rounding has taken from messages sent, and from means made here."""
+        if not self.narrow:
+            return {}
+        parts = zip(self.narrow, self.anchor, strict=True)
+        sent, means = zip(*(narrow.errors(part.numel()) for narrow, part in parts), strict=True)
+        return {"sent": self._by_name(sent), "means": self._by_name(means)}
 
     def _slices(self, flat: Sequence[Tensor]) -> list[Tensor]:
         return [self.site.slice(part) for part in flat]

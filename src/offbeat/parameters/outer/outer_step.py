@@ -8,6 +8,7 @@ from torch import Tensor
 
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import divide_layers
+from offbeat.functional.narrowing import Narrow
 from offbeat.parameters.outer.fragment import Fragment
 from offbeat.parameters.outer.optimizer import builder_of
 from offbeat.schedule import due
@@ -51,6 +52,10 @@ class OuterStep(ParameterExchange[OuterStepState]):
         mixing: the paper's alpha, the weight of this rank's own parameters in the merge; None
             for 0 without a delay and 1/2 with one. 0 discards the steps made since the
             parameters were sent.
+        wire: "bf16" or "int8" sends differences to the anchor in 16 or 8 bits, the latter with a
+            float32 scale for every 256 values. What rounding takes from them, and from their
+            mean, is added to the next ones, so that nothing is lost (error feedback).
+            ``finish()`` discards it: the average is that of the parameters themselves.
         over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
             and steps its slice, and the node gathers all slices.
 
@@ -65,11 +70,13 @@ class OuterStep(ParameterExchange[OuterStepState]):
 
     Raises ``ValueError`` on all ranks for a mean that is not finite, before anything is changed.
 
-    Bytes sent per step: 2 (n-1)/n of the model's divided by ``every``, at most one fragment's at a
-    time unless ``delay`` exceeds every/P; float32 for 16-bit parameters. Extra memory: a mean and
-    an anchor, and the outer optimizer's state (SGD with momentum: one model); during an outer
-    step one fragment more, or with 16-bit parameters two. With ``over="node"`` all but the mean
-    are divided between the ranks of the node. Passes over memory per exchange: eight.
+    Bytes sent per step: 2 (n-1)/n of the model's divided by ``every``, at most one fragment's at
+    a time unless ``delay`` exceeds every/P; float32 for 16-bit parameters; of float32 a half with
+    "bf16" and 0.254 with "int8". Extra memory: a mean and an anchor, and the outer optimizer's
+    state (SGD with momentum: one model); during an outer step one fragment more, or with 16-bit
+    parameters two; "bf16" adds 2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages. With
+    ``over="node"`` all but the mean are divided between the ranks of the node. Passes over memory
+    per exchange: eight.
 
     Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
     Models", Algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with overlapping communication",
@@ -89,6 +96,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
     mixing: (
         Annotated[float, between(0, 1, closed="left")] | Annotated[None, "0, or 1/2 with a delay"]
     ) = None
+    wire: Narrow | Annotated[None, "full precision"] = None
     over: Literal["world", "node"] = "world"
     anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 
@@ -122,7 +130,8 @@ class OuterStep(ParameterExchange[OuterStepState]):
                 f"fragments={self.fragments} for a model of {layers} layers: a fragment is a set "
                 f"of whole layers; use fragments <= {layers}"
             )
-        return OuterStepState(site, [Fragment.of(site, names, self.outer) for names in sets])
+        parts = [Fragment.of(site, names, self.outer, self.wire) for names in sets]
+        return OuterStepState(site, parts)
 
     def step(self, state: OuterStepState, step: int) -> None:
         """Merge the means that are due, then send those whose turn it is."""
