@@ -65,11 +65,14 @@ class Fragment:
         if self.site.group is None:
             return
         if not self.narrow:
-            self.handles = [mean(part, self.site.group) for part in self._slices(self.flat)]
+            filled = [part for part in self._slices(self.flat) if part.numel() > 0]
+            self.handles = [mean(part, self.site.group) for part in filled]
             return
         for part, anchor, narrow in zip(
             self._slices(self.flat), self.anchor, self.narrow, strict=True
         ):
+            if part.numel() == 0:
+                continue
             # Differences to the anchor travel: rounding takes little of them.
             handle = narrow.launch(torch.sub(anchor, part, out=part))
             handle.after = partial(torch.sub, anchor, part, out=part)
@@ -183,17 +186,17 @@ class Fragment:
     def _require_finite(self) -> None:
         """Raise the same ``ValueError`` on all ranks if the mean is not finite.
 
-        It is the same on all nodes, but each rank of a node has its own slice.
+        It is the same on all nodes, but each rank of a node has its own slice, or shard.
         """
-        found = [-1.0]
+        found, node = [-1.0], self.site.inside or self.site.shards
         if self.site.group is not None:
             start = self.site.inside.rank if self.site.inside is not None else 0
             for section, part in enumerate(self._slices(self.flat)):
                 if not part.sum(dtype=torch.float64).isfinite() and not part.isfinite().all():
                     first = start * part.numel() + int((~part.isfinite()).nonzero()[0])
                     found = [float(self.layout.segments(section, first, first + 1)[0].layer)]
-        if self.site.inside is not None:
-            found = [layer for (layer,) in gather_numbers(found, self.site.inside)]
+        if node is not None:
+            found = [layer for (layer,) in gather_numbers(found, node)]
         if max(found) >= 0:
             raise ValueError(
                 f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a "

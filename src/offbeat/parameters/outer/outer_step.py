@@ -122,7 +122,9 @@ class OuterStep(ParameterExchange[OuterStepState]):
 
     def init(self, site: Site) -> OuterStepState:
         """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""
-        sizes = {name: p.nbytes for name, p in site.parameters.items()}
+        # Of the whole model, also where ranks hold shards: all ranks divide it alike.
+        named = site.model.named_parameters()
+        sizes = {name: p.numel() * p.itemsize for name, p in named if name in site.parameters}
         sets = divide_layers(sizes, self.fragments)
         if not all(sets):
             layers = sum(1 for names in divide_layers(sizes, len(sizes)) if names)
