@@ -123,6 +123,7 @@ def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
         file = io.BytesIO()
         torch.save([part.state_dict() for part in (replica, model, optimizer)], file)
         train(model, replica, optimizer, range(7, 14))
+        replica.consensus_distance()  # nobody leaves while others wait in their last step
         replica.detach()
         file.seek(0)
         saved, weights, moments = torch.load(file, weights_only=True)
@@ -135,6 +136,7 @@ def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
         with resumed.consensus():  # a preview of the outer step must not change its state
             pass
         train(again, resumed, optimizer, range(7, 14))
+        resumed.consensus_distance()
         resumed.detach()
         for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
