@@ -181,7 +181,7 @@ def test_methods_take_turns(script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--algorithms", "ddp,sgpp"], "expected one of ddp, local_sgd, sgp"),
+        (["--algorithms", "ddp,sgpp"], "expected one of ddp, local_sgd, diloco"),
         (["--algorithms", "ddp,"], "cannot read the algorithm ''"),
         (["--algorithms", "ddp,local_sgd(evry=8)"], "the arguments of local_sgd are every"),
         (["--algorithms", "ddp,ddp()"], "are the same algorithm; list each algorithm once"),
