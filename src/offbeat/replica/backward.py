@@ -20,8 +20,8 @@ from torch.optim.optimizer import (
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.several_replicas import others_of
-from offbeat.comm.sharding import ShardGradients
 from offbeat.replica.first_step import digest
+from offbeat.replica.shard_gradients import ShardGradients
 from offbeat.replica.slots import GradientSlot
 
 

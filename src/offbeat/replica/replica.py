@@ -267,16 +267,15 @@ class Replica:
 
     def _require_unchanged(self) -> None:
         reshard(self._gathering)
-        change = self._before.change(self.model, self.world.rank)
-        if change is not None:
+        if (change := self._before.change(self.model, self.world.rank)) is not None:
             raise self._connection.condemn(change)
         self._watch.require_closed()
 
     def _step(self) -> None:
         if self._watch.is_first:
             start = self._watch.start, self._watch.is_changed, self.settled
-            note = check_start(self.model, self.algorithm, self._connection, *start)
-            self.notes += [note] if note else []
+            if note := check_start(self.model, self.algorithm, self._connection, *start):
+                self.notes.append(note)
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         if self.steps >= self._exchanges_from:
             with torch.no_grad():
