@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from report import report
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
@@ -258,10 +259,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     for name, case in CASES.items():
-        facts, everyone = case(), [None, None]
-        dist.all_gather_object(everyone, facts)
-        if RANK == 0:
-            print(json.dumps({"case": name, "ranks": everyone}), flush=True)
+        report(name, case())
     os.chdir(FOLDER)
     names = runpy.run_path(PAGE)  # ends the process group
     if RANK == 0:

@@ -2,7 +2,6 @@
 
 import doctest
 import io
-import json
 import logging
 import os
 import runpy
@@ -19,6 +18,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from report import report
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -406,12 +406,8 @@ def main() -> None:
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     for case, arguments in CASES:
-        result = case(*arguments)
-        everyone: list[Any] = [None] * 2
-        dist.all_gather_object(everyone, result)
-        if dist.get_rank() == 0:
-            name = case.__name__ + "".join(f"[{a}]" for a in arguments)
-            print(json.dumps({"case": name, "ranks": everyone}), flush=True)
+        name = case.__name__ + "".join(f"[{a}]" for a in arguments)
+        report(name, case(*arguments))
 
 
 if __name__ == "__main__":

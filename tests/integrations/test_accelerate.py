@@ -1,33 +1,15 @@
 """Accelerate with offbeat, in two processes. All cases run once, since imports take seconds."""
 
-import json
-import re
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ranks import torchrun
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the accelerate extra"),
 ]
-HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "integrations" / "accelerate.md"
 Cases = dict[str, list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
-    """Return what each rank found, by the name of the case."""
-    folder = tmp_path_factory.mktemp("accelerate")
-    (script,) = re.findall(r"```python\n(# train\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    (folder / "train.py").write_text(script)
-    output = torchrun(2, HERE / "accelerate_cases.py", str(folder), str(folder / "train.py"))
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
-    return {line["case"]: line["ranks"] for line in lines}
 
 
 def test_ddp_equals_the_ddp_of_accelerate(cases: Cases) -> None:

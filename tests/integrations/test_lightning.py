@@ -1,34 +1,16 @@
 """Lightning on two ranks: one start for all cases, since imports take most of the time."""
 
-import json
-import re
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ranks import torchrun
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(find_spec("lightning") is None, reason="needs the lightning extra"),
 ]
 
-SCRIPT = Path(__file__).parent / "lightning_cases.py"
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md"
 Ranks = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
-    """What the ranks returned, by case."""
-    folder = tmp_path_factory.mktemp("lightning")
-    (script,) = re.findall(r"```python\n(# fit\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    (folder / "fit.py").write_text(script)
-    output = torchrun(2, SCRIPT, str(folder), str(folder / "fit.py"))
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
-    return {line["case"]: line["ranks"] for line in lines}
 
 
 def test_ddp_equals_lightnings_own(cases: dict[str, Ranks]) -> None:

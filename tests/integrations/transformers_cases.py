@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
+from report import report
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -237,10 +238,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     for name, case in CASES.items():
-        facts, everyone = case(), [None, None]
-        dist.all_gather_object(everyone, facts)
-        if RANK == 0:
-            print(json.dumps({"case": name, "ranks": everyone}), flush=True)
+        report(name, case())
     os.chdir(FOLDER)
     names = runpy.run_path(PAGE)  # ends the process group
     if RANK == 0:
