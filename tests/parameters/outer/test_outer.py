@@ -102,8 +102,16 @@ def test_fragments_take_turns() -> None:
     assert np.ptp(parts[:, 4, :6], axis=0).max() == 0 < np.ptp(parts[:, 4, 6:], axis=0).max()
 
 
+# Alone: beside other tests, about one run in sixty of seven ranks loses a peer, for a reason that
+# is not known yet.
+RANKS_AND_NODES = [
+    pytest.param(((0,), (1,)), id="ranks"),
+    pytest.param(UNEQUAL, id="nodes", marks=pytest.mark.quiet),
+]
+
+
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.parametrize("nodes", [((0,), (1,)), UNEQUAL], ids=["ranks", "nodes"])
+@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
 def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
     name: str, nodes: Nodes
 ) -> None:
@@ -342,7 +350,7 @@ def test_a_model_that_is_loaded_late_needs_finish() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("nodes", [((0,), (1,)), UNEQUAL], ids=["ranks", "nodes"])
+@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
 @pytest.mark.fault(
     "a rank diverges under diloco",
     "`ValueError` on all ranks that names the parameter; the anchor keeps its value",
