@@ -50,8 +50,8 @@ class ThreadWorld:
     def run(self, work: Callable[[World], Result], timeout: float = 60.0) -> list[Result]:
         """Call ``work`` on all ranks at once; return the results by rank.
 
-        Raises the error of the first rank that failed, or ``TimeoutError`` with the ranks that did
-        not return within ``timeout`` seconds.
+        Raises the error that came first: those of other ranks may follow from it. Raises
+        ``TimeoutError`` with the ranks that did not return within ``timeout`` seconds.
         """
         results: dict[int, Result] = {}
         errors: dict[int, BaseException] = {}
@@ -71,7 +71,7 @@ class ThreadWorld:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if errors:
-            first = min(errors)
+            first = next(iter(errors))
             errors[first].add_note(f"raised on rank {first}; ranks {sorted(errors)} raised")
             raise errors[first]
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]

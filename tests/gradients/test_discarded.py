@@ -421,18 +421,3 @@ def test_an_evaluation_between_a_discarded_backward_and_the_next_is_no_use() -> 
     world = ThreadWorld(2)
     ours, theirs = (world.run(partial(worker, hidden=hidden)) for hidden in (False, True))
     require_equal((ours, theirs))
-
-
-def test_detach_removes_the_hook_of_optimizers() -> None:
-    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
-
-    def worker(world: World) -> int:
-        loop = Loop(world, offbeat.lags(0.05))
-        loop.run("bozs")
-        attached = len(hooks)
-        loop.replica.detach()
-        return attached
-
-    before = len(hooks)
-    assert min(ThreadWorld(2).run(worker)) > before
-    assert len(hooks) == before

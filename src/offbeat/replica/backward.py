@@ -1,7 +1,6 @@
 """Hooks that run when a gradient is accumulated and when backward ends."""
 
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,13 +12,10 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.several_replicas import others_of
+from offbeat.replica import optimizer_steps
 from offbeat.replica.first_step import digest
 from offbeat.replica.shard_gradients import ShardGradients
 from offbeat.replica.slots import GradientSlot
@@ -68,14 +64,7 @@ class BackwardWatch:
             )
             for name, parameter in parameters.items()
         ]
-        # For all optimizers of the process: they may be made later, and hold part of the model.
-        watch = weakref.ref(self)
-        if heartbeat is not None:
-            self._handles.append(register_optimizer_step_pre_hook(partial(_note_start, watch)))
-            weakref.finalize(self, self._handles[-1].remove)
-        if not slot.is_empty:
-            self._handles.append(register_optimizer_step_post_hook(partial(_note_step, watch)))
-            weakref.finalize(self, self._handles[-1].remove)
+        optimizer_steps.watch(self)
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
@@ -159,6 +148,8 @@ class BackwardWatch:
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Notice optimizers that use gradients which have not been exchanged."""
+        if self.slot.is_empty:
+            return
         is_inside = torch._C._current_graph_task_id() != -1
         if is_inside or not self.begun or self._unsent_names:
             ours = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -253,26 +244,9 @@ class BackwardWatch:
 
     def remove(self) -> None:
         """Remove the hooks."""
+        optimizer_steps.forget(self)
         for handle in self._handles:
             handle.remove()
-
-
-def _note_start(
-    watch: weakref.ref[BackwardWatch], optimizer: Optimizer, *_: tuple[Any, ...] | dict[str, Any]
-) -> None:
-    """Tell the watch that an optimizer is about to step; the hook of all of the process."""
-    found = watch()
-    if found is not None:
-        found.optimizer_starts(optimizer)
-
-
-def _note_step(
-    watch: weakref.ref[BackwardWatch], optimizer: Optimizer, *_: tuple[Any, ...] | dict[str, Any]
-) -> None:
-    """Tell the slot that an optimizer has stepped; the hook of all optimizers of the process."""
-    found = watch()
-    if found is not None:
-        found.optimizer_stepped(optimizer)
 
 
 _NO_BACKWARD = "a step() without a backward: this rank gave zeros and missed the others' update"

@@ -102,12 +102,7 @@ def test_fragments_take_turns() -> None:
     assert np.ptp(parts[:, 4, :6], axis=0).max() == 0 < np.ptp(parts[:, 4, 6:], axis=0).max()
 
 
-# Alone: beside other tests, about one run in sixty of seven ranks loses a peer, for a reason that
-# is not known yet.
-RANKS_AND_NODES = [
-    pytest.param(((0,), (1,)), id="ranks"),
-    pytest.param(UNEQUAL, id="nodes", marks=pytest.mark.quiet),
-]
+RANKS_AND_NODES = [pytest.param(((0,), (1,)), id="ranks"), pytest.param(UNEQUAL, id="nodes")]
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
