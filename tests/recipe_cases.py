@@ -21,6 +21,7 @@ from reference.push_sum import (
     ring,
     sgp,
 )
+from reference.sparse_loco import sparse_loco
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,25 @@ CASES = (
             within_local=True,
         ),
         tolerance=2e-2,
+        hierarchical=True,
+    ),
+    # Half of `matrix`, and one of the three of `vector`.
+    Case(
+        "sparse_loco(every=3, density=0.5, bits=None)",
+        partial(sparse_loco, every=3, layers=(6, 3), density=0.5, decay=0.95, bits=None),
+    ),
+    Case(
+        "sparse_loco(every=2, density=0.7, decay=0.5, bits=4, lr=0.8, within='local')",
+        partial(
+            sparse_loco,
+            every=2,
+            layers=(6, 3),
+            density=0.7,
+            decay=0.5,
+            bits=4,
+            outer_lr=0.8,
+            within_local=True,
+        ),
         hierarchical=True,
     ),
     Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),

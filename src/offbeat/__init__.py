@@ -9,7 +9,8 @@ model with its copies on other ranks, and a recipe determines what they exchange
 - LAGS-SGD: :func:`lags`, layer-wise adaptive top-k gradients, overlapped with backward.
 - Asynchronous Adam: :mod:`offbeat.hogwild`, lock-free updates of shared memory.
 
-Outer optimizers on averages of models, between nodes far apart: :func:`diloco`.
+Outer optimizers on averages of models, between nodes far apart: :func:`diloco` and
+:func:`sparse_loco`.
 
 Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :func:`ad_psgd`,
 :func:`torch_ddp` and :func:`alone`.
@@ -32,6 +33,7 @@ from offbeat.recipes import (
     local_sgd,
     sgp,
     slgs,
+    sparse_loco,
     torch_ddp,
 )
 from offbeat.replica.batch_norm import sync_batch_norm
@@ -81,6 +83,7 @@ __all__ = [
     "save_per_rank",
     "sgp",
     "slgs",
+    "sparse_loco",
     "sync_batch_norm",
     "torch_ddp",
 ]

@@ -29,6 +29,8 @@ RECIPES = {  # by the ranks of a node and all
         "adasum(every=2, method='rvhdd', within='local')",
         "diloco(every=3, within='local')",
         "diloco(every=4, fragments=3, delay=2, lr=1.0, momentum=0.5, within='local')",
+        # All entries: chunks of shards are others than those of slices.
+        "sparse_loco(every=3, density=1.0, decay=0.9, bits=None, lr=0.7, within='local')",
     ),
     (3, 6): ("sgp(within='local')", "daso(every=3)", "adasum(method='gram', within='local')"),
     (2, 6): ("ddp", "sgp('ring', within='local')", "d_psgd(within='local')"),

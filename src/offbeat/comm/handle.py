@@ -48,6 +48,11 @@ class Handle:
         """Note the works for the closing of the group."""
         self.group.in_flight.add(self)
 
+    def then(self, function: Callable[[], object]) -> None:
+        """Call ``function`` too once all has arrived, after what is called already."""
+        first = self.after
+        self.after = function if first is None else lambda: (first(), function())
+
     def wait(self) -> None:
         """Block until the results have arrived; raise :class:`PeerLost` if a rank is lost.
 

@@ -45,6 +45,12 @@ from offbeat.functional.push_sum import (
     sum_messages,
 )
 from offbeat.functional.sketch import distances_to_mean, sketch
+from offbeat.functional.sparse_messages import (
+    SparseFormat,
+    add_sparse,
+    chunks_of,
+    fill_sparse,
+)
 from offbeat.functional.stale_average import cast_difference, merge_stale_sum
 from offbeat.functional.top_k import count_kept, delta, extract, sampled_top_k, top_k
 
@@ -54,6 +60,7 @@ __all__ = [
     "LinkCost",
     "Segment",
     "Segments",
+    "SparseFormat",
     "accumulation_dtype",
     "adam_step_size",
     "adaptive_ratio",
@@ -61,12 +68,14 @@ __all__ = [
     "add_gram",
     "add_half_difference",
     "add_messages",
+    "add_sparse",
     "analyze",
     "apply_delta",
     "balance",
     "blend",
     "cache_blocks",
     "cast_difference",
+    "chunks_of",
     "clip_segments",
     "coefficients",
     "combine_rows",
@@ -79,6 +88,7 @@ __all__ = [
     "extract",
     "fill_and_add",
     "fill_messages",
+    "fill_sparse",
     "flat_view",
     "is_cheaper_dense",
     "layer_of",

@@ -4,8 +4,9 @@ numba is imported at the first use, since the import takes about a second.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -118,7 +119,7 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
         from offbeat.kernels.top_k import scanned_blocks
 
         return scanned_blocks
-    return _of_blocks(top_k_selection(device, exact))
+    return partial(_of_runs, top_k_selection(device, exact))
 
 
 def checked_selection(select: Select) -> Select:
@@ -151,11 +152,31 @@ def each_block(select: Select) -> BlockSelect:
     >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
     tensor([0, 2])
     """
-    return _of_blocks(checked_selection(select))
+    selected = checked_selection(select)
+    return lambda x, blocks: torch.cat([selected(x[i:j], k).add(i) for i, j, k in blocks])
 
 
-def _of_blocks(select: Select) -> BlockSelect:
-    return lambda x, blocks: torch.cat([select(x[i:j], k).add(i) for i, j, k in blocks])
+def _of_runs(select: Select, x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Select in every block, and in one call in blocks of one size that follow each other."""
+    found = []
+    # A call for each of the thousands of chunks of a large layer would take seconds on a GPU.
+    for _, run in groupby(enumerate(blocks), _run_of):
+        (_, (start, stop, k)), *others = run
+        if not others:
+            found.append(select(x[start:stop], k).add(start))
+            continue
+        rows = x[start : start + (1 + len(others)) * (stop - start)].view(-1, stop - start)
+        starts = torch.arange(start, start + rows.numel(), stop - start, device=x.device)
+        indices = rows.abs().topk(k, dim=1, sorted=False).indices
+        found.append(indices.add_(starts.unsqueeze(1)).view(-1))
+    return torch.cat(found)
+
+
+def _run_of(numbered: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Return what consecutive blocks have in common that follow each other in memory."""
+    number, (start, stop, k) = numbered
+    size = stop - start
+    return start - number * size, size, k
 
 
 def _has_numba() -> bool:

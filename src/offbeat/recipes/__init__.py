@@ -8,13 +8,13 @@ from offbeat.recipes.methods import (
     d_psgd,
     daso,
     ddp,
-    diloco,
     lags,
     local_sgd,
     sgp,
     slgs,
     torch_ddp,
 )
+from offbeat.recipes.outer import diloco, sparse_loco
 from offbeat.recipes.text import ALGORITHM_VARIABLE, algorithm
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "local_sgd",
     "sgp",
     "slgs",
+    "sparse_loco",
     "torch_ddp",
 ]

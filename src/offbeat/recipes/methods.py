@@ -1,7 +1,7 @@
 """Functions that build the :class:`~offbeat.Algorithm` of each method by name."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
@@ -15,10 +15,10 @@ from offbeat.parameters import (
     PushSum,
     StaleAverage,
 )
-from offbeat.settings import check_values
+from offbeat.recipes.outer import diloco, sparse_loco
+from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.topology import Symmetric, Topology, as_topology
 
-Within = Annotated[Literal["local"], "the ranks of a node"] | None
 Graph = Topology | str | Sequence[tuple[int | None, Any]] | Any  # the last: of networkx
 
 
@@ -97,46 +97,11 @@ def local_sgd(
     >>> local_sgd(every=4, outer="SGD(lr=0.7, momentum=0.9)").parameters.fragments
     1
     """
-    over = _between(within)
-    inside = _inside(within)
+    over = participants(within)
+    inside = mean_inside(within)
     if outer is None:
         return Algorithm(gradients=inside, parameters=Average(every=every, over=over))
     return Algorithm(gradients=inside, parameters=OuterStep(every=every, outer=outer, over=over))
-
-
-def diloco(
-    every: int = 100,
-    *,
-    lr: float = 0.7,
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    fragments: int = 1,
-    delay: int = 0,
-    mixing: float | None = None,
-    wire: Literal["bf16", "int8"] | None = None,
-    within: Within = None,
-) -> Algorithm:
-    """Train independently, and step the mean by SGD with momentum (DiLoCo, Streaming DiLoCo).
-
-    ``lr``, ``momentum`` and ``nesterov`` are those of the outer ``torch.optim.SGD``. With
-    ``fragments`` parts of the model take turns, and with ``delay`` they travel for so many steps
-    while training continues; ``mixing`` is the weight of a rank's own parameters when they
-    arrive. With ``within="local"`` gradients are averaged inside each node, and nodes exchange.
-    See :class:`offbeat.parameters.OuterStep`.
-
-    >>> diloco(every=50).parameters.outer
-    'SGD(lr=0.7, momentum=0.9, nesterov=True)'
-    """
-    outer_step = OuterStep(
-        every=every,
-        outer=f"SGD(lr={lr!r}, momentum={momentum!r}, nesterov={nesterov!r})",
-        fragments=fragments,
-        delay=delay,
-        mixing=mixing,
-        wire=wire,
-        over=_between(within),
-    )
-    return Algorithm(gradients=_inside(within), parameters=outer_step)
 
 
 def adasum(
@@ -165,11 +130,11 @@ def adasum(
         every=every,
         wire=wire,
         method=method,
-        over=_between(within),
+        over=participants(within),
         nonfinite=nonfinite,
         partition=partition,
     )
-    inside = Mean(over="local", partition=True) if partition else _inside(within)
+    inside = Mean(over="local", partition=True) if partition else mean_inside(within)
     return Algorithm(gradients=inside, parameters=update)
 
 
@@ -201,13 +166,13 @@ def sgp(
     """
     gossip = PushSum(
         topology=as_topology(topology, peers),
-        over=_between(within),
+        over=participants(within),
         overlap=overlap,
         wire=wire,
         biased=biased,
         on_failure=on_failure,
     )
-    return Algorithm(gradients=_inside(within), parameters=gossip)
+    return Algorithm(gradients=mean_inside(within), parameters=gossip)
 
 
 def d_psgd(
@@ -223,8 +188,8 @@ def d_psgd(
     Symmetric(graph=BipartiteExponential())
     """
     graph = Symmetric(as_topology(topology, peers=1))
-    gossip = PushSum(topology=graph, over=_between(within), wire=wire)
-    return Algorithm(gradients=_inside(within), parameters=gossip)
+    gossip = PushSum(topology=graph, over=participants(within), wire=wire)
+    return Algorithm(gradients=mean_inside(within), parameters=gossip)
 
 
 def ad_psgd(*, within: Within = None) -> Algorithm:
@@ -236,8 +201,8 @@ def ad_psgd(*, within: Within = None) -> Algorithm:
     >>> ad_psgd().parameters
     PairAverage(over='world')
     """
-    average = PairAverage(over=_between(within))
-    return Algorithm(gradients=_inside(within), parameters=average)
+    average = PairAverage(over=participants(within))
+    return Algorithm(gradients=mean_inside(within), parameters=average)
 
 
 def daso(
@@ -300,6 +265,7 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     ddp,
     local_sgd,
     diloco,
+    sparse_loco,
     sgp,
     d_psgd,
     ad_psgd,
@@ -310,12 +276,3 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     torch_ddp,
     alone,
 )
-
-
-def _inside(within: Within) -> Mean | None:
-    check_values(_inside, {"within": within})
-    return Mean(over="local") if within == "local" else None
-
-
-def _between(within: Within) -> Literal["world", "node"]:
-    return "node" if within == "local" else "world"

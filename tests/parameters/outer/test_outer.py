@@ -13,11 +13,12 @@ from torch.optim import SGD, Adam
 import offbeat
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
-from offbeat.functional import blend, divide_layers, pseudo_gradient
+from offbeat.functional import Segment, blend, divide_layers, pseudo_gradient
 from offbeat.functional.narrowing import Narrow
-from offbeat.parameters import OuterStep
+from offbeat.parameters import OuterStep, Sparse
 from offbeat.parameters.outer.narrow_mean import NarrowMean
 from offbeat.parameters.outer.optimizer import ELEMENTWISE
+from offbeat.parameters.outer.sparse_mean import SparseMean
 from offbeat.testing import ThreadWorld, simulate
 from problems import Quadratic, flat, loss
 from reference.participants import Array, Nodes
@@ -110,12 +111,12 @@ RANKS_AND_NODES = [pytest.param(((0,), (1,)), id="ranks"), pytest.param(UNEQUAL,
 def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
     name: str, nodes: Nodes
 ) -> None:
-    wire = "int8" if name == "Adam" else None
+    wires: dict[str, Narrow | Sparse] = {"Adam": "int8", "AdamW": Sparse(density=0.4)}
     over = "node" if nodes == UNEQUAL else "world"
     outer = f"{name}(lr=0.05)" if name not in ("SGD",) else "SGD(lr=0.7, momentum=0.9)"
     algorithm = offbeat.Algorithm(
         offbeat.local_sgd(within="local").gradients if over == "node" else None,
-        OuterStep(every=3, outer=outer, fragments=2, delay=2, wire=wire, over=over),
+        OuterStep(every=3, outer=outer, fragments=2, delay=2, wire=wires.get(name), over=over),
     )
 
     def worker(world: World) -> None:
@@ -219,38 +220,46 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
     assert ThreadWorld(size=4).run(worker) == [1 + 2 * 2**-7] * 4
 
 
-# ---- narrow messages ----------------------------------------------------------------------------
+# ---- short messages ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    "wire", ["bf16", "int8", Sparse(density=0.1, decay=1.0, bits=2)], ids=["bf16", "int8", "sparse"]
+)
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_narrow_means_lose_nothing(wire: Narrow, size: int) -> None:
+def test_short_messages_lose_nothing(wire: Narrow | Sparse, size: int) -> None:
     """The sum of all means, and all errors, is the mean of all that was put in."""
     numel, rounds = 1000, 6  # not a multiple of a group of values, nor of the members
     given = torch.randn(size, rounds, numel, dtype=torch.float64) * 10 ** torch.randn(numel)
 
-    def worker(world: World) -> tuple[Array, Array, Array]:
+    def worker(world: World) -> tuple[Array, Array]:
         links = Links.connect(world)
         group = links.open("world")
         assert group is not None
-        narrow_mean = NarrowMean.of(given[0, 0], wire, group)
+        lossy: NarrowMean | SparseMean
+        if isinstance(wire, Sparse):
+            segments = [Segment(0, 0, 700), Segment(1, 700, numel)]
+            lossy = SparseMean.of(given[0, 0], wire, segments, group)
+        else:
+            lossy = NarrowMean.of(given[0, 0], wire, group)
         total = torch.zeros(numel, dtype=torch.float64)
         for step in range(rounds):
             delta = given[world.rank, step].clone()
-            narrow_mean.launch(delta).wait()
+            lossy.launch(delta).wait()
             assert not torch.equal(delta, given[:, step].mean(0))
             total += delta
-        sent, means = narrow_mean.errors(numel)
-        narrow_mean.restore(sent, means)
-        assert all(map(torch.equal, narrow_mean.errors(numel), (sent, means)))
+        errors = lossy.errors(numel)
+        lossy.restore(errors)
+        assert all(torch.equal(kept, errors[kind]) for kind, kept in lossy.errors(numel).items())
         links.close()
-        return total.numpy(), sent.numpy(), means.numpy()
+        kept = errors["sent"] + size * errors.get("means", torch.zeros(()))
+        return total.numpy(), kept.numpy()
 
-    totals, sent, means = map(np.array, zip(*ThreadWorld(size=size).run(worker), strict=True))
+    totals, kept = map(np.array, zip(*ThreadWorld(size=size).run(worker), strict=True))
     assert (totals == totals[0]).all()
     expected = given.sum(1).mean(0).numpy()
     scale = np.abs(given.numpy()).max(axis=(0, 1))
-    found = totals[0] + sent.mean(0) + means.sum(0)
+    found = totals[0] + kept.mean(0)
     assert (np.abs(found - expected) / scale).max() < 1e-12
     assert (np.abs(totals[0] - expected) / scale).max() > 1e-4
 
@@ -269,6 +278,49 @@ def test_narrow_bytes(wire: str, bytes_of_one: float) -> None:
         assert 0 <= sent - 2 * 2 / 3 * 128 * 96 * bytes_of_one < 1000
 
 
+def test_sparse_bytes() -> None:
+    """12 + 4 bits for an entry in 64, and 8 bytes for each chunk of 4096."""
+
+    def worker(world: World) -> float:
+        model = nn.Linear(128, 96, bias=False)  # three chunks
+        algorithm = offbeat.sparse_loco(every=1, bits=4)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        replica.step()
+        sent: float = replica.stats()["last"]["bytes_sent"]
+        return sent
+
+    for sent in ThreadWorld(size=3).run(worker):
+        # Besides, the first step compares the parameters of all ranks.
+        assert 0 <= sent - 2 * 3 * (64 * 2 + 8) < 1000
+
+
+def test_all_entries_in_full_are_the_mean() -> None:
+    sparse = run("sparse_loco(every=2, density=1.0, bits=None, lr=0.7)")
+    mean = run("diloco(every=2, lr=0.7, momentum=0.0, nesterov=False)")
+    np.testing.assert_allclose(sparse, mean, rtol=0, atol=2e-6)  # float32
+
+
+def test_what_was_not_sent_waits_and_decays() -> None:
+    """One of three entries in each exchange; the others go on with half of it."""
+
+    def worker(world: World) -> list[Array]:
+        model = nn.Linear(3, 1, bias=False).double()
+        algorithm = offbeat.sparse_loco(every=1, density=0.4, decay=0.5, bits=None)
+        nn.init.zeros_(model.weight)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        seen = []
+        for moved in ([8.0, 4.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
+            with torch.no_grad():
+                model.weight += torch.tensor(moved) * (1 + world.rank)
+            replica.step()
+            seen.append(values(model))
+        return seen
+
+    for seen in ThreadWorld(size=2).run(worker):
+        expected = [[12, 0, 0], [12, 3, 0], [12, 3, 0.375], [12, 3, 0.375]]
+        np.testing.assert_array_equal(seen, expected)
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -285,13 +337,27 @@ def test_narrow_bytes(wire: str, bytes_of_one: float) -> None:
         ({"every": 0}, "every=0, expected a whole number of steps, 1 or more"),
         ({"every": 2, "fragments": 3}, "fragments=3 with every=2: .* use fragments <= every"),
         ({"every": 2, "delay": 3}, "delay=3 with every=2: .* use delay <= every"),
-        ({"wire": "fp8"}, "wire='fp8', expected None .*, 'bf16' or 'int8'"),
+        ({"wire": "fp8"}, "wire='fp8', expected None .*, 'bf16', 'int8' or a Sparse"),
+        ({"wire": {"density": 0.1}}, "wire=.*, expected None .* or a Sparse"),
         ({"mixing": 1.0}, r"mixing=1.0, expected None .* or a number in \[0, 1\)"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         OuterStep(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"density": 0.0}, r"density=0.0, expected a number in \(0, 1\]"),
+        ({"decay": 1.5}, r"decay=1.5, expected a number in \[0, 1\]"),
+        ({"bits": 3}, "bits=3, expected .* 2, 4 or 8"),
+    ],
+)
+def test_settings_of_sparse_messages_are_checked(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        offbeat.sparse_loco(**settings)
 
 
 def test_settings_are_equal_and_read_alike_on_all_ranks() -> None:
@@ -351,13 +417,16 @@ def test_a_model_that_is_loaded_late_needs_finish() -> None:
     "`ValueError` on all ranks that names the parameter; the anchor keeps its value",
     group="Gradients",
 )
-@pytest.mark.parametrize("wire", [None, "bf16", "int8"])
-def test_a_mean_that_is_not_finite_changes_nothing(wire: str | None, nodes: Nodes) -> None:
-    within = "local" if nodes == UNEQUAL else None
+@pytest.mark.parametrize("wire", [None, "bf16", "int8", Sparse()], ids=str)
+def test_a_mean_that_is_not_finite_changes_nothing(
+    wire: Narrow | Sparse | None, nodes: Nodes
+) -> None:
+    over = "node" if nodes == UNEQUAL else "world"
+    inside = offbeat.local_sgd(within="local").gradients if over == "node" else None
+    algorithm = offbeat.Algorithm(inside, OuterStep(every=2, wire=wire, over=over))
 
     def worker(world: World) -> None:
         model = Quadratic()
-        algorithm = offbeat.diloco(every=2, wire=wire, within=within)
         replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=0.1)
         train(model, replica, optimizer, range(1))

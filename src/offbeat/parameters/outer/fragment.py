@@ -13,8 +13,12 @@ from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import Saved, Site
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
 from offbeat.functional.narrowing import Narrow
+from offbeat.parameters.outer.lossy_mean import LossyMean
 from offbeat.parameters.outer.narrow_mean import NarrowMean
 from offbeat.parameters.outer.optimizer import Builder, OuterOptimizer
+from offbeat.parameters.outer.sparse_mean import Sparse, SparseMean
+
+Wire = Narrow | Sparse
 
 
 @dataclass(eq=False)
@@ -24,8 +28,8 @@ class Fragment:
     ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
     ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
     last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
-    has taken from this rank's slice; empty if no parameter has 16 bits. ``narrow`` averages in
-    narrow messages, if that is wanted and this rank exchanges a slice.
+    has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
+    short messages, if that is wanted and this rank exchanges a slice.
     """
 
     site: Site
@@ -35,13 +39,13 @@ class Fragment:
     anchor: list[Tensor]
     carry: list[Tensor]
     optimizer: OuterOptimizer
-    narrow: list[NarrowMean]
+    lossy: Sequence[LossyMean]
     in_flight: bool = False
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, site: Site, names: Sequence[str], outer: str | Builder, wire: Narrow | None
+        cls, site: Site, names: Sequence[str], outer: str | Builder, wire: Wire | None
     ) -> "Fragment":
         """Allocate for the parameters ``names``, whose values are the first anchor."""
         site = replace(site, parameters={name: site.parameters[name] for name in names})
@@ -51,10 +55,8 @@ class Fragment:
         is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
-        narrow = []
-        if wire is not None and site.group is not None:
-            narrow = [NarrowMean.of(part, wire, site.group) for part in anchor]
-        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer, narrow)
+        lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
+        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer, lossy)
         fragment.restart()
         return fragment
 
@@ -64,18 +66,18 @@ class Fragment:
         self.in_flight = True
         if self.site.group is None:
             return
-        if not self.narrow:
+        if not self.lossy:
             filled = [part for part in self._slices(self.flat) if part.numel() > 0]
             self.handles = [mean(part, self.site.group) for part in filled]
             return
-        for part, anchor, narrow in zip(
-            self._slices(self.flat), self.anchor, self.narrow, strict=True
+        for part, anchor, lossy in zip(
+            self._slices(self.flat), self.anchor, self.lossy, strict=True
         ):
             if part.numel() == 0:
                 continue
             # Differences to the anchor travel: rounding takes little of them.
-            handle = narrow.launch(torch.sub(anchor, part, out=part))
-            handle.after = partial(torch.sub, anchor, part, out=part)
+            handle = lossy.launch(torch.sub(anchor, part, out=part))
+            handle.then(partial(torch.sub, anchor, part, out=part))
             self.handles.append(handle)
 
     def merge(self, mixing: float) -> None:
@@ -112,8 +114,8 @@ class Fragment:
         self.in_flight = False
         for carry in self.carry:
             carry.zero_()
-        for narrow in self.narrow:
-            narrow.forget()
+        for lossy in self.lossy:
+            lossy.forget()
         self._pack(self.flat, self.views)
         pack(self.anchor, self._slices(self.flat))
         self.optimizer.reset()
@@ -143,23 +145,23 @@ class Fragment:
         if self.carry:
             self._fill(self.carry, saved["carry"])
         self.optimizer.load(saved["outer"], self._fill)
-        if self.narrow:
-            sent, means = ([torch.zeros_like(part) for part in self.anchor] for _ in range(2))
-            self._fill(sent, saved["errors"]["sent"])
-            self._fill(means, saved["errors"]["means"])
-            for narrow, *errors in zip(self.narrow, sent, means, strict=True):
-                narrow.restore(*errors)
+        restored: list[dict[str, Tensor]] = [{} for _ in self.lossy]
+        for kind, by_name in saved["errors"].items():
+            self._fill(sections := [torch.zeros_like(part) for part in self.anchor], by_name)
+            for errors, section in zip(restored, sections, strict=True):
+                errors[kind] = section
+        for lossy, errors in zip(self.lossy, restored, strict=True):
+            lossy.restore(errors)
         self.in_flight = saved["in_flight"]
         if self.in_flight:
             self._fill(self._slices(self.flat), saved["mean"])
 
     def _errors(self) -> dict[str, dict[str, Tensor]]:
-        """Return by name what rounding has taken from messages sent, and from means made here."""
-        if not self.narrow:
-            return {}
-        parts = zip(self.narrow, self.anchor, strict=True)
-        sent, means = zip(*(narrow.errors(part.numel()) for narrow, part in parts), strict=True)
-        return {"sent": self._by_name(sent), "means": self._by_name(means)}
+        """Return by kind and name what messages have lost."""
+        parts = zip(self.lossy, self.anchor, strict=bool(self.lossy))
+        errors = [lossy.errors(part.numel()) for lossy, part in parts]
+        kinds = errors[0] if errors else {}
+        return {kind: self._by_name([section[kind] for section in errors]) for kind in kinds}
 
     def _slices(self, flat: Sequence[Tensor]) -> list[Tensor]:
         return [self.site.slice(part) for part in flat]
@@ -215,6 +217,23 @@ class Fragment:
         views = self.layout.views(flat)
         pack(views.values(), [saved[name] for name in views])
         pack(slices, self._slices(flat))
+
+
+def _lossy_means(
+    wire: Wire, anchor: Sequence[Tensor], layout: Layout, site: Site
+) -> Sequence[LossyMean]:
+    group = site.group
+    if group is None:
+        return []
+    if not isinstance(wire, Sparse):
+        return [NarrowMean.of(part, wire, group) for part in anchor]
+    first = site.inside.rank if site.inside is not None else 0
+    starts = [first * part.numel() for part in anchor]
+    segments = [
+        layout.segments(section, start, start + part.numel())
+        for section, (start, part) in enumerate(zip(starts, anchor, strict=True))
+    ]
+    return [SparseMean.of(p, wire, s, group) for p, s in zip(anchor, segments, strict=True)]
 
 
 def _wide(parameter: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Means in narrow messages that lose nothing: what rounding takes is added to the next ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -9,10 +11,12 @@ from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
 from offbeat.functional.narrowing import GROUP, Narrow, narrow, narrow_bytes, widen
+from offbeat.parameters.outer.lossy_mean import LossyMean
 
 
+@final
 @dataclass(eq=False)
-class NarrowMean:
+class NarrowMean(LossyMean):
     r"""Averages a flat tensor over a group again and again, in messages of 16 or 8 bits.
 
     Every member is the owner of one n-th, which the others send to it. It adds them in full
@@ -60,19 +64,19 @@ class NarrowMean:
         self.error.zero_()
         self.mean_error.zero_()
 
-    def errors(self, numel: int) -> tuple[Tensor, Tensor]:
+    def errors(self, numel: int) -> dict[str, Tensor]:
         """Return copies of both errors at their places in a tensor of ``numel`` values."""
         mean_error = torch.zeros_like(self.error)
         self._parts(mean_error)[self.group.rank].copy_(self.mean_error)
-        return self.error[:numel].clone(), mean_error[:numel]
+        return {"sent": self.error[:numel].clone(), "means": mean_error[:numel]}
 
-    def restore(self, error: Tensor, mean_error: Tensor) -> None:
+    def restore(self, errors: Mapping[str, Tensor]) -> None:
         """Take over what :meth:`errors` returned."""
         self.forget()
         full = torch.zeros_like(self.error)
-        full[: len(mean_error)].copy_(mean_error)
+        full[: len(errors["means"])].copy_(errors["means"])
         self.mean_error.copy_(self._parts(full)[self.group.rank])
-        self.error[: len(error)].copy_(error)
+        self.error[: len(errors["sent"])].copy_(errors["sent"])
 
     def _parts(self, flat: Tensor) -> Tensor:
         return flat.view(self.group.size, -1)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import divide_layers
-from offbeat.functional.narrowing import Narrow
-from offbeat.parameters.outer.fragment import Fragment
+from offbeat.parameters.outer.fragment import Fragment, Wire
 from offbeat.parameters.outer.optimizer import builder_of
 from offbeat.schedule import due
 from offbeat.settings import at_least, between, check_settings, describe
@@ -55,7 +54,9 @@ class OuterStep(ParameterExchange[OuterStepState]):
         wire: "bf16" or "int8" sends differences to the anchor in 16 or 8 bits, the latter with a
             float32 scale for every 256 values. What rounding takes from them, and from their
             mean, is added to the next ones, so that nothing is lost (error feedback).
-            ``finish()`` discards it: the average is that of the parameters themselves.
+            :class:`Sparse` sends the largest entries of the differences, and keeps the others
+            for the next ones (SparseLoCo). ``finish()`` discards what is kept: the average is
+            that of the parameters themselves.
         over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
             and steps its slice, and the node gathers all slices.
 
@@ -72,15 +73,19 @@ class OuterStep(ParameterExchange[OuterStepState]):
 
     Bytes sent per step: 2 (n-1)/n of the model's divided by ``every``, at most one fragment's at
     a time unless ``delay`` exceeds every/P; float32 for 16-bit parameters; of float32 a half with
-    "bf16" and 0.254 with "int8". Extra memory: a mean and an anchor, and the outer optimizer's
-    state (SGD with momentum: one model); during an outer step one fragment more, or with 16-bit
-    parameters two; "bf16" adds 2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages. With
-    ``over="node"`` all but the mean are divided between the ranks of the node. Passes over memory
-    per exchange: eight.
+    "bf16" and 0.254 with "int8". With :class:`Sparse` n-1 messages divided by ``every``, of
+    density (1.5 + bits/8) + 1/512 bytes for each parameter.
+
+    Extra memory: a mean and an anchor, and the outer optimizer's state (SGD with momentum: one
+    model); during an outer step one fragment more, or with 16-bit parameters two; "bf16" adds
+    2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages, and :class:`Sparse` one and n
+    messages. With ``over="node"`` all but the mean are divided between the ranks of the node.
+    Passes over memory per exchange: eight; with :class:`Sparse` ten.
 
     Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
     Models", Algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with overlapping communication",
-    Algorithm 2.
+    Algorithm 2; Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo",
+    Algorithm 1.
 
     >>> OuterStep(every=100, fragments=4, delay=5).alpha
     0.5
@@ -96,7 +101,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
     mixing: (
         Annotated[float, between(0, 1, closed="left")] | Annotated[None, "0, or 1/2 with a delay"]
     ) = None
-    wire: Narrow | Annotated[None, "full precision"] = None
+    wire: Wire | Annotated[None, "full precision"] = None
     over: Literal["world", "node"] = "world"
     anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 

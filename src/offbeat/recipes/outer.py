@@ -1,0 +1,77 @@
+"""Recipes with an outer optimizer, for nodes that exchange once in many steps."""
+
+from typing import Literal
+
+from offbeat.exchange import Algorithm
+from offbeat.parameters import OuterStep, Sparse
+from offbeat.recipes.within import Within, mean_inside, participants
+
+
+def diloco(
+    every: int = 100,
+    *,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    fragments: int = 1,
+    delay: int = 0,
+    mixing: float | None = None,
+    wire: Literal["bf16", "int8"] | None = None,
+    within: Within = None,
+) -> Algorithm:
+    """Train independently, and step the mean by SGD with momentum (DiLoCo, Streaming DiLoCo).
+
+    ``lr``, ``momentum`` and ``nesterov`` are those of the outer ``torch.optim.SGD``. With
+    ``fragments`` parts of the model take turns, and with ``delay`` they travel for so many steps
+    while training continues; ``mixing`` is the weight of a rank's own parameters when they
+    arrive. With ``within="local"`` gradients are averaged inside each node, and nodes exchange.
+    See :class:`offbeat.parameters.OuterStep`.
+
+    >>> diloco(every=50).parameters.outer
+    'SGD(lr=0.7, momentum=0.9, nesterov=True)'
+    """
+    outer_step = OuterStep(
+        every=every,
+        outer=f"SGD(lr={lr!r}, momentum={momentum!r}, nesterov={nesterov!r})",
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing,
+        wire=wire,
+        over=participants(within),
+    )
+    return Algorithm(gradients=mean_inside(within), parameters=outer_step)
+
+
+def sparse_loco(
+    every: int = 30,
+    *,
+    density: float = 1 / 64,
+    decay: float = 0.95,
+    bits: Literal[2, 4, 8] | None = 2,
+    lr: float = 1.0,
+    fragments: int = 1,
+    delay: int = 0,
+    mixing: float | None = None,
+    within: Within = None,
+) -> Algorithm:
+    """Train independently, and exchange the largest changes of the parameters (SparseLoCo).
+
+    Of the change since the last exchange, a share of ``density`` is sent, each value in ``bits``
+    bits. The rest is multiplied by ``decay`` and added to the next change. ``lr`` is the rate of
+    the outer SGD; ``fragments``, ``delay``, ``mixing`` and ``within`` are those of
+    :func:`diloco`. See :class:`offbeat.parameters.OuterStep` and
+    :class:`offbeat.parameters.Sparse`.
+
+    >>> sparse_loco(every=50).parameters.wire
+    Sparse(density=0.015625, decay=0.95, bits=2)
+    """
+    outer_step = OuterStep(
+        every=every,
+        outer=f"SGD(lr={lr!r})",
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing,
+        wire=Sparse(density=density, decay=decay, bits=bits),
+        over=participants(within),
+    )
+    return Algorithm(gradients=mean_inside(within), parameters=outer_step)
