@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.optim import SGD
@@ -216,6 +218,40 @@ def test_more_nodes_load_what_was_saved_after_finish(tmp_path: Path) -> None:
     begun = Spawned(begin, 6, str(tmp_path)).join(60)
     assert len(begun) == 6
     assert all(state == ended[0] for state in [*ended, *begun])
+
+
+def save_dcp(rank: int, results: Any, folder: str) -> None:
+    mesh = layout(2)
+    model = sharded(plain(), mesh["local"])
+    optimizer, replica = attach(model, "sgp(overlap=1, within='local')", mesh)
+    for _ in steps(model, optimizer, replica, range(5)):
+        pass
+    with replica.consensus():  # all nodes save the same
+        results.put({name: p.tolist() for name, p in whole(model).items()})
+        checkpoint.save(get_model_state_dict(model), checkpoint_id=folder)
+    replica.detach()
+
+
+def load_dcp(rank: int, results: Any, folder: str, local: int) -> None:
+    mesh = layout(local)
+    model = sharded(plain(), mesh["local"])
+    state = get_model_state_dict(model)
+    checkpoint.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state)
+    optimizer, replica = attach(model, "sgp(overlap=1, within='local')", mesh)
+    results.put({name: p.tolist() for name, p in whole(model).items()})
+    for _ in steps(model, optimizer, replica, range(2)):
+        pass
+    replica.detach()
+
+
+def test_distributed_checkpoints_are_loaded_on_other_nodes(tmp_path: Path) -> None:
+    """Saved on two nodes of two ranks; other numbers of nodes, and of ranks in a node."""
+    saved = Spawned(save_dcp, 4, str(tmp_path)).join(60)
+    for local, ranks in ((2, 6), (3, 6)):
+        loaded = Spawned(load_dcp, ranks, str(tmp_path), local).join(60)
+        assert len(loaded) == ranks
+        assert all(state == saved[0] for state in [*saved, *loaded])
 
 
 def settings(rank: int, results: Any) -> None:
