@@ -16,7 +16,7 @@ FLOORS = {
     1: ("functional", "topology", "schedule", "comm", "lab"),
     2: ("kernels", "exchange", "telemetry"),
     3: ("gradients", "parameters", "replica"),
-    4: ("recipes", "testing", "hogwild"),
+    4: ("recipes", "testing", "virtual", "hogwild"),
     5: ("compare", "integrations"),
     6: ("__init__",),
     7: ("cli",),

@@ -1,0 +1,45 @@
+"""The largest gradients of each layer, of all rows at once (LAGS-SGD, SLGS-SGD)."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from offbeat.functional import count_kept, is_cheaper_dense
+from offbeat.gradients import TopK
+from offbeat.virtual.rows import Rows
+from offbeat.virtual.rule import GradientRule, require
+
+
+@final
+class TopKRule(GradientRule):
+    """The mean of what every row sends; the rest of its gradient waits in its residual."""
+
+    def __init__(self, exchange: TopK, rows: Rows, x: Tensor) -> None:
+        require(exchange, momentum=0.0, warmup=None, units=None, over="world")
+        if isinstance(exchange.density, str) or callable(exchange.selection):
+            raise ValueError(
+                f"{exchange}: virtual workers know a density that is a number, and top-k; use "
+                "offbeat.testing.simulate"
+            )
+        layers = rows.layers.values()
+        spans = list(layers) if exchange.scope == "layer" else [slice(0, x.shape[1])]
+        self._kept = [(columns, _kept(columns, exchange.density, x)) for columns in spans]
+        self._residual = torch.zeros_like(x)
+
+    def combine(self, grads: Tensor) -> Tensor:
+        """Return the mean of what was sent, in every row."""
+        self._residual += grads
+        sent = torch.zeros_like(grads)
+        for columns, k in self._kept:
+            part = self._residual[:, columns]
+            chosen = part.abs().topk(k, dim=1, sorted=False).indices
+            sent[:, columns].scatter_(1, chosen, part.gather(1, chosen))
+        self._residual -= sent
+        return sent.mean(0).expand_as(grads).contiguous()
+
+
+def _kept(columns: slice, density: float, x: Tensor) -> int:
+    numel = columns.stop - columns.start
+    k = count_kept(numel, density)
+    return numel if is_cheaper_dense(numel, k, x.itemsize, len(x)) else k
