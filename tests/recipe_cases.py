@@ -21,6 +21,7 @@ from reference.push_sum import (
     ring,
     sgp,
 )
+from reference.slow_momentum import slow_momentum
 from reference.sparse_loco import sparse_loco
 
 
@@ -194,6 +195,33 @@ CASES = (
             outer_lr=0.8,
             within_local=True,
         ),
+        hierarchical=True,
+    ),
+    Case(
+        "sgp(outer='SGD(lr=1, momentum=0.5)', outer_every=3)",
+        partial(slow_momentum, matrix=one_peer_exponential, every=3, beta=0.5),
+    ),
+    Case(
+        "sgp('ring', overlap=1, outer='SGD(lr=0.8, momentum=0.5)', outer_every=4)",
+        partial(slow_momentum, matrix=ring, every=4, overlap=1, alpha=0.8, beta=0.5),
+    ),
+    # An average two steps after a message was sent, which arrives after three.
+    Case(
+        "sgp(overlap=3, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=5)",
+        partial(
+            slow_momentum,
+            matrix=one_peer_exponential,
+            every=5,
+            overlap=3,
+            beta=0.5,
+            within_local=True,
+        ),
+        hierarchical=True,
+    ),
+    Case(
+        "sgp('ring', within='local', outer='SGD(lr=1)', outer_every=4)",
+        partial(slow_momentum, matrix=ring, every=4, within_local=True),
+        mixes=True,
         hierarchical=True,
     ),
     Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),

@@ -33,6 +33,7 @@ RECIPES = {  # by the ranks of a node and all
         "diloco(every=4, fragments=3, delay=2, lr=1.0, momentum=0.5, within='local')",
         # All entries: chunks of shards are others than those of slices.
         "sparse_loco(every=3, density=1.0, decay=0.9, bits=None, lr=0.7, within='local')",
+        "sgp(overlap=1, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=4)",
     ),
     (3, 6): ("sgp(within='local')", "daso(every=3)", "adasum(method='gram', within='local')"),
     (2, 6): ("ddp", "sgp('ring', within='local')", "d_psgd(within='local')"),
@@ -185,7 +186,13 @@ def resume(rank: int, results: Any, folder: str, texts: tuple[str, ...]) -> None
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    texts = ("ddp", "sgp(overlap=1, within='local')", "daso(every=3)", "adasum(within='local')")
+    texts = (
+        "ddp",
+        "sgp(overlap=1, within='local')",
+        "sgp(overlap=1, outer='SGD(lr=1, momentum=0.5)', outer_every=3)",
+        "daso(every=3)",
+        "adasum(within='local')",
+    )
     results = Spawned(resume, 4, str(tmp_path), texts).join(60)
     assert sorted(results) == sorted((text, 0.0) for text in texts for _ in range(4))
 

@@ -21,6 +21,7 @@ from offbeat.parameters import (
     OuterStep,
     PairAverage,
     PushSum,
+    SlowMomentum,
     StaleAverage,
 )
 from offbeat.testing import ThreadWorld, simulate, snapshot
@@ -37,6 +38,7 @@ PARAMETERS = (
     OuterStep(every=3, delay=2, fragments=2, over="node"),
     AdasumUpdate(every=2, over="node"),
     PushSum(overlap=1, over="node"),
+    SlowMomentum(gossip=PushSum(overlap=1, over="node"), every=3),
     StaleAverage(cycle=Cycle(every=3, wait=2, warmup_steps=2)),
     PairAverage(over="node"),  # the last: the clock decides who meets whom
 )

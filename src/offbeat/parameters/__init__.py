@@ -3,6 +3,7 @@
 from offbeat.parameters.adasum.adasum_update import AdasumUpdate
 from offbeat.parameters.average import Average
 from offbeat.parameters.outer.outer_step import OuterStep
+from offbeat.parameters.outer.slow_momentum import SlowMomentum
 from offbeat.parameters.outer.sparse_mean import Sparse
 from offbeat.parameters.pair_average.pair_average import PairAverage
 from offbeat.parameters.push_sum.push_sum import PushSum
@@ -16,6 +17,7 @@ __all__ = [
     "OuterStep",
     "PairAverage",
     "PushSum",
+    "SlowMomentum",
     "Sparse",
     "StaleAverage",
 ]

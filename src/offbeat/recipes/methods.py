@@ -1,7 +1,7 @@
 """Functions that build the :class:`~offbeat.Algorithm` of each method by name."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
@@ -13,10 +13,12 @@ from offbeat.parameters import (
     OuterStep,
     PairAverage,
     PushSum,
+    SlowMomentum,
     StaleAverage,
 )
 from offbeat.recipes.outer import diloco, sparse_loco
 from offbeat.recipes.within import Within, mean_inside, participants
+from offbeat.settings import at_least, check_values
 from offbeat.topology import Symmetric, Topology, as_topology
 
 Graph = Topology | str | Sequence[tuple[int | None, Any]] | Any  # the last: of networkx
@@ -147,6 +149,8 @@ def sgp(
     within: Within = None,
     biased: bool = False,
     on_failure: Literal["raise", "continue"] = "raise",
+    outer: str | Callable[..., Any] | None = None,
+    outer_every: Annotated[int, at_least(1, "steps")] | None = None,
 ) -> Algorithm:
     """Send a share of the model to a few peers after every step (SGP and Overlap SGP).
 
@@ -159,11 +163,23 @@ def sgp(
     the other ranks continue training after a rank is lost, if the launcher keeps them running. See
     :class:`offbeat.parameters.PushSum`.
 
+    With ``outer``, such as ``"SGD(lr=1, momentum=0.6)"``, the models are averaged exactly every
+    ``outer_every`` steps (48 unless given), and the outer optimizer steps the average (SlowMo).
+    See :class:`offbeat.parameters.SlowMomentum`.
+
     >>> sgp("ring").parameters.topology
     Ring()
     >>> sgp(overlap=1, wire="bf16").parameters.overlap
     1
+    >>> sgp(outer="SGD(lr=1, momentum=0.6)").parameters.every
+    48
     """
+    check_values(sgp, {"outer_every": outer_every})
+    if outer is None and outer_every is not None:
+        raise ValueError(
+            f"outer_every={outer_every!r} without outer: there is no outer optimizer; give one, "
+            "such as outer='SGD(lr=1, momentum=0.6)', or leave out outer_every"
+        )
     gossip = PushSum(
         topology=as_topology(topology, peers),
         over=participants(within),
@@ -172,7 +188,12 @@ def sgp(
         biased=biased,
         on_failure=on_failure,
     )
-    return Algorithm(gradients=mean_inside(within), parameters=gossip)
+    inside = mean_inside(within)
+    if outer is None:
+        return Algorithm(gradients=inside, parameters=gossip)
+    every = 48 if outer_every is None else outer_every
+    slow = SlowMomentum(gossip=gossip, outer=outer, every=every)
+    return Algorithm(gradients=inside, parameters=slow)
 
 
 def d_psgd(

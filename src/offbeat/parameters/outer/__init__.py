@@ -1,1 +1,1 @@
-"""DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025): outer optimizers of averages."""
+"""DiLoCo (Douillard et al. 2023), Streaming DiLoCo (2025), SlowMo (Wang et al. 2020)."""

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offbeat.comm.collectives import mean
+from offbeat.comm.collectives import all_reduce, mean
 from offbeat.comm.handle import Handle
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import Saved, Site
@@ -80,6 +80,19 @@ class Fragment:
             handle.then(partial(torch.sub, anchor, part, out=part))
             self.handles.append(handle)
 
+    def send_mass(self, numerators: Mapping[str, Tensor], weight: float) -> None:
+        """Launch the sum of all participants' numerators, by name, over that of their weights."""
+        self._pack(self.flat, self.views, numerators, weight)
+        self.in_flight = True
+        if self.site.group is None:
+            return
+        total = sum(w for (w,) in gather_numbers([weight], self.site.group))
+        for part in self._slices(self.flat):
+            if part.numel() > 0:
+                handle = all_reduce(part, self.site.group)
+                handle.then(partial(part.div_, total))
+                self.handles.append(handle)
+
     def merge(self, mixing: float) -> None:
         """Step the anchor by the mean in flight, and blend it into the parameters.
 
@@ -138,6 +151,12 @@ class Fragment:
             "errors": self._errors(),
         }
 
+    def unfit(self, saved: Saved, is_delayed: bool) -> str | None:
+        """Return why :meth:`load` cannot take ``saved`` over, or None."""
+        if saved["in_flight"] and not is_delayed:
+            return "a mean is in flight, which cannot be without a delay"
+        return self.optimizer.unfit(saved["outer"])
+
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""
         self.restart()
@@ -166,11 +185,21 @@ class Fragment:
     def _slices(self, flat: Sequence[Tensor]) -> list[Tensor]:
         return [self.site.slice(part) for part in flat]
 
-    def _pack(self, flat: Sequence[Tensor], views: Mapping[str, Tensor]) -> None:
-        """Copy the parameters, with what their rounding has taken in this rank's slice."""
-        pack(views.values(), self.site.parameters.values())
+    def _pack(
+        self,
+        flat: Sequence[Tensor],
+        views: Mapping[str, Tensor],
+        values: Mapping[str, Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        """Copy the parameters, with what their rounding has taken in this rank's slice.
+
+        Or ``values`` of them that have a weight, by name.
+        """
+        values = self.site.parameters if values is None else values
+        pack(views.values(), [values[name] for name in views])
         for part, carry in zip(self._slices(flat), self.carry, strict=bool(self.carry)):
-            part.add_(carry)
+            part.add_(carry, alpha=weight)
 
     def _blend(self, flat: Sequence[Tensor], anchors: Sequence[Tensor], mixing: float) -> None:
         for x, anchor in zip(self._slices(flat), anchors, strict=True):

@@ -184,10 +184,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
     def unfit(self, state: OuterStepState, saved: Saved) -> str | None:
         """Return why the outer optimizer or a mean in flight cannot be, or None."""
         for turn, fragment in enumerate(state.fragments):
-            found = saved[str(turn)]
-            if found["in_flight"] and not self.delay:
-                return "a mean is in flight, which cannot be without a delay"
-            fault = fragment.optimizer.unfit(found["outer"])
+            fault = fragment.unfit(saved[str(turn)], is_delayed=self.delay > 0)
             if fault is not None:
                 return fault
         return None
