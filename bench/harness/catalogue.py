@@ -8,7 +8,15 @@ from pathlib import Path
 from bench.harness.bench import Bench
 from bench.harness.files import ROOT
 
-METHODS = ("sgp", "adasum", "daso", "async_adam", "lags", "ddp")  # in the order of the page
+METHODS = (
+    "outer",
+    "sgp",
+    "adasum",
+    "daso",
+    "async_adam",
+    "lags",
+    "ddp",
+)  # in the order of the page
 
 
 def benches() -> list[Bench]:

@@ -1,0 +1,1 @@
+"""Outer optimizers beside all other methods, and beside the package torchft."""

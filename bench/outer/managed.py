@@ -1,0 +1,125 @@
+"""The package torchft: every node is a replica group of one rank, with a manager of its own."""
+
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchft.coordination import LighthouseServer
+from torchft.ddp import DistributedDataParallel
+from torchft.local_sgd import DiLoCo, LocalSGD
+from torchft.manager import Manager
+from torchft.optim import OptimizerWrapper
+from torchft.process_group import ProcessGroupGloo
+
+from bench.outer.contender import LR, Contender, average, gpt
+
+EVERY = 8
+CLONE_NEWUTS = 0x04000000  # os.unshare exists only from Python 3.12 on
+
+
+def managed(name: str) -> Contender:
+    """One of ``METHODS``."""
+    _hush()
+    model = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), LR)
+    with ExitStack() as stack:
+        module, stepped = METHODS[name](stack, model, optimizer)
+        close = stack.pop_all().close
+    shown = partial(average, model)
+    return Contender(name, model, module, stepped, _nothing, shown, close)
+
+
+def _ddp(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Attached":
+    manager = _manager(stack, is_async=True)
+    return DistributedDataParallel(manager, model), OptimizerWrapper(manager, optimizer)
+
+
+def _local_sgd(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Attached":
+    manager = _manager(stack, is_async=True)
+    stack.enter_context(LocalSGD(manager, model, optimizer, EVERY))
+    return model, optimizer
+
+
+def _diloco(
+    stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer, parts: int = 1,
+    delay: int = 0, one_message: bool = False,
+) -> "Attached":  # fmt: skip
+    manager = _manager(stack, is_async=False)
+    layers = [*model.layers, model.token, model.position, model.head]
+    fragments = [nn.ModuleList(layers[part::parts]) for part in range(parts)]
+    outer = [
+        torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True) for f in fragments
+    ]
+    mixing = 0.5 if delay else 0.0
+    diloco = DiLoCo(
+        manager, fragments, optimizer, outer, EVERY, use_bucketization=one_message,
+        fragment_sync_delay=delay, fragment_update_alpha=mixing,
+    )  # fmt: skip
+    stack.enter_context(diloco)
+    return model, optimizer
+
+
+Attached = tuple[nn.Module, torch.optim.Optimizer]
+METHODS: dict[str, Callable[..., Attached]] = {
+    "torchft DDP": _ddp,
+    "torchft LocalSGD(8)": _local_sgd,
+    "torchft DiLoCo(8)": _diloco,
+    "torchft DiLoCo(8), one message": partial(_diloco, one_message=True),
+    "torchft DiLoCo(8), 2 fragments, delay 3": partial(_diloco, parts=2, delay=3),
+}
+
+
+def _manager(stack: ExitStack, is_async: bool) -> Manager:
+    """The manager of this rank, whose peers are those of the other ranks."""
+    name = _name_host()
+    store = dist.TCPStore(name, 0, is_master=True, wait_for_workers=False)
+    found = [""]
+    if dist.get_rank() == 0:
+        lighthouse = LighthouseServer(bind="[::]:0", min_replicas=dist.get_world_size())
+        stack.callback(lighthouse.shutdown)
+        found = [lighthouse.address()]
+    dist.broadcast_object_list(found)
+    manager = Manager(
+        ProcessGroupGloo(timeout=timedelta(seconds=60)), None, None, dist.get_world_size(),
+        use_async_quorum=is_async, rank=0, world_size=1, store_addr=name, store_port=store.port,
+        lighthouse_addr=found[0], replica_id=name, hostname=name,
+        init_sync=False,
+    )  # fmt: skip
+    stack.callback(_end, manager, store)
+    return manager
+
+
+def _hush() -> None:
+    """Discard what native code writes to standard error: torchft logs several lines a step."""
+    kept = os.fdopen(os.dup(2), "w")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    sys.stderr = kept  # errors of Python are still shown
+
+
+def _name_host() -> str:
+    """Give the node its name in the lab, under which managers reach each other."""
+    name = f"node{dist.get_rank()}"
+    if socket.gethostname() != name:
+        if ctypes.CDLL(None).unshare(CLONE_NEWUTS) != 0:
+            raise RuntimeError("torchft needs a host name for every node, which needs root")
+        socket.sethostname(name)
+    return name
+
+
+def _end(manager: Manager, store: dist.TCPStore) -> None:
+    dist.barrier()  # the store of a group outlives the managers of all
+    manager.shutdown(wait=False)
+    del store
+
+
+def _nothing(loss: Tensor) -> None:
+    pass

@@ -1,0 +1,186 @@
+"""Memory of a rank under each recipe, beside training alone: four ranks, a model of 50 million.
+
+Unsharded every rank is a node. Sharded there are two nodes with two ranks each, among which FSDP2
+divides the parameters. The unit is what a rank holds of the model, in float32.
+"""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import offbeat
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.ranks import on_nodes
+from bench.harness.report import report
+
+WIDTH, DEPTH = 2048, 12  # of 12 linear layers, 50.4 million parameters
+RANKS, SHARDS, STEPS = 4, 2, 4
+M_MMAP_THRESHOLD = -3  # of mallopt
+ALONE = "alone"
+STREAMING = "diloco(every=2,fragments=2,delay=1)"
+_NARROW = "diloco(every=2,fragments=2,delay=1,wire='{}')".format
+# What the docstrings say is held, in models, for n participants.
+SAID: dict[str, tuple[str, Callable[[int], float]]] = {
+    ALONE: ("0", lambda n: 0),
+    "ddp": ("1", lambda n: 1),
+    "local_sgd(every=2)": ("1", lambda n: 1),
+    "diloco(every=2)": ("3", lambda n: 3),
+    "diloco(every=2,fragments=2,delay=1)": ("3", lambda n: 3),
+    _NARROW("bf16"): ("5 + 1/n", lambda n: 5 + 1 / n),
+    _NARROW("int8"): ("4.5 + 1/n", lambda n: 4.5 + 1 / n),
+    "sgp": ("2", lambda n: 2),
+    "sgp(overlap=1)": ("5", lambda n: 5),
+    "sgp(overlap=1,wire='bf16')": ("3", lambda n: 3),
+    "daso(every=2)": ("2.5", lambda n: 2.5),
+    "adasum": ("3", lambda n: 3),
+    "ad_psgd": ("4", lambda n: 4),
+    "lags(density=0.01)": ("2", lambda n: 2),
+}
+HEADINGS = ("recipe", "docstring", "held", "at most", "sharded: held", "at most")
+BENCH = Bench(
+    name="outer/memory",
+    claim="Memory of a rank under each recipe",
+    minutes=3,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Found = dict[str, "Memory | None"]  # by recipe; None where it is refused
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Models of memory: after a step, and at most from the attach to the last step."""
+
+    held: float
+    peak: float
+
+    def beside(self, alone: "Memory") -> "Memory":
+        """What a recipe adds to training alone."""
+        return Memory(self.held - alone.held, self.peak - alone.peak)
+
+
+def resident(key: str) -> int:
+    """Bytes of this process: "VmRSS" now, "VmHWM" at most since :func:`forget_peak`."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def forget_peak() -> None:
+    """Return free memory to the system, and start counting the peak anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+
+
+def measure(question: tuple[list[str], int]) -> Found:
+    """All recipes in turn, on every rank; the means of the ranks. Sharded if shards > 1."""
+    recipes, shards = question
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)  # large tensors return at once
+    found: Found = {}
+    train(ALONE, shards)  # what is loaded at the first use counts for none
+    for text in recipes:
+        own = train(text, shards)
+        if own is not None:
+            total = torch.tensor([own.held, own.peak], dtype=torch.float64)
+            dist.all_reduce(total)
+            own = Memory(*(total / dist.get_world_size()).tolist())
+        found[text] = own
+        if dist.get_rank() == 0:
+            print(f"{text}: {own or 'refused'}", flush=True)
+    return found
+
+
+def train(text: str, shards: int) -> Memory | None:
+    """Train under one recipe; None if it refuses sharded parameters."""
+    dist.barrier()
+    forget_peak()
+    before = resident("VmRSS")
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+    size = sum(p.numel() * p.itemsize for p in model.parameters()) / shards
+    mesh = None
+    if shards > 1:
+        shape = (dist.get_world_size() // shards, shards)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("node", "local"))
+        for layer in model:
+            fully_shard(layer, mesh=mesh["local"])
+        fully_shard(model, mesh=mesh["local"])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    try:
+        algorithm = offbeat.algorithm(text)
+        replica = offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer)
+    except ValueError:
+        return None
+    for _ in range(STEPS):
+        model(torch.ones(4, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    gc.collect()
+    found = Memory((resident("VmRSS") - before) / size, (resident("VmHWM") - before) / size)
+    replica.finish()
+    replica.detach()
+    return found
+
+
+def rows(whole: Found, sharded: Found) -> list[tuple[str, ...]]:
+    """One line for each recipe, beside training alone."""
+
+    def cells(found: Found, name: str) -> tuple[str, str]:
+        own, alone = found[name], found[ALONE]
+        assert alone is not None, "training alone is never refused"
+        if own is None:
+            return "refused", ""
+        extra = own.beside(alone)
+        return f"{extra.held:.2f}", f"{extra.peak:.2f}"
+
+    return [
+        (name, said, *cells(whole, name), *cells(sharded, name))
+        for name, (said, _) in SAID.items()
+        if name != ALONE
+    ]
+
+
+def claims(whole: Found, sharded: Found) -> list[Claim]:
+    """That nothing takes more than its docstring says."""
+    made = []
+    layouts = (("whole models", whole, RANKS), ("shards", sharded, RANKS // SHARDS))
+    for what, found, n in layouts:
+        alone = found[ALONE]
+        assert alone is not None, "training alone is never refused"
+        over = {
+            name: own.beside(alone).held - SAID[name][1](n)
+            for name, own in found.items()
+            if own is not None
+        }
+        most = max(over, key=over.__getitem__)
+        text = f"{what}: no recipe holds more than its docstring says"
+        ours = f"{over[most]:+.2f} models at most ({most})"
+        made.append(Claim(text, "0.1 models more at most", ours, over[most] <= 0.1))
+    return made
+
+
+@app.command(epilog=BENCH.examples())
+def main() -> None:
+    """Train a model of 50 million parameters under each recipe, whole and sharded."""
+    names = list(SAID)
+    console.print("whole models, four nodes")
+    whole: Found = on_nodes(measure, (names, 1), RANKS)
+    console.print("shards, two nodes with two ranks each")
+    sharded: Found = on_nodes(measure, (names, SHARDS), RANKS // SHARDS, SHARDS)
+    title = "Memory beside training alone, in models (sharded: in shards) of float32"
+    measured = {"whole": whole, "sharded": sharded}
+    report(BENCH, title, HEADINGS, rows(whole, sharded), claims(whole, sharded), measured=measured)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,88 @@
+"""All methods on one GPT behind slow links: time of a step, bytes, and loss after equal time.
+
+Four nodes with one rank each. The methods take turns in the same processes; a method whose turns
+have taken its budget of seconds stops, so that fast ones make more steps.
+"""
+
+from typing import Annotated
+
+import typer
+
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.report import report
+from bench.outer.turns import Race, Rounds, race
+
+ALONE, DDP = "alone", "ddp"
+DILOCO = "diloco(every=8)"
+STREAMING = "diloco(every=8,fragments=2,delay=3)"
+NARROW = "diloco(every=8,fragments=2,delay=3,wire='int8')"
+METHODS = (
+    DDP,
+    "local_sgd(every=8)",
+    DILOCO,
+    STREAMING,
+    NARROW,
+    "sgp(overlap=1,wire='bf16')",
+    "daso(every=8)",
+    "lags(density=0.01)",
+    ALONE,
+)
+HEADINGS = ("method", "a step", "x alone", "sent a step", "steps", "loss after equal time",
+            "after equal steps")  # fmt: skip
+BENCH = Bench(
+    name="outer/methods",
+    claim="All methods behind slow links: time, bytes and loss",
+    minutes=9,
+    full_minutes=27,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def rows(found: Rounds) -> list[tuple[str, ...]]:
+    """One line for each method."""
+    return [
+        (
+            name, f"{found.step(name):.3f} s", f"{found.ratio(name, ALONE):.2f}",
+            f"{found.bytes(name) / 1e6:.2f} MB", f"{found.steps(name):.0f}",
+            f"{found.loss_in_time(name):.3f}", f"{found.loss_in_steps(name):.3f}",
+        )
+        for name in found.names
+    ]  # fmt: skip
+
+
+def claims(found: Rounds) -> list[Claim]:
+    """On speed, bytes and losses."""
+    over, sent = found.ratio(STREAMING, ALONE), found.bytes(NARROW) / found.bytes(STREAMING)
+    shared = {name: found.loss_in_time(name) for name in found.names if name != ALONE}
+    best = min(shared, key=shared.__getitem__)
+    apart = found.loss_in_steps(STREAMING) - found.loss_in_steps(DILOCO)
+    return [
+        Claim("streaming DiLoCo takes as long as computing alone", "at most 1.05 x",
+              f"{over:.2f} x", over <= 1.05),
+        Claim("8-bit messages take a quarter of the bytes", "0.254 x", f"{sent:.3f} x", sent < 0.3),
+        Claim("after equal time ddp has the highest loss of the methods that exchange", "highest",
+              f"{shared[DDP]:.3f}; the lowest: {best}, {shared[best]:.3f}",
+              shared[DDP] == max(shared.values())),
+        Claim("after equal steps streaming DiLoCo is as good as DiLoCo", "as good",
+              f"{apart:+.3f}", apart <= 0.02),
+    ]  # fmt: skip
+
+
+@app.command(epilog=BENCH.examples("--seconds 90", "--full --resume"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Three rounds.")] = False,
+    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
+    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
+    seconds: Annotated[float, typer.Option(help="Of each method in each round.")] = 45,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the rounds recorded.")] = False,
+) -> None:
+    """Train a GPT under all methods in turns, for the same number of seconds each."""
+    found = race(BENCH.name, Race(METHODS, seconds), nodes, rate, 3 if full else 1, resume)
+    steps = f"{seconds:g} s and {found.common_steps:.0f} steps"
+    title = f"A GPT, {nodes} nodes, {rate}; held-out losses after {steps}"
+    report(BENCH, title, HEADINGS, rows(found), claims(found), measured=found.rounds)
+
+
+if __name__ == "__main__":
+    app()

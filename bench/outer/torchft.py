@@ -1,0 +1,96 @@
+"""DiLoCo and Local SGD of this library beside those of torchft, behind slow links.
+
+Four nodes with one rank each, all methods in turns in the same processes. Every rank of torchft is
+a replica group of its own, with a manager; rank 0 hosts the lighthouse.
+"""
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+from bench.outer.turns import Race, Rounds, race
+
+ALONE, DDP, DILOCO, LOCAL = "alone", "ddp", "diloco(every=8)", "local_sgd(every=8)"
+STREAMING = "diloco(every=8,fragments=2,delay=3)"
+PACKED = "torchft DiLoCo(8), one message"
+THEIRS = {  # those of torchft, with ours
+    "torchft DDP": DDP,
+    "torchft LocalSGD(8)": LOCAL,
+    "torchft DiLoCo(8)": DILOCO,
+    PACKED: DILOCO,
+    "torchft DiLoCo(8), 2 fragments, delay 3": STREAMING,
+}
+OURS = ("torch-ddp", DDP, LOCAL, DILOCO, STREAMING, ALONE)
+HEADINGS = ("method", "a step", "x alone", "x ours", "sent a step", "loss after equal steps")
+MISSING = (
+    "torchft is not installed: its rows are left out. Install it into a folder of its own, "
+    "pip install --no-deps --target FOLDER torchft-nightly==2026.10.26 opentelemetry-sdk "
+    "opentelemetry-exporter-otlp-proto-http, and add the folder to PYTHONPATH"
+)
+BENCH = Bench(
+    name="outer/torchft",
+    claim="DiLoCo and Local SGD beside those of torchft",
+    minutes=8,
+    full_minutes=24,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def rows(found: Rounds) -> list[tuple[str, ...]]:
+    """One line for each method."""
+    return [
+        (
+            name, f"{found.step(name):.3f} s", f"{found.ratio(name, ALONE):.2f}",
+            f"{found.ratio(name, THEIRS[name]):.2f}" if name in THEIRS else "",
+            f"{found.bytes(name) / 1e6:.2f} MB", f"{found.loss_in_steps(name):.3f}",
+        )
+        for name in found.names
+    ]  # fmt: skip
+
+
+def claims(found: Rounds) -> list[Claim]:
+    """On speed, and that both learn alike."""
+    over = found.ratio(STREAMING, ALONE)
+    made = [
+        Claim("streaming DiLoCo takes as long as computing alone", "at most 1.05 x",
+              f"{over:.2f} x", over <= 1.05)
+    ]  # fmt: skip
+    for theirs, ours in THEIRS.items():
+        if theirs not in found.names:
+            continue
+        ratio = found.ratio(ours, theirs)
+        made.append(Claim(f"{ours} is no slower than {theirs}", "at most 1.00 x", f"{ratio:.2f} x",
+                          ratio <= 1.0))  # fmt: skip
+        if "delay" not in theirs:  # its schedule and its fragments are others
+            apart = found.loss_in_steps(ours) - found.loss_in_steps(theirs)
+            made.append(Claim(f"{ours} and {theirs} learn alike", "within 0.05", f"{apart:+.3f}",
+                              abs(apart) <= 0.05))  # fmt: skip
+    return made
+
+
+@app.command(epilog=BENCH.examples("--seconds 60", "--full --resume"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Three rounds.")] = False,
+    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
+    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
+    seconds: Annotated[float, typer.Option(help="Of each method in each round.")] = 35,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the rounds recorded.")] = False,
+) -> None:
+    """Train a GPT with this library and with torchft, in turns."""
+    is_there = find_spec("torchft") is not None
+    if not is_there:
+        console.print(MISSING, markup=False)
+    methods = (*(THEIRS if is_there else ()), *OURS)
+    question = Race(methods, seconds, managed=is_there)
+    found = race(BENCH.name, question, nodes, rate, 3 if full else 1, resume)
+    title = f"A GPT, {nodes} nodes, {rate}; held-out losses after {found.common_steps:.0f} steps"
+    report(BENCH, title, HEADINGS, rows(found), claims(found), measured=found.rounds)
+
+
+if __name__ == "__main__":
+    app()
