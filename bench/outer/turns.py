@@ -55,6 +55,10 @@ class Course:
         """The ratio of both times of a step, the median over the turns that both have taken."""
         return median(a / b for a, b in zip(self._paces, other._paces, strict=False))
 
+    def is_over(self, seconds: float) -> bool:
+        """Whether the turns have taken so many seconds; there is one turn at least."""
+        return len(self.steps) > 1 and sum(self.seconds) >= seconds
+
     def steps_after(self, seconds: float) -> float:
         """The number of steps made in so many seconds."""
         return float(np.interp(seconds, np.cumsum(self.seconds), np.cumsum(self.steps)))
@@ -143,7 +147,7 @@ def alternate(question: Race) -> Found:
     training, heldout = texts()
     contenders = [enter(name, question) for name in question.methods]
     found = {each.name: Course() for each in contenders}
-    while waiting := [c for c in contenders if sum(found[c.name].seconds) < question.seconds]:
+    while waiting := [c for c in contenders if not found[c.name].is_over(question.seconds)]:
         for contender in waiting:
             turn(contender, found[contender.name], training)
             found[contender.name].losses.append(contender.loss(heldout))

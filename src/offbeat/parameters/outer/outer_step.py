@@ -77,10 +77,10 @@ class OuterStep(ParameterExchange[OuterStepState]):
     density (1.5 + bits/8) + 1/512 bytes for each parameter.
 
     Extra memory: a mean and an anchor, and the outer optimizer's state (SGD with momentum: one
-    model); during an outer step one fragment more, or with 16-bit parameters two; "bf16" adds
-    2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages, and :class:`Sparse` one and n
-    messages. With ``over="node"`` all but the mean are divided between the ranks of the node.
-    Passes over memory per exchange: eight; with :class:`Sparse` ten.
+    model); during an outer step one fragment more, with Nesterov momentum two, and with 16-bit
+    parameters another; "bf16" adds 2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages,
+    and :class:`Sparse` one and n messages. With ``over="node"`` all but the mean are divided
+    between the ranks of the node. Passes over memory per exchange: eight; with :class:`Sparse` ten.
 
     Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
     Models", Algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with overlapping communication",
