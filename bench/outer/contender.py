@@ -37,6 +37,7 @@ class Contender:
     optimizer: torch.optim.Optimizer
     after: Callable[[Tensor], None]  # what follows the optimizer, from the loss
     shown: Shown
+    sent: Callable[[], float]  # bytes that this node has sent so far
     close: Callable[[], None]
     phase: int = 0
 
@@ -83,8 +84,11 @@ def recipe(text: str) -> Contender:
         with replica.consensus():
             yield
 
+    def sent() -> float:
+        return float(replica.stats()["total"]["bytes_sent"])
+
     # Averages are sent after step 8; those of half a model after 4, for three more steps.
-    return Contender(text, model, model, optimizer, after, shown, replica.detach, phase=7)
+    return Contender(text, model, model, optimizer, after, shown, sent, replica.detach, phase=7)
 
 
 @contextmanager
@@ -105,7 +109,6 @@ def texts() -> list[Tensor]:
 
 
 def bytes_sent() -> float:
-    """What has left this node, headers included; NaN where nodes have no interface of their own."""
+    """What has left this node of the lab, headers included."""
     lines = Path("/proc/self/net/dev").read_text("ascii").splitlines()
-    found = [line.split(":")[1].split()[8] for line in lines if line.strip().startswith("eth0:")]
-    return float(found[0]) if found else float("nan")
+    return next(float(line.split(":")[1].split()[8]) for line in lines if "eth0:" in line)

@@ -19,7 +19,7 @@ from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
-from bench.outer.contender import LR, Contender, average, gpt
+from bench.outer.contender import LR, Contender, average, bytes_sent, gpt
 
 EVERY = 8
 CLONE_NEWUTS = 0x04000000  # os.unshare exists only from Python 3.12 on
@@ -34,7 +34,7 @@ def managed(name: str) -> Contender:
         module, stepped = METHODS[name](stack, model, optimizer)
         close = stack.pop_all().close
     shown = partial(average, model)
-    return Contender(name, model, module, stepped, _nothing, shown, close)
+    return Contender(name, model, module, stepped, _nothing, shown, bytes_sent, close)
 
 
 def _ddp(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Attached":

@@ -19,7 +19,7 @@ from torch import Tensor
 from bench.harness import files
 from bench.harness.console import console
 from bench.harness.ranks import on_nodes
-from bench.outer.contender import Contender, bytes_sent, recipe, texts
+from bench.outer.contender import Contender, recipe, texts
 
 TURN = 8  # steps
 LEAD = 8  # steps before the first turn, beside those of the phase
@@ -172,10 +172,10 @@ def turn(contender: Contender, course: Course, text: Tensor) -> None:
     """Train for a turn, which all ranks start together; the first one is the lead."""
     steps = TURN if course.steps else LEAD + contender.phase
     dist.barrier()
-    before, began = bytes_sent(), time.perf_counter()
+    before, began = contender.sent(), time.perf_counter()
     for _ in range(steps):
         contender.step(text)
-    taken = torch.tensor([time.perf_counter() - began, bytes_sent() - before])
+    taken = torch.tensor([time.perf_counter() - began, contender.sent() - before])
     dist.barrier()
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     seconds, sent = taken.tolist()
