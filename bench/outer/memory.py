@@ -87,9 +87,9 @@ def measure(question: tuple[list[str], int]) -> Found:
     recipes, shards = question
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)  # large tensors return at once
     found: Found = {}
-    train(ALONE, shards)  # what is loaded at the first use counts for none
-    for text in recipes:
-        own = train(text, shards)
+    for text in [recipes[0], *recipes]:
+        train(text, shards, WIDTH // 32)  # what is loaded or compiled at the first use
+        own = train(text, shards, WIDTH)
         if own is not None:
             total = torch.tensor([own.held, own.peak], dtype=torch.float64)
             dist.all_reduce(total)
@@ -100,12 +100,12 @@ def measure(question: tuple[list[str], int]) -> Found:
     return found
 
 
-def train(text: str, shards: int) -> Memory | None:
+def train(text: str, shards: int, width: int) -> Memory | None:
     """Train under one recipe; None if it refuses sharded parameters."""
     dist.barrier()
     forget_peak()
     before = resident("VmRSS")
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(DEPTH)))
     size = sum(p.numel() * p.itemsize for p in model.parameters()) / shards
     mesh = None
     if shards > 1:
@@ -121,7 +121,7 @@ def train(text: str, shards: int) -> Memory | None:
     except ValueError:
         return None
     for _ in range(STEPS):
-        model(torch.ones(4, WIDTH)).square().mean().backward()
+        model(torch.ones(4, width)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         replica.step()

@@ -28,8 +28,6 @@ METHODS = (
     "lags(density=0.01)",
     ALONE,
 )
-HEADINGS = ("method", "a step", "x alone", "sent a step", "steps", "loss after equal time",
-            "after equal steps")  # fmt: skip
 BENCH = Bench(
     name="outer/methods",
     claim="All methods behind slow links: time, bytes and loss",
@@ -79,9 +77,10 @@ def main(
 ) -> None:
     """Train a GPT under all methods in turns, for the same number of seconds each."""
     found = race(BENCH.name, Race(METHODS, seconds), nodes, rate, 3 if full else 1, resume)
-    steps = f"{seconds:g} s and {found.common_steps:.0f} steps"
-    title = f"A GPT, {nodes} nodes, {rate}; held-out losses after {steps}"
-    report(BENCH, title, HEADINGS, rows(found), claims(found), measured=found.rounds)
+    losses = (f"loss after {seconds:g} s", f"after {found.common_steps} steps")
+    headings = ("method", "a step", "x alone", "sent a step", "steps", *losses)
+    title = f"A GPT, {nodes} nodes, {rate}; steps in {seconds:g} s, held-out losses"
+    report(BENCH, title, headings, rows(found), claims(found), measured=found.rounds)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ THEIRS = {  # those of torchft, with ours
     "torchft DiLoCo(8), 2 fragments, delay 3": STREAMING,
 }
 OURS = ("torch-ddp", DDP, LOCAL, DILOCO, STREAMING, ALONE)
-HEADINGS = ("method", "a step", "x alone", "x ours", "sent a step", "loss after equal steps")
 MISSING = (
-    "torchft is not installed: its rows are left out. Install it into a folder of its own, "
-    "pip install --no-deps --target FOLDER torchft-nightly==2026.10.26 opentelemetry-sdk "
-    "opentelemetry-exporter-otlp-proto-http, and add the folder to PYTHONPATH"
+    "torchft is not installed: its rows are left out. Install it into a folder of its own, and add "
+    "the folder to PYTHONPATH:\n"
+    "pip install --no-deps --target FOLDER torchft-nightly==2026.10.26\n"
+    "pip install --target FOLDER opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 )
 BENCH = Bench(
     name="outer/torchft",
@@ -88,8 +88,10 @@ def main(
     methods = (*(THEIRS if is_there else ()), *OURS)
     question = Race(methods, seconds, managed=is_there)
     found = race(BENCH.name, question, nodes, rate, 3 if full else 1, resume)
-    title = f"A GPT, {nodes} nodes, {rate}; held-out losses after {found.common_steps:.0f} steps"
-    report(BENCH, title, HEADINGS, rows(found), claims(found), measured=found.rounds)
+    loss = f"loss after {found.common_steps} steps"
+    headings = ("method", "a step", "x alone", "x ours", "sent a step", loss)
+    title = f"A GPT, {nodes} nodes, {rate}; held-out losses"
+    report(BENCH, title, headings, rows(found), claims(found), measured=found.rounds)
 
 
 if __name__ == "__main__":
