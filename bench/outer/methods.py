@@ -17,12 +17,14 @@ ALONE, DDP = "alone", "ddp"
 DILOCO = "diloco(every=8)"
 STREAMING = "diloco(every=8,fragments=2,delay=3)"
 NARROW = "diloco(every=8,fragments=2,delay=3,wire='int8')"
+SPARSE = "sparse_loco(every=8)"
 METHODS = (
     DDP,
     "local_sgd(every=8)",
     DILOCO,
     STREAMING,
     NARROW,
+    SPARSE,
     "sgp(overlap=1,wire='bf16')",
     "daso(every=8)",
     "lags(density=0.01)",
@@ -59,6 +61,9 @@ def claims(found: Rounds) -> list[Claim]:
         Claim("streaming DiLoCo takes as long as computing alone", "at most 1.05 x",
               f"{over:.2f} x", over <= 1.05),
         Claim("8-bit messages take a quarter of the bytes", "0.254 x", f"{sent:.3f} x", sent < 0.3),
+        Claim("SparseLoCo sends a hundredth of the bytes of DiLoCo", "1.5 %",
+              f"{100 * found.bytes(SPARSE) / found.bytes(DILOCO):.1f} %",
+              found.bytes(SPARSE) < 0.02 * found.bytes(DILOCO)),
         Claim("after equal time ddp has the highest loss of the methods that exchange", "highest",
               f"{shared[DDP]:.3f}; the lowest: {best}, {shared[best]:.3f}",
               shared[DDP] == max(shared.values())),
