@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.links import Links
-from offbeat.comm.sharding import has_shards, local_parameters
+from offbeat.comm.sharding import has_shards, local
 from offbeat.comm.world import Axis, World
 from offbeat.functional import balance
 
@@ -29,10 +29,13 @@ class Site:
     node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
     rank. Of a model sharded by FSDP2, ``parameters`` are this rank's shards, a node is one
     participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
-    layers. ``control`` joins all ranks, for small values that all ranks compare.
+    layers. ``registered`` are the parameters as the model registers them and optimizers hold them,
+    whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
+    all ranks, for small values that all ranks compare.
     """
 
     model: nn.Module
+    registered: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
     world: World
     axis: Axis
@@ -58,11 +61,12 @@ class Site:
         axis = "node" if sharded else axis
         group = links.open(axis)
         inside = links.open("local") if axis == "node" else None
-        trained = {n: p for n, p in local_parameters(model).items() if p.requires_grad}
-        given = optimizers, scaler, control
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        held = {name: local(parameter) for name, parameter in trained.items()}
+        place, given = (links.world, axis, group), (optimizers, scaler, control)
         if sharded:
-            return cls(model, trained, links.world, axis, group, None, *given, shards=inside)
-        return cls(model, trained, links.world, axis, group, inside, *given)
+            return cls(model, trained, held, *place, None, *given, shards=inside)
+        return cls(model, trained, held, *place, inside, *given)
 
     @property
     def size(self) -> int:
@@ -161,10 +165,16 @@ class GradientExchange(Exchange[State]):
     over: Literal["world", "local"]
     # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
     partition: bool = False
-    # Whether it can combine the gradients of shards between nodes, or leave those inside to FSDP2.
-    takes_shards: ClassVar[bool] = False
     # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
     is_wrapper: ClassVar[bool] = False
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether it can combine gradients of shards between nodes, or leave those inside to FSDP2.
+
+        It then reads and writes them by :mod:`offbeat.gradients.dot_grad`.
+        """
+        return False
 
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
@@ -201,10 +211,11 @@ class GradientExchange(Exchange[State]):
     ) -> Saved | None:
         """Return the state of ``rank`` of ``size``, from what a world of ``before`` ranks saved.
 
-        By default all ranks save the same state, and a world of another size starts anew (None).
-        Raises ``ValueError`` if the state of a rank that is needed is missing.
+        If the model is sharded, these are the numbers of nodes. By default all ranks save the same
+        state, and a world of another size starts anew (None). Raises ``ValueError`` if the state of
+        a rank that is needed is missing.
         """
-        return next(iter(saved.values())) if before == size else None
+        return next(iter(saved.values()), None) if before == size else None
 
     def remarks(self, site: Site) -> Sequence[str]:
         """Return notes for the user about what this exchange was given; none by default."""

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.optim import SGD
 
 import offbeat
+from offbeat import Algorithm
+from offbeat.gradients import TopK
 from ranks import Spawned
 
 pytestmark = pytest.mark.processes
@@ -97,7 +99,9 @@ def steps(
         yield step
 
 
-def attach(model: nn.Module, text: str, mesh: DeviceMesh) -> tuple[SGD, offbeat.Replica]:
+def attach(
+    model: nn.Module, text: str | Algorithm, mesh: DeviceMesh
+) -> tuple[SGD, offbeat.Replica]:
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9)
     algorithm = offbeat.algorithm(text)
     return optimizer, offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer)
@@ -326,7 +330,7 @@ def refusals(rank: int, results: Any) -> None:
         ("hybrid", sharded(plain(), mesh), "sgp"),
         ("partly", part, "sgp"),
         ("FSDP1", flattened, "sgp"),
-        ("lags", sharded(plain(), mesh["local"]), "lags"),
+        ("inside", sharded(plain(), mesh["local"]), Algorithm(gradients=TopK(over="local"))),
         ("partition", sharded(plain(), mesh["local"]), "adasum(partition=True)"),
         ("continue", sharded(plain(), mesh["local"]), "sgp(on_failure='continue')"),
     ):
@@ -366,7 +370,7 @@ REFUSED = {
     "hybrid": "expected one Shard inside the node",
     "partly": "is not sharded, and others are",
     "FSDP1": "shard it by torch.distributed.fsdp.fully_shard",
-    "lags": "cannot exchange gradients of a sharded model",
+    "inside": "cannot exchange gradients of a sharded model",
     "partition": "cannot exchange gradients of a sharded model",
     "continue": "the shards of a lost rank are lost",
 }

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from offbeat.comm.world import World
@@ -35,6 +36,36 @@ def local(parameter: Tensor) -> Tensor:
         return parameter
     part: Tensor = parameter.to_local().detach()  # type: ignore[attr-defined]
     return part.requires_grad_(parameter.requires_grad)
+
+
+def held_part(tensor: Tensor) -> Tensor:
+    """Return the tensor in which this rank holds its part; the same object at each call."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():  # otherwise a view of it
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def joined(part: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor that is sharded as ``like``, and of which this rank holds ``part``.
+
+    Made as FSDP2 makes its gradients. ``from_local`` would copy those of parameters that are
+    offloaded to the CPU to the device of the mesh.
+    """
+    kind: Any = sys.modules["torch.distributed.tensor"].DTensor
+    tensor: Tensor = kind(part, like._spec, requires_grad=False)  # type: ignore[attr-defined]
+    return tensor
+
+
+def version(tensor: Tensor) -> int:
+    """Return a number that every write in place increments.
+
+    Optimizers and scripts write to a DTensor, which does not count for the part that this rank
+    holds; FSDP2 accumulates gradients in the part, which does not count for the DTensor.
+    """
+    part = held_part(tensor)
+    return tensor._version if part is tensor else tensor._version + part._version
 
 
 def whole(tensor: Tensor) -> Tensor:

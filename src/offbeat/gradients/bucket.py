@@ -12,6 +12,7 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, pack
 from offbeat.gradients.call_number import CallNumber
+from offbeat.gradients.dot_grad import gradient_of, put, require_plain
 from offbeat.gradients.flat import Flat
 
 BUCKET = 25 * 2**20  # bytes at most, as in torch's DistributedDataParallel
@@ -81,11 +82,11 @@ class Bucket:
 
     def fill(self) -> None:
         """Copy the gradients in, with what earlier backwards have accumulated."""
-        self.memory = self.memory.unless_kept(self.site.parameters)
+        self.memory = self.memory.unless_kept(self.site.registered)
         self.flags.fill_(1)
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
-            grad = gradient_of(self.site.parameters[name])
+            grad = gradient_of(self.site.registered[name])
             if grad is None:
                 view.zero_()
                 self.flags[index] = 0
@@ -124,11 +125,11 @@ class Bucket:
         """Put the bucket into ``.grad``, except where no rank has a gradient."""
         if self.owner not in (None, self.group.rank):
             for name in self.views:
-                self.site.parameters[name].grad = None
+                self.site.registered[name].grad = None
             return
         # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
         for index, (name, view) in enumerate(self.views.items()):
-            parameter = self.site.parameters[name]
+            parameter = self.site.registered[name]
             if gradient_of(parameter) is not None or self.flags[index]:
                 put(parameter, view)
                 if self.owner is not None and parameter.grad is not None:
@@ -140,33 +141,6 @@ def _twice(name: str) -> ValueError:
         f"parameter {name!r}: a second backward before step() adds to a mean that its owner alone "
         "has (partition=True); call replica.set_requires_sync(False) before all but the last one"
     )
-
-
-def gradient_of(parameter: Tensor) -> Tensor | None:
-    """Return ``.grad``, or None for a parameter that is frozen for the moment: it is unused."""
-    return parameter.grad if parameter.requires_grad else None
-
-
-def put(parameter: Tensor, view: Tensor) -> None:
-    """Make ``view`` the gradient, or a copy if dtype or device differ."""
-    if parameter.dtype == view.dtype and parameter.device == view.device:
-        parameter.grad = view
-    elif parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter).copy_(view)
-    else:
-        parameter.grad.copy_(view)
-
-
-def require_plain(group: Group, name: str, grad: Tensor) -> None:
-    """Raise ``ValueError`` on all ranks for a sparse gradient or one with a graph."""
-    if grad.layout is torch.strided and not grad.requires_grad:
-        return
-    fault = ValueError(
-        f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
-        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
-        "sparse=False on its embedding, call backward() without create_graph"
-    )
-    raise group.detector.condemn(fault)
 
 
 def require_first(group: Group, name: str, missing: set[str]) -> None:

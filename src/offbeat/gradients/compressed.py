@@ -72,9 +72,14 @@ class Compressed(GradientExchange[CompressedState]):
     def __repr__(self) -> str:
         return describe(self)
 
+    @property
+    def takes_shards(self) -> bool:
+        """Whether it exchanges between nodes: FSDP2 has averaged inside them, uncompressed."""
+        return self.over == "world"
+
     def init(self, site: Site) -> CompressedState:
         """Build the messages, in reverse order of registration until the first step."""
-        units = Units.of(site.parameters, (), site.scaler, "gradient")
+        units = Units.of(site.registered, (), site.scaler, "gradient")
         state = CompressedState(site, Pipeline.on(site, units))
         self._build(state, {})
         return state

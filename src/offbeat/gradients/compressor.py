@@ -12,8 +12,8 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype
-from offbeat.gradients.bucket import gradient_of, put, require_plain
 from offbeat.gradients.call_number import number_of, require_same_call
+from offbeat.gradients.dot_grad import gradient_of, put, require_plain
 from offbeat.gradients.feedback import FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
@@ -67,7 +67,7 @@ class CompressedMessage(Message):
         self.residual: FlatFeedback = FlatFeedback(site, names, dtype)
         self.velocity = LayerFeedback({})
         self.mean = Flat.of(site, names, dtype)
-        self.compressor = compressor(self.mean.whole, group)
+        self.compressor = compressor(self.mean.whole, group) if self.mean.whole.numel() else None
         self.missing = set(names)
         self.mine_has = dict.fromkeys(names, False)
         self.had: set[str] = set()  # parameters of which any rank had a gradient
@@ -80,7 +80,7 @@ class CompressedMessage(Message):
         """Add the gradient, divided by the loss scale, to the residual."""
         # A further backward before the step adds to a mean that is in .grad already: that mean is
         # sent once more, and what is lost of it is part of the new residual.
-        grad, acc = gradient_of(self.site.parameters[name]), self.residual.next.views[name]
+        grad, acc = gradient_of(self.site.registered[name]), self.residual.next.views[name]
         former = self.residual.latest[name]
         self.mine_has[name] = grad is not None
         if grad is None:
@@ -93,7 +93,7 @@ class CompressedMessage(Message):
     def launch(self, scales: Scales) -> None:
         """Compress and launch; subtract what was sent."""
         self.loss_scale, acc = next(iter(scales.values())).loss, self.residual.next.whole
-        if acc.numel():
+        if self.compressor is not None:
             acc.sub_(self.compressor.launch(acc))
         flags = [*self.mine_has.values(), number_of(self.group)]
         self.flags[:-1] = torch.tensor(flags, dtype=torch.int32, device="cpu")
@@ -104,8 +104,8 @@ class CompressedMessage(Message):
     def wait(self) -> bool:
         """Wait for the mean; False if a value was not finite on some rank."""
         assert self.handle is not None, "every message was launched"
-        self.mean = self.mean.unless_kept(self.site.parameters)
-        if self.mean.whole.numel():
+        self.mean = self.mean.unless_kept(self.site.registered)
+        if self.compressor is not None:
             self.mean.whole.copy_(self.compressor.wait()).mul_(self.loss_scale)
         self.handle.wait()
         self.handle, self.missing = None, set(self.mine_has)
@@ -128,4 +128,4 @@ class CompressedMessage(Message):
     def _hand_out(self) -> None:
         for name in self.mine_has:
             if name in self.had:
-                put(self.site.parameters[name], self.mean.views[name])
+                put(self.site.registered[name], self.mean.views[name])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from offbeat.exchange import Site
+from offbeat.gradients.dot_grad import stored
 
 Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
 References = tuple[list[int], int]  # to each view, and to the memory
@@ -81,10 +82,11 @@ class Flat:
             return False
         shared = zip(self.views.items(), views, own_views, strict=True)
         return any(
-            count > own and parameters[name].grad is not view for (name, view), count, own in shared
+            count > own and stored(parameters[name]) is not view
+            for (name, view), count, own in shared
         ) or (
             memory > own_memory
-            and any(parameters[name].grad is not view for name, view in self.views.items())
+            and any(stored(parameters[name]) is not view for name, view in self.views.items())
         )
 
     def _references(self) -> References:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 from torch.optim import Optimizer
 
+from offbeat.comm.sharding import version
+
 # A gradient in .grad, and the versions of it and of its parameter at that time. A plain tuple: one
 # is made for each parameter in each backward.
 Handed = tuple[Tensor, int, int]
@@ -18,7 +20,7 @@ class HandedGradients:
     changed in place without that. While no use was ever seen, ``step()`` says that all are used.
 
     Attributes:
-        parameters: by name.
+        parameters: by name, as optimizers hold them.
         pending: by name, those of which is not known yet what becomes of them.
         has_stepped: whether ``step()`` was called since.
     """
@@ -37,7 +39,7 @@ class HandedGradients:
         self.has_stepped = False
         self._optimized.clear()
         self.pending = {
-            name: (grad, grad._version, parameter._version)
+            name: (grad, version(grad), version(parameter))
             for name, parameter in self.parameters.items()
             if (grad := parameter.grad) is not None
         }
@@ -53,8 +55,8 @@ class HandedGradients:
     def accumulated(self, name: str) -> None:
         """Note that a backward without an exchange has added to ``.grad``."""
         if name in self.pending:
-            grad, version, parameter_version = self.pending[name]
-            self.pending[name] = (grad, version + 1, parameter_version)
+            grad, count, parameter_count = self.pending[name]
+            self.pending[name] = (grad, count + 1, parameter_count)
 
     def step(self) -> tuple[set[str], set[str]]:
         """Return which gradients were used and which were discarded before this ``step()``.
@@ -90,9 +92,9 @@ class HandedGradients:
         # weights are swapped in for an evaluation, and our own exchanges write after step().
         if self.has_stepped or name in self._ever_optimized:
             return name in self._optimized
-        _, _, version = handed
-        return name in self._optimized or self.parameters[name]._version != version
+        _, _, count = handed
+        return name in self._optimized or version(self.parameters[name]) != count
 
     def _is_intact(self, name: str, handed: Handed, additions: int) -> bool:
-        grad, version, _ = handed
-        return self.parameters[name].grad is grad and grad._version == version + additions
+        grad, count, _ = handed
+        return self.parameters[name].grad is grad and version(grad) == count + additions

@@ -1,7 +1,7 @@
 """The mean gradient, exchanged in buckets during backward."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 
@@ -72,7 +72,6 @@ class Mean(GradientExchange[MeanState]):
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     partition: bool = False
-    takes_shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, and that a partition stays inside a node."""
@@ -82,6 +81,11 @@ class Mean(GradientExchange[MeanState]):
                 f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients are "
                 "reduced inside a node, in full precision; use over='local' and wire=None"
             )
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether it can be used with a sharded model: not with a partition of another kind."""
+        return not self.partition
 
     def init(self, site: Site) -> MeanState:
         """Build buckets in reverse order of registration, until the first backward is over."""
@@ -183,7 +187,7 @@ def _is_marked(state: MeanState, bucket: Bucket) -> bool:
 def _spread_nonfinite(state: MeanState) -> None:
     # Only the owner has the gradients of its layers. If it alone skipped its step, the node would
     # make a part of an update, and its ranks would continue with different loss scales.
-    grads = [p.grad for p in state.site.parameters.values() if p.grad is not None]
+    grads = [p.grad for p in state.site.registered.values() if p.grad is not None]
     bad = torch.zeros(1, device=message_device(state.group))
     if grads:
         norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.group import Group
+from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import Site
 from offbeat.gradients.bucket import agree_on_order, require_first
 from offbeat.gradients.feedback import Feedback
@@ -23,6 +24,7 @@ class Pipeline:
 
     Attributes:
         group: the members that exchange.
+        shards: the ranks of the node, if each exchanges its shards of the same layers.
         units: the units of the residuals.
         handed: the gradients of the last backward, and what became of them.
         order: the parameters in the order in which they became ready on rank 0.
@@ -37,6 +39,7 @@ class Pipeline:
     """
 
     group: Group
+    shards: Group | None
     units: Units
     handed: HandedGradients
     order: list[str]
@@ -53,8 +56,8 @@ class Pipeline:
     def on(cls, site: Site, units: Units) -> "Pipeline":
         """Start in reverse order of registration, until a backward shows the real order."""
         assert site.group is not None, "a slot alone in its group is disabled"
-        handed = HandedGradients(site.parameters, site.optimizers)
-        return cls(site.group, units, handed, list(site.parameters)[::-1])
+        handed = HandedGradients(site.registered, site.optimizers)
+        return cls(site.group, site.shards, units, handed, list(site.parameters)[::-1])
 
     def replace(
         self,
@@ -102,12 +105,9 @@ class Pipeline:
             for name in [name for name in self.order if name in message.missing]:
                 self._add(name, accumulated=False)
             self._launch()
-        # All or none: a message may not keep its new residuals while another is undone.
-        started = time.perf_counter()
-        finite = [message.wait() for message in self.messages]
-        self.waited = time.perf_counter() - started
+        is_finite = self._wait()
         for message in self.messages:
-            if all(finite):
+            if is_finite:
                 message.commit()
             else:
                 message.undo()
@@ -146,6 +146,17 @@ class Pipeline:
                 if kept is not None:
                     found[name].copy_(kept)
         return found
+
+    def _wait(self) -> bool:
+        """Wait for all messages; return whether all are finite, also those of a node's shards."""
+        # All or none: a message may not keep its new residuals while another is undone, nor may
+        # the shards of one rank while those of another are, which other groups exchange.
+        started = time.perf_counter()
+        finite = [message.wait() for message in self.messages]
+        self.waited = time.perf_counter() - started
+        if self.shards is None:
+            return all(finite)
+        return all(here for (here,) in gather_numbers([all(finite)], self.shards))
 
     def _add(self, name: str, *, accumulated: bool) -> None:
         message, continues = self.home[name], False

@@ -17,7 +17,6 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.several_replicas import others_of
 from offbeat.replica import optimizer_steps
 from offbeat.replica.first_step import digest
-from offbeat.replica.shard_gradients import ShardGradients
 from offbeat.replica.slots import GradientSlot
 
 
@@ -39,7 +38,6 @@ class BackwardWatch:
     ) -> None:
         """Register the hooks; ``require_open`` raises where no backward is allowed."""
         self.parameters, self.slot = parameters, slot
-        self._shards = ShardGradients(parameters, slot.site.parameters if slot.site else {})
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready = partial(slot.exchange.ready, slot.state)
         self._unsent = partial(slot.exchange.accumulated, slot.state)
@@ -94,7 +92,6 @@ class BackwardWatch:
             self._enter(task)
         if parameter.grad is None:
             raise self._condemn(_used_inside(name))
-        self._shards.take(name)
         if not self.enabled:
             self._unsent(name)
             self._unsent_names.add(name)
@@ -136,15 +133,15 @@ class BackwardWatch:
         self.exchanged = True
         self._unsent_names.clear()
         with self._calling():
-            self._shards.take_all()
             self.slot.finish()
-            self._shards.give_all()
 
     def _calling(self) -> AbstractContextManager[None]:
-        group = self.slot.site.group if self.slot.site else None
-        if group is None or self.heartbeat is None:
+        site = self.slot.site
+        if site is None or site.group is None or self.heartbeat is None:
             return nullcontext()
-        return self.heartbeat.backward(group.ranks)
+        # The ranks of a node agree on whether the gradients of all their shards are finite.
+        beside = site.shards.ranks if site.shards is not None else ()
+        return self.heartbeat.backward((*site.group.ranks, *beside))
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Notice optimizers that use gradients which have not been exchanged."""

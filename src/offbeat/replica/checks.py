@@ -78,10 +78,10 @@ def _sharding_fault(
     if not any(map(is_sharded, parameters.values())):
         return None
     gradients, exchange = algorithm.gradients, algorithm.parameters
-    if gradients is not None and (gradients.partition or not gradients.takes_shards):
+    if gradients is not None and not gradients.takes_shards:
         return (
-            f"{gradients} cannot exchange gradients of a sharded model; use ddp(), which averages "
-            "them between nodes, or a recipe that exchanges parameters, for example "
+            f"{gradients} cannot exchange gradients of a sharded model; use ddp() or lags(), which "
+            "exchange them between nodes, or a recipe that exchanges parameters, for example "
             "sgp(within='local') or local_sgd(within='local')"
         )
     if exchange is not None and exchange.on_failure == "continue":

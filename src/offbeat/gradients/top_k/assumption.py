@@ -3,6 +3,7 @@
 from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import message_device
 from offbeat.functional import count_kept, delta
+from offbeat.gradients.dot_grad import stored
 from offbeat.gradients.top_k.top_k import TopKState
 
 
@@ -20,14 +21,14 @@ def deltas(state: TopKState) -> dict[str, float]:
     Source: Shi et al. 2020, eq. 20; assumption 1 holds where it is at most 1.
     """
     found, pipeline, group = {}, state.pipeline, state.pipeline.group
-    for name, parameter in state.site.parameters.items():
-        residual = pipeline.home[name].residual.latest.get(name)
+    for name, parameter in state.site.registered.items():
+        residual, grad = pipeline.home[name].residual.latest.get(name), stored(parameter)
         density = state.plan.density_of(name)
-        if residual is None or parameter.grad is None or density == 1:
+        if residual is None or grad is None or density == 1:
             continue
         left = residual.double().contiguous().view(-1).to(message_device(group, residual.device))
         all_reduce(left, group).wait()
-        sent = parameter.grad.double().mul(pipeline.scales[name].enter * group.size)
+        sent = grad.double().mul(pipeline.scales[name].enter * group.size)
         total = left + sent.contiguous().view(-1).to(left.device)
-        found[name] = delta(total, left, count_kept(parameter.numel(), density))
+        found[name] = delta(total, left, count_kept(grad.numel(), density))
     return found

@@ -13,8 +13,8 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
-from offbeat.gradients.bucket import gradient_of, put, require_plain
 from offbeat.gradients.call_number import number_of, require_same_call
+from offbeat.gradients.dot_grad import gradient_of, put, require_plain
 from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
@@ -81,7 +81,7 @@ class SparseMessage(Message):
 
     def add(self, name: str, scales: Scales, *, continues: bool) -> None:
         """Add the gradient to the residual."""
-        grad, scale = gradient_of(self.site.parameters[name]), scales[name]
+        grad, scale = gradient_of(self.site.registered[name]), scales[name]
         into, residual = self.residual.next.views[name], self.residual.latest[name]
         if grad is not None:
             require_plain(self.group, name, grad)
@@ -134,7 +134,7 @@ class SparseMessage(Message):
         for feedback in (self.residual, *([self.speed] if self.speed else [])):
             feedback.skip(unused)
             feedback.commit()
-        self.grads = self.grads.unless_kept(self.site.parameters)
+        self.grads = self.grads.unless_kept(self.site.registered)
         self._spread(self.grads.whole.zero_())
         if self.earlier is not None:
             for name, earlier in self.earlier.views.items():
@@ -145,7 +145,7 @@ class SparseMessage(Message):
 
     def undo(self) -> None:
         """Set every ``.grad`` to NaN; the former residuals were not overwritten."""
-        self.grads = self.grads.unless_kept(self.site.parameters)
+        self.grads = self.grads.unless_kept(self.site.registered)
         self.grads.whole.fill_(math.nan)
         self.carried = None
         self._hand_out()
@@ -190,7 +190,7 @@ class SparseMessage(Message):
         self.earlier, self.again = None, set()
         for name, had in self.had.items():
             if had:
-                put(self.site.parameters[name], self.grads.views[name])
+                put(self.site.registered[name], self.grads.views[name])
 
 
 @dataclass(eq=False)
