@@ -33,8 +33,8 @@ def inherit_means(
     if lost:
         raise ValueError(
             f"the residuals of ranks {lost} are missing; every rank saves its own, and rank "
-            f"{rank} of {size} needs those of ranks {heirs} of {before}: pass them together, "
-            "{**one, **another}"
+            f"{rank} of {size} needs those of ranks {heirs} of {before} (of nodes, if the model is "
+            "sharded): pass them together, {**one, **another}"
         )
     merged = dict(saved[heirs[0]])
     for kind in set(kinds) & merged.keys() if len(heirs) > 1 else ():

@@ -239,13 +239,21 @@ def _require_fitting_model(parts: Parts, entry: Saved) -> None:
 def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
     """Return the state for the gradients slot: of its own rank, merged from several, or None."""
     slot, world = parts.gradients, parts.world
-    own, saved = slot.save(), {key: other["gradients"] for key, other in used.items()}
-    for key, state in saved.items():
-        _require_fitting_slot(slot, own, state, f"{key}['gradients']")
-    if entry["size"] == world.size and parts.key in used:
-        return dict(saved[parts.key])
-    by_rank = {int(key.removeprefix("rank")): state for key, state in saved.items()}
-    inherited: Saved | None = slot.inherit(by_rank, entry["size"], world.rank, world.size)
+    before, place = list(range(entry["size"])), (world.rank, world.size)
+    is_same = len(before) == world.size
+    if has_shards(parts.model):  # only the ranks that held this shard, one of each node
+        mine = world.local_rank
+        before = [node[mine] for node in entry[_NODES] if mine < len(node)]
+        place = world.node, len(world.nodes)
+        is_same = entry[_NODES] == _nodes(world)
+    own, saved = slot.save(), {}
+    for index, rank in enumerate(before):
+        if f"rank{rank}" in used:
+            saved[index] = used[f"rank{rank}"]["gradients"]
+            _require_fitting_slot(slot, own, saved[index], f"rank{rank}['gradients']")
+    if is_same and parts.key in used:
+        return dict(used[parts.key]["gradients"])
+    inherited: Saved | None = slot.inherit(saved, len(before), *place)
     return inherited
 
 
