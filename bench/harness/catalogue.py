@@ -16,6 +16,7 @@ METHODS = (
     "async_adam",
     "lags",
     "ddp",
+    "scale",
 )  # in the order of the page
 
 

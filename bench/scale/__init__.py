@@ -1,0 +1,1 @@
+"""Benchmarks of what changes as the world grows."""
