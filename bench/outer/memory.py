@@ -39,7 +39,7 @@ SAID: dict[str, tuple[str, Callable[[int], float]]] = {
     "diloco(every=2,fragments=2,delay=1)": ("3", lambda n: 3),
     _NARROW("bf16"): ("5 + 1/n", lambda n: 5 + 1 / n),
     _NARROW("int8"): ("4.5 + 1/n", lambda n: 4.5 + 1 / n),
-    "sparse_loco(every=2)": ("3 + n/136", lambda n: 3 + n / 136),
+    "sparse_loco(every=2)": ("3 + 1/16 + n/136", lambda n: 3 + 1 / 16 + n / 136),
     "sgp": ("2", lambda n: 2),
     "sgp(overlap=1)": ("5", lambda n: 5),
     "sgp(overlap=1,wire='bf16')": ("3", lambda n: 3),

@@ -1,5 +1,7 @@
 """Virtual workers: equal to thread worlds, at a thousand workers too, and what they refuse."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,35 @@ def test_a_thousand_workers_of_gossip_agree() -> None:
     for _ in range(10):
         workers.step(lambda model, x: 0 * model(x).sum(), torch.zeros(1024, 3).double())
     torch.testing.assert_close(workers.rows.detach(), mean.expand(1024, 3), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({}, "give either size, 1 or more, or nodes"),
+        ({"size": 3, "nodes": [[0, 1], [2]]}, "give either size"),
+        ({"nodes": [[0, 1], [3]]}, r"nodes=\[\[0, 1\], \[3\]\] for 3 workers; use each"),
+    ],
+)
+def test_layouts_are_checked(layout: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        VirtualWorkers(offbeat.sgp(), Same(), **layout)
+
+
+def test_models_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"of the dtypes .*, expected one; use model.float\(\)"):
+        VirtualWorkers(
+            offbeat.sgp(), nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double()), size=2
+        )
+
+
+def test_one_worker_trains_alone() -> None:
+    workers, alone = (
+        VirtualWorkers(offbeat.algorithm(text), Same(), size=1) for text in ("sgp", "alone")
+    )
+    for each in (workers, alone):
+        each.step(of_one, *(data[:1] for data in DATA))
+    assert torch.equal(workers.rows, alone.rows)
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,12 @@ class SparseFormat:
     dtype: torch.dtype
     device: torch.device
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of entries in a message."""
         return sum(k for _, _, k in self.chunks)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The bytes of a message, a multiple of 8.
 
@@ -82,14 +82,14 @@ class SparseFormat:
         starts = torch.tensor([start for start, _, _ in self.chunks], device=self.device)
         return starts[self.chunk_of]
 
-    @property
+    @cached_property
     def _sizes(self) -> tuple[int, int, int]:
         if self.bits is None:
             return 0, self.count * self.dtype.itemsize, -(-self.count // 2) * 3
         return 8 * len(self.chunks), -(-self.count * self.bits // 8), -(-self.count // 2) * 3
 
 
-def fill_sparse(acc: Tensor, format: SparseFormat, message: Tensor, select: SelectChunks) -> None:
+def fill_sparse(acc: Tensor, form: SparseFormat, message: Tensor, select: SelectChunks) -> None:
     r"""Fill a message with the largest entries of each chunk of ``acc``, which leave it.
 
     .. math:: m = Q(TopK(acc)), \qquad acc \leftarrow acc - m
@@ -100,84 +100,84 @@ def fill_sparse(acc: Tensor, format: SparseFormat, message: Tensor, select: Sele
     not finite, nor are the values in the message. ``select(acc, chunks)`` returns the indices.
 
     >>> acc = torch.tensor([1.0, -8.0, 2.0, -5.0])
-    >>> format = SparseFormat([(0, 4, 3)], 2, acc.dtype, acc.device)
-    >>> message = torch.zeros(format.nbytes, dtype=torch.uint8)
-    >>> fill_sparse(acc, format, message, lambda acc, chunks: torch.tensor([3, 1, 2]))
-    >>> add_sparse(message, format, torch.zeros(4)), acc
+    >>> form = SparseFormat([(0, 4, 3)], 2, acc.dtype, acc.device)
+    >>> message = torch.zeros(form.nbytes, dtype=torch.uint8)
+    >>> fill_sparse(acc, form, message, lambda acc, chunks: torch.tensor([3, 1, 2]))
+    >>> add_sparse(message, form, torch.zeros(4)), acc
     (tensor([ 0.0000, -6.5000,  3.5000, -6.5000]), tensor([ 1.0000, -1.5000, -1.5000,  1.5000]))
     """
-    indices = select(acc, format.chunks)
+    indices = select(acc, form.chunks)
     values = acc[indices]
-    scales, packed, names = format.parts(message)
-    if format.bits is None:
+    scales, packed, places = form.parts(message)
+    if form.bits is None:
         packed.copy_(values)
     else:
-        nonzero = _instead_of_zeros(values.abs(), format)
+        nonzero = _instead_of_zeros(values.abs(), form)
         indices, values = indices[nonzero], values[nonzero]
-        _quantize(values, format, scales, packed)
-    names.copy_(_pack_indices(indices - format.start_of))
+        _quantize(values, form, scales, packed)
+    places.copy_(_pack_indices(indices - form.start_of))
     # Not in place: an entry that is sent twice is subtracted once.
-    acc.index_copy_(0, indices, acc[indices] - _values(message, format))
+    acc.index_copy_(0, indices, acc[indices] - _values(message, form))
 
 
-def add_sparse(message: Tensor, format: SparseFormat, total: Tensor) -> Tensor:
+def add_sparse(message: Tensor, form: SparseFormat, total: Tensor) -> Tensor:
     """Add the entries of a message to ``total``, and return it."""
-    _, _, names = format.parts(message)
-    indices = format.start_of + _unpack_indices(names, format.count)
-    return total.index_copy_(0, indices, total[indices] + _values(message, format))
+    _, _, places = form.parts(message)
+    indices = form.start_of + _unpack_indices(places, form.count)
+    return total.index_copy_(0, indices, total[indices] + _values(message, form))
 
 
-def _instead_of_zeros(sizes: Tensor, format: SparseFormat) -> Tensor:
+def _instead_of_zeros(sizes: Tensor, form: SparseFormat) -> Tensor:
     """Return the place of each entry, but that of the largest of its chunk where it is zero."""
-    places = torch.arange(format.count, device=sizes.device)
-    largest = _extreme(sizes, format, "amax")[format.chunk_of]
+    places = torch.arange(form.count, device=sizes.device)
+    largest = _extreme(sizes, form, "amax")[form.chunk_of]
     is_largest = (sizes == largest).nonzero().view(-1)
-    first = torch.zeros(len(format.chunks), dtype=torch.int64, device=sizes.device)
-    first[format.chunk_of[is_largest]] = is_largest
-    return torch.where((sizes == 0) & (largest > 0), first[format.chunk_of], places)
+    first = torch.zeros(len(form.chunks), dtype=torch.int64, device=sizes.device)
+    first[form.chunk_of[is_largest]] = is_largest
+    return torch.where((sizes == 0) & (largest > 0), first[form.chunk_of], places)
 
 
-def _quantize(values: Tensor, format: SparseFormat, scales: Tensor, packed: Tensor) -> None:
-    assert format.bits is not None, "there are levels"
-    sizes, count = values.abs(), 2 ** (format.bits - 1)
-    scales[:, 0] = _extreme(sizes, format, "amin")
-    scales[:, 1] = _extreme(sizes, format, "amax")
-    low, width = _ranges(scales, format)
+def _quantize(values: Tensor, form: SparseFormat, scales: Tensor, packed: Tensor) -> None:
+    assert form.bits is not None, "there are levels"
+    sizes, count = values.abs(), 2 ** (form.bits - 1)
+    scales[:, 0] = _extreme(sizes, form, "amin")
+    scales[:, 1] = _extreme(sizes, form, "amax")
+    low, width = _ranges(scales, form)
     # 0 / 0 where all are equal. Scales are rounded: a magnitude may lie just outside of them.
     levels = ((sizes - low) / width).floor().nan_to_num(0).clamp(0, count - 1)
     codes = levels.to(torch.uint8) * 2 + (values < 0)
-    each = 8 // format.bits
+    each = 8 // form.bits
     codes = torch.nn.functional.pad(codes, (0, -len(codes) % each)).view(-1, each)
     packed.zero_()
     for place, code in enumerate(codes.unbind(1)):
-        packed.bitwise_or_(code << (place * format.bits))
+        packed.bitwise_or_(code << (place * form.bits))
 
 
-def _values(message: Tensor, format: SparseFormat) -> Tensor:
+def _values(message: Tensor, form: SparseFormat) -> Tensor:
     """Return the values of the entries of a message."""
-    scales, packed, _ = format.parts(message)
-    if format.bits is None:
+    scales, packed, _ = form.parts(message)
+    if form.bits is None:
         return packed
-    shifts = torch.arange(0, 8, format.bits, dtype=torch.uint8, device=packed.device)
-    codes = (packed.unsqueeze(1) >> shifts).view(-1)[: format.count] & (2**format.bits - 1)
-    low, width = _ranges(scales, format)
+    shifts = torch.arange(0, 8, form.bits, dtype=torch.uint8, device=packed.device)
+    codes = (packed.unsqueeze(1) >> shifts).view(-1)[: form.count] & (2**form.bits - 1)
+    low, width = _ranges(scales, form)
     # One operation after the other: a fused one would round differently on another processor.
-    sizes = ((codes >> 1).to(format.dtype) + 0.5).mul_(width).add_(low)
+    sizes = ((codes >> 1).to(form.dtype) + 0.5).mul_(width).add_(low)
     return torch.where((codes & 1).bool(), -sizes, sizes)
 
 
-def _ranges(scales: Tensor, format: SparseFormat) -> tuple[Tensor, Tensor]:
+def _ranges(scales: Tensor, form: SparseFormat) -> tuple[Tensor, Tensor]:
     """Return the least magnitude of each entry's chunk, and the width of a level."""
-    assert format.bits is not None, "there are levels"
-    low, high = scales.to(format.dtype).unbind(1)
-    width = (high - low) / 2 ** (format.bits - 1)
-    return low[format.chunk_of], width[format.chunk_of]
+    assert form.bits is not None, "there are levels"
+    low, high = scales.to(form.dtype).unbind(1)
+    width = (high - low) / 2 ** (form.bits - 1)
+    return low[form.chunk_of], width[form.chunk_of]
 
 
-def _extreme(sizes: Tensor, format: SparseFormat, kind: Literal["amin", "amax"]) -> Tensor:
+def _extreme(sizes: Tensor, form: SparseFormat, kind: Literal["amin", "amax"]) -> Tensor:
     """Return the smallest or the largest of each chunk; NaN where there is one."""
-    found = sizes.new_zeros(len(format.chunks))
-    return found.scatter_reduce_(0, format.chunk_of, sizes, kind, include_self=False)
+    found = sizes.new_zeros(len(form.chunks))
+    return found.scatter_reduce_(0, form.chunk_of, sizes, kind, include_self=False)
 
 
 def _pack_indices(indices: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def _pack_indices(indices: Tensor) -> Tensor:
     return torch.stack([words & 255, words >> 8 & 255, words >> 16], 1).to(torch.uint8).view(-1)
 
 
-def _unpack_indices(names: Tensor, count: int) -> Tensor:
-    low, middle, high = names.view(-1, 3).long().unbind(1)
+def _unpack_indices(places: Tensor, count: int) -> Tensor:
+    low, middle, high = places.view(-1, 3).long().unbind(1)
     words = low | middle << 8 | high << 16
     return torch.stack([words & 4095, words >> 12], 1).view(-1)[:count]

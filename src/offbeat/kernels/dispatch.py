@@ -15,6 +15,7 @@ from torch import Tensor
 from offbeat import functional
 from offbeat.functional import GramAnalysis, Segment
 from offbeat.functional.push_sum import Messages
+from offbeat.functional.top_k import SMALL
 
 Select = Callable[[Tensor, int], Tensor]  # (x, k): k indices into x
 BlockSelect = Callable[[Tensor, Sequence[tuple[int, int, int]]], Tensor]  # (x, [(start, stop, k)])
@@ -157,16 +158,18 @@ def each_block(select: Select) -> BlockSelect:
 
 
 def _of_runs(select: Select, x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Select in every block, and in one call in blocks of one size that follow each other."""
+    """Select in every block, and in one call in small ones of one size that follow each other."""
     found = []
     # A call for each of the thousands of chunks of a large layer would take seconds on a GPU.
     for _, run in groupby(enumerate(blocks), _run_of):
         (_, (start, stop, k)), *others = run
-        if not others:
-            found.append(select(x[start:stop], k).add(start))
+        if not others or stop - start >= SMALL:
+            each = [(start, stop, k), *(block for _, block in others)]
+            found += [select(x[i:j], k).add(i) for i, j, k in each]
             continue
-        rows = x[start : start + (1 + len(others)) * (stop - start)].view(-1, stop - start)
-        starts = torch.arange(start, start + rows.numel(), stop - start, device=x.device)
+        count, size = 1 + len(others), stop - start
+        rows = x[start : start + count * size].view(count, size)
+        starts = torch.arange(count, device=x.device) * size + start
         indices = rows.abs().topk(k, dim=1, sorted=False).indices
         found.append(indices.add_(starts.unsqueeze(1)).view(-1))
     return torch.cat(found)

@@ -1,17 +1,20 @@
 """Recipes with an outer optimizer, for nodes that exchange once in many steps."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.parameters import OuterStep, Sparse
 from offbeat.recipes.within import Within, mean_inside, participants
+from offbeat.settings import at_least, between, check_values
+
+Rate = Annotated[float, at_least(0)]
 
 
 def diloco(
     every: int = 100,
     *,
-    lr: float = 0.7,
-    momentum: float = 0.9,
+    lr: Rate = 0.7,
+    momentum: Annotated[float, between(0, 1, closed="left")] = 0.9,
     nesterov: bool = True,
     fragments: int = 1,
     delay: int = 0,
@@ -30,6 +33,11 @@ def diloco(
     >>> diloco(every=50).parameters.outer
     'SGD(lr=0.7, momentum=0.9, nesterov=True)'
     """
+    check_values(diloco, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+    if nesterov and not momentum:
+        raise ValueError(
+            "momentum=0 with nesterov=True: there is none to look ahead; use nesterov=False"
+        )
     outer_step = OuterStep(
         every=every,
         outer=f"SGD(lr={lr!r}, momentum={momentum!r}, nesterov={nesterov!r})",
@@ -48,29 +56,28 @@ def sparse_loco(
     density: float = 1 / 64,
     decay: float = 0.95,
     bits: Literal[2, 4, 8] | None = 2,
-    lr: float = 1.0,
+    lr: Rate = 1.0,
     fragments: int = 1,
     delay: int = 0,
-    mixing: float | None = None,
     within: Within = None,
 ) -> Algorithm:
     """Train independently, and exchange the largest changes of the parameters (SparseLoCo).
 
     Of the change since the last exchange, a share of ``density`` is sent, each value in ``bits``
     bits. The rest is multiplied by ``decay`` and added to the next change. ``lr`` is the rate of
-    the outer SGD; ``fragments``, ``delay``, ``mixing`` and ``within`` are those of
-    :func:`diloco`. See :class:`offbeat.parameters.OuterStep` and
+    the outer SGD; ``fragments``, ``delay`` and ``within`` are those of :func:`diloco`. With a delay
+    the steps made meanwhile are discarded. See :class:`offbeat.parameters.OuterStep` and
     :class:`offbeat.parameters.Sparse`.
 
     >>> sparse_loco(every=50).parameters.wire
     Sparse(density=0.015625, decay=0.95, bits=2)
     """
+    check_values(sparse_loco, {"lr": lr})
     outer_step = OuterStep(
         every=every,
         outer=f"SGD(lr={lr!r})",
         fragments=fragments,
         delay=delay,
-        mixing=mixing,
         wire=Sparse(density=density, decay=decay, bits=bits),
         over=participants(within),
     )

@@ -25,7 +25,8 @@ class PushSumRule(ParameterRule):
     def __init__(self, exchange: PushSum, rows: Rows, x: Tensor) -> None:
         require(exchange, wire=None, biased=False)
         self._groups, self._topology = rows.participants(exchange.over), exchange.topology
-        validate(self._topology, len(self._groups))
+        if len(self._groups) > 1:
+            validate(self._topology, len(self._groups))
         self._overlap = exchange.overlap
         self._anchor = first_of(x, self._groups)
         self._weights = x.new_ones(len(self._groups), 1)

@@ -47,7 +47,8 @@ class VirtualWorkers:
         algorithm: what a recipe returns: ``ddp``, ``lags``, ``slgs``, ``local_sgd``, ``sgp``,
             ``d_psgd``, ``adasum``, ``daso`` or ``alone``, in full precision (``daso`` also with its
             16-bit averages).
-        model: its parameters are where all workers start. Buffers keep their values.
+        model: its parameters, of one dtype, are where all workers start. Buffers keep their
+            values; nothing in it may be random, such as dropout.
         size: the number of workers n, each on a node of its own.
         nodes: instead of ``size``, the workers of each node.
         optimizer: builds an optimizer that treats every element of a parameter by itself; the
@@ -76,6 +77,8 @@ class VirtualWorkers:
     ) -> None:
         """Copy the parameters into every row."""
         rows = Rows(nodes or [[worker] for worker in range(size)], _layers(model))
+        if (fault := _fault(model, rows, size if nodes else 0)) is not None:
+            raise ValueError(fault)
         self.model, self.size, self.steps = model, len(rows.workers), 0
         trained = _trained(model)
         start = torch.cat([parameter.detach().reshape(-1) for parameter in trained.values()])
@@ -131,6 +134,18 @@ class VirtualWorkers:
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _fault(model: nn.Module, rows: Rows, size: int) -> str | None:
+    """Return what cannot be about the workers or the model, or None."""
+    if not rows.workers or size:
+        return "give either size, 1 or more, or nodes: the workers of each node"
+    if rows.workers != list(range(len(rows.workers))):
+        return f"nodes={rows.nodes} for {len(rows.workers)} workers; use each of 0, 1, ... once"
+    dtypes = {parameter.dtype for parameter in _trained(model).values()}
+    if len(dtypes) != 1:
+        return f"trainable parameters of the dtypes {dtypes}, expected one; use model.float()"
+    return None
 
 
 def _layers(model: nn.Module) -> dict[str, slice]:

@@ -300,6 +300,38 @@ def test_all_entries_in_full_are_the_mean() -> None:
     np.testing.assert_allclose(sparse, mean, rtol=0, atol=2e-6)  # float32
 
 
+def test_what_waits_is_sent_once() -> None:
+    """An impulse in every entry, and no gradient: with a delay too the model moves by it, once."""
+
+    def worker(world: World) -> Array:
+        model = nn.Linear(64, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        algorithm = offbeat.sparse_loco(every=2, delay=1, density=0.125, decay=1.0, bits=None)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        with torch.no_grad():
+            model.weight += 1
+        for _ in range(40):
+            replica.step()
+        return values(model)
+
+    for found in ThreadWorld(size=2).run(worker):
+        np.testing.assert_array_equal(found, np.ones(64))
+
+
+def test_a_model_is_loaded_in_mid_run_between_two_calls_of_finish() -> None:
+    def worker(world: World) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.diloco(every=3, delay=2), mesh=world)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        train(model, replica, optimizer, range(4))  # a mean is in flight
+        replica.finish()
+        model.load_state_dict(Quadratic().state_dict())
+        replica.finish()
+        np.testing.assert_array_equal(values(model), values(Quadratic()))
+
+    ThreadWorld(size=2).run(worker)
+
+
 def test_what_was_not_sent_waits_and_decays() -> None:
     """One of three entries in each exchange; the others go on with half of it."""
 
@@ -338,6 +370,7 @@ def test_what_was_not_sent_waits_and_decays() -> None:
         ({"every": 2, "fragments": 3}, "fragments=3 with every=2: .* use fragments <= every"),
         ({"every": 2, "delay": 3}, "delay=3 with every=2: .* use delay <= every"),
         ({"wire": "fp8"}, "wire='fp8', expected None .*, 'bf16', 'int8' or a Sparse"),
+        ({"wire": Sparse(), "mixing": 0.5}, "mixing=0.5 with Sparse.*count twice.*use mixing=0"),
         ({"wire": {"density": 0.1}}, "wire=.*, expected None .* or a Sparse"),
         ({"mixing": 1.0}, r"mixing=1.0, expected None .* or a number in \[0, 1\)"),
     ],
@@ -353,11 +386,19 @@ def test_settings_are_checked(settings: dict[str, Any], expected: str) -> None:
         ({"density": 0.0}, r"density=0.0, expected a number in \(0, 1\]"),
         ({"decay": 1.5}, r"decay=1.5, expected a number in \[0, 1\]"),
         ({"bits": 3}, "bits=3, expected .* 2, 4 or 8"),
+        ({"lr": -1.0}, "lr=-1.0, expected a number, 0 or more"),
     ],
 )
 def test_settings_of_sparse_messages_are_checked(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         offbeat.sparse_loco(**settings)
+
+
+def test_settings_of_the_outer_sgd_are_checked_by_their_names() -> None:
+    with pytest.raises(ValueError, match="momentum=1, expected a number in"):
+        offbeat.diloco(momentum=1)
+    with pytest.raises(ValueError, match=r"momentum=0 with nesterov=True: .*use nesterov=False"):
+        offbeat.diloco(momentum=0)
 
 
 def test_settings_are_equal_and_read_alike_on_all_ranks() -> None:
@@ -441,6 +482,12 @@ def test_a_mean_that_is_not_finite_changes_nothing(
         with pytest.raises(ValueError, match=f"the mean of parameter '{name}' is not finite"):
             replica.step()
         np.testing.assert_array_equal(values(model), own)
+        # The script goes on from a file: nothing of the mean is left.
+        model.load_state_dict(Quadratic().state_dict())
+        replica.finish()
+        np.testing.assert_allclose(values(model), values(Quadratic()), rtol=0, atol=1e-14)
+        train(model, replica, optimizer, range(2))
+        assert np.isfinite(values(model)).all()
 
     ThreadWorld(nodes=nodes).run(worker)
 

@@ -96,11 +96,12 @@ class Fragment:
     def merge(self, mixing: float) -> None:
         """Step the anchor by the mean in flight, and blend it into the parameters.
 
-        Raises ``ValueError`` on all ranks, before anything is changed, if a mean is not finite.
+        Raises ``ValueError`` on all ranks if a mean is not finite: anchor and parameters keep their
+        values, and the mean is discarded.
         """
         self.join()
+        self.in_flight = False  # an average taken after the error must not count it
         self._require_finite()
-        self.in_flight = False
         if self.site.group is not None:
             self.optimizer.step(self._slices(self.flat))
         self._pack(self.flat, self.views)
@@ -129,6 +130,8 @@ class Fragment:
             carry.zero_()
         for lossy in self.lossy:
             lossy.forget()
+        for part in self.flat:  # what fills up a slice too: 8-bit messages share scales with it
+            part.zero_()
         self._pack(self.flat, self.views)
         pack(self.anchor, self._slices(self.flat))
         self.optimizer.reset()

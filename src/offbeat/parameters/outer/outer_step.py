@@ -10,6 +10,7 @@ from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import divide_layers
 from offbeat.parameters.outer.fragment import Fragment, Wire
 from offbeat.parameters.outer.optimizer import builder_of
+from offbeat.parameters.outer.sparse_mean import Sparse
 from offbeat.schedule import due
 from offbeat.settings import at_least, between, check_settings, describe
 
@@ -50,7 +51,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
             this many steps after it was sent. A step blocks only if it has not arrived by then.
         mixing: the paper's alpha, the weight of this rank's own parameters in the merge; None
             for 0 without a delay and 1/2 with one. 0 discards the steps made since the
-            parameters were sent.
+            parameters were sent. With :class:`Sparse` 0 only, also with a delay.
         wire: "bf16" or "int8" sends differences to the anchor in 16 or 8 bits, the latter with a
             float32 scale for every 256 values. What rounding takes from them, and from their
             mean, is added to the next ones, so that nothing is lost (error feedback).
@@ -66,21 +67,26 @@ class OuterStep(ParameterExchange[OuterStepState]):
 
     The anchor begins with the parameters at the attach, and ``finish()`` sets it to the average
     and resets the outer optimizer. Load a model before ``replicate()``, or call ``finish()``
-    after loading; otherwise the first step is an error on all ranks. Between exchanges the
+    after loading; otherwise the first step is an error on all ranks. Later in a run call
+    ``finish()`` before loading too, or a mean in flight is merged into the model that was loaded.
+    Between exchanges the
     average is the mean of the parameters, each merged with what is in flight.
 
-    Raises ``ValueError`` on all ranks for a mean that is not finite, before anything is changed.
+    Raises ``ValueError`` on all ranks for a mean that is not finite; anchor and parameters keep
+    their values.
 
     Bytes sent per step: 2 (n-1)/n of the model's divided by ``every``, at most one fragment's at
     a time unless ``delay`` exceeds every/P; float32 for 16-bit parameters; of float32 a half with
     "bf16" and 0.254 with "int8". With :class:`Sparse` n-1 messages divided by ``every``, of
-    density (1.5 + bits/8) + 1/512 bytes for each parameter.
+    density (1.5 + bits/8) + 1/512 bytes for each parameter (density (1.5 + itemsize) in full
+    precision).
 
     Extra memory: a mean and an anchor, and the outer optimizer's state (SGD with momentum: one
     model); during an outer step one fragment more, with Nesterov momentum two, and with 16-bit
     parameters another; "bf16" adds 2 + 1/n models and "int8" 1.5 + 1/n, for errors and messages,
-    and :class:`Sparse` one and n messages. With ``over="node"`` all but the mean are divided
-    between the ranks of the node. Passes over memory per exchange: eight; with :class:`Sparse` ten.
+    and :class:`Sparse` one, n messages, and 16 bytes for each entry sent. With ``over="node"`` all
+    but the mean are divided between the ranks of the node. Passes over memory per exchange: eight;
+    with :class:`Sparse` ten.
 
     Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
     Models", Algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with overlapping communication",
@@ -115,6 +121,11 @@ class OuterStep(ParameterExchange[OuterStepState]):
                     f"{name}={value} with every={self.every}: an exchange of a fragment would "
                     f"begin before the last has ended; use {name} <= every"
                 )
+        if isinstance(self.wire, Sparse) and self.mixing:
+            raise ValueError(
+                f"mixing={self.mixing} with {self.wire}: what is not sent would count twice, in a "
+                "rank's own parameters and in what waits; use mixing=0"
+            )
 
     def __repr__(self) -> str:
         """Return the settings, with a function by name: ranks compare them."""
@@ -123,7 +134,9 @@ class OuterStep(ParameterExchange[OuterStepState]):
     @property
     def alpha(self) -> float:
         """The weight of a rank's own parameters in the merge."""
-        return (0.5 if self.delay else 0.0) if self.mixing is None else self.mixing
+        if self.mixing is not None:
+            return self.mixing
+        return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
 
     def init(self, site: Site) -> OuterStepState:
         """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""

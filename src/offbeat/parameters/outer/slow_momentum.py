@@ -52,7 +52,8 @@ class SlowMomentum(ParameterExchange[SlowMomentumState]):
 
     The anchor begins with the parameters at the attach, and ``finish()`` sets it to the average
     and resets the outer optimizer. Load a model before ``replicate()``, or call ``finish()``
-    after loading; otherwise the first step is an error on all ranks.
+    after loading; otherwise the first step is an error on all ranks. Later in a run call
+    ``finish()`` before loading too, or gossip in flight is added to the model that was loaded.
 
     Raises ``ValueError`` on all ranks for an average that is not finite, before the anchor is
     changed; and for gossip with ``on_failure="continue"``, since the models of survivors differ,
@@ -118,8 +119,10 @@ class SlowMomentum(ParameterExchange[SlowMomentumState]):
         # In each dtype a rank has its own slice of the messages; here dtypes may be one tensor.
         state.site.gather(flat)
         state.model.send_mass(numerators, weight)
-        state.model.merge(mixing=0.0)
-        self.gossip.settle(state.gossip)
+        try:
+            state.model.merge(mixing=0.0)
+        finally:  # after an error too: what is in flight may not be finite either
+            self.gossip.settle(state.gossip)
 
     def mass(self, state: SlowMomentumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the numerators and the weight of the gossip; between averages nothing is added."""

@@ -30,8 +30,8 @@ class Sparse:
     Args:
         density: the share of entries that is sent of each chunk of 4096, at least one entry.
         decay: the paper's beta, the factor of what was not sent when the next pseudo-gradient is
-            added to it. Below 1 it is a momentum of the entries that wait.
-        bits: of a value; None for the parameters' precision.
+            added to it: 0.95 forgets 5 % of what waits in each exchange, 1 loses nothing.
+        bits: of a value; None for float32, or float64 for 64-bit parameters.
 
     >>> Sparse().density
     0.015625
@@ -55,8 +55,8 @@ class SparseMean(LossyMean):
         acc_i = \beta e_i + \Delta_i, \quad m_i = Q(TopK(acc_i)), \quad e_i = acc_i - m_i, \quad
         \bar\Delta = \frac{1}{n} \sum_{i=1}^{n} m_i
 
-    ``error`` is e. Sends n-1 times a message, see :class:`SparseFormat`. Memory: one tensor, and
-    n messages.
+    ``error`` is e. Sends n-1 times a message, see :class:`SparseFormat`. Memory: one tensor,
+    n messages, and 16 bytes for each entry sent.
 
     Source: Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo",
     Algorithm 1.
@@ -64,7 +64,7 @@ class SparseMean(LossyMean):
 
     group: Group
     decay: float
-    format: SparseFormat
+    form: SparseFormat
     error: Tensor
     messages: Tensor
 
@@ -74,18 +74,18 @@ class SparseMean(LossyMean):
     ) -> "SparseMean":
         """Allocate for tensors like this one, made of ``segments`` of layers."""
         chunks = chunks_of(segments, sparse.density)
-        format = SparseFormat(chunks, sparse.bits, like.dtype, like.device)
-        rows = group.size, format.nbytes
+        form = SparseFormat(chunks, sparse.bits, like.dtype, like.device)
+        rows = group.size, form.nbytes
         messages = torch.zeros(rows, dtype=torch.uint8, device=like.device)
-        return cls(group, sparse.decay, format, torch.zeros_like(like), messages)
+        return cls(group, sparse.decay, form, torch.zeros_like(like), messages)
 
     def launch(self, delta: Tensor) -> Handle:
         """Average the largest entries of ``delta`` in place, without waiting."""
-        if not self.format.chunks:  # a slice that is filled up with zeros
+        if not self.form.chunks:  # a slice that is filled up with zeros
             return Handle(self.group)
         torch.add(delta, self.error, alpha=self.decay, out=self.error)
         mine = self.messages[self.group.rank]
-        fill_sparse(self.error, self.format, mine, top_k_of_blocks(delta.device))
+        fill_sparse(self.error, self.form, mine, top_k_of_blocks(delta.device))
         # A collective: every rank launches it from the thread that trains, in the same order.
         handle = all_gather(self.messages.view(-1), mine, self.group)
         handle.after = lambda: self._add_up(delta)
@@ -106,5 +106,5 @@ class SparseMean(LossyMean):
     def _add_up(self, delta: Tensor) -> None:
         delta.zero_()
         for message in self.messages:  # in the order of ranks
-            add_sparse(message, self.format, delta)
+            add_sparse(message, self.form, delta)
         delta.div_(self.group.size)
