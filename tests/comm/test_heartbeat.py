@@ -1,6 +1,5 @@
 """Waits end with a verdict that is the same on all ranks."""
 
-import json
 import time
 from collections.abc import Iterator
 
@@ -10,9 +9,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.comm import heartbeat
-from offbeat.comm.failure import Phase
 from offbeat.comm.heartbeat import Heartbeat
-from offbeat.comm.heartbeat_reader import HeartbeatReader
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import World
 from outcomes import errors_of
@@ -81,76 +78,30 @@ def test_a_slow_rank_is_waited_for() -> None:
     assert errors_of(work, 3) == [None, None, None]
 
 
-class CountingStore:
-    """A store in memory that counts calls, shared by all clones."""
-
-    def __init__(self) -> None:
-        self.store, self.calls = HashStore(), 0
-
-    def clone(self) -> "CountingStore":
-        return self
-
-    def __getattr__(self, name: str) -> object:
-        self.calls += 1
-        return getattr(self.store, name)
-
-
 @pytest.fixture
-def hearts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CountingStore, list[Heartbeat]]]:
-    """A store with the heartbeats of 8 ranks, whose threads do nothing for the time of a test."""
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
+    """The heartbeat of one of 8 ranks, whose thread does nothing for the time of a test."""
     monkeypatch.setattr(heartbeat, "BEAT", 60.0)
-    store, ranks = CountingStore(), tuple(range(8))
-    timed = TimedStore(store)  # type: ignore[arg-type]
-    beating = [Heartbeat(timed, rank, ranks) for rank in ranks]
-    yield store, beating
-    for one in beating:
-        one.stop()
+    timed = TimedStore(HashStore())
+    beating = Heartbeat(timed, 0, tuple(range(8)))
+    yield beating
+    beating.stop()
     timed.close()
 
 
-def test_a_look_at_all_heartbeats_takes_equally_many_calls_in_every_world(
-    hearts: tuple[CountingStore, list[Heartbeat]],
-) -> None:
-    """At 1,000 ranks one call for each would be a million calls of the store per second."""
-    store, (first, *others) = hearts
-    assert first.gone(time.monotonic()) == {}
-    before = store.calls
-    assert first.gone(time.monotonic()) == {}
-    assert store.calls - before <= 2
-    assert {sign.rank for sign in first._reader.read(0.0)} == {other.rank for other in others}
-
-
-def test_ranks_that_have_not_come_yet_are_asked_for_only_when_one_more_has(
-    hearts: tuple[CountingStore, list[Heartbeat]],
-) -> None:
-    store, (first, *_) = hearts
-    signs = HeartbeatReader(first._store, 0, tuple(range(100)))  # 92 of them without a heartbeat
-    signs.read(0.0)
-    store.calls = 0
-    assert len(signs.read(0.0)) == 7
-    assert store.calls <= 2
-    first._store.set("rank50", json.dumps([1, None, *Phase()]))
-    first._store.add("begun", 1)
-    assert {sign.rank for sign in signs.read(0.0)} == {*range(1, 8), 50}
-
-
 def test_a_timeout_before_any_group_is_open_is_explained(
-    hearts: tuple[CountingStore, list[Heartbeat]], monkeypatch: pytest.MonkeyPatch
+    alone: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gloo on the wrong network interface: all ranks live, and no connection comes about."""
     monkeypatch.setattr(heartbeat, "SILENT_AFTER", -119.5)  # looks for 0.5 s
-    _, (first, *_) = hearts
-    with pytest.raises(offbeat.PeerLost, match="connectFullMesh"), first.explaining():
+    with pytest.raises(offbeat.PeerLost, match="connectFullMesh"), alone.explaining():
         raise RuntimeError("Gloo connectFullMesh failed: Timed out")
 
 
-def test_the_first_verdict_stands_when_the_store_is_lost_after_it(
-    hearts: tuple[CountingStore, list[Heartbeat]],
-) -> None:
-    _, (first, *_) = hearts
-    verdict = first.condemn(ValueError("rank 3 is wrong"))
-    first._store.close()
-    first._tick()
+def test_the_first_verdict_stands_when_the_store_is_lost_after_it(alone: Heartbeat) -> None:
+    verdict = alone.condemn(ValueError("rank 3 is wrong"))
+    alone._store.close()
+    alone._tick()
     with pytest.raises(ValueError, match="rank 3 is wrong") as raised:
-        first.require_no_verdict()
+        alone.require_no_verdict()
     assert raised.value is verdict

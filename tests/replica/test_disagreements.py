@@ -12,7 +12,7 @@ import offbeat
 from offbeat.comm.collectives import mean
 from offbeat.comm.failure import Phase
 from offbeat.comm.group import Group
-from offbeat.comm.heartbeat_reader import Sign
+from offbeat.comm.ring import Sign
 from offbeat.comm.verdict import Wait, find_fault
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
@@ -192,8 +192,8 @@ def test_a_slow_network_is_no_disagreement(other: Phase, is_fault: bool) -> None
     """A rank that has taken part in the exchange may be far ahead of one that waits for it."""
     here = Phase(calls=3, verb="backward", steps=3, exchanges=5, turn=1)
     for members in ((0, 1), (0, 2)):
-        wait = Wait(rank=0, phase=here, members=members, seconds=1000.0)
-        found = find_fault(Sign(rank=1, phase=other, silence=0.0), wait, patience=15.0)
+        wait = Wait(rank=0, phase=here, members=members, is_late=True)
+        found = find_fault(Sign(rank=1, phase=other, silence=0.0), wait)
         assert (found is not None) == (is_fault and 1 in members)
 
 

@@ -85,6 +85,24 @@ def test_survivors_agree_on_the_living_and_on_the_furthest_step() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.fault("half of the world is lost at once", "the others train on without it")
+def test_survivors_agree_without_a_long_row_of_ranks() -> None:
+    def work(world: World) -> Agreement | None:
+        links = Links.connect(world)
+        if world.rank in range(3, 9):
+            perish(links)
+            return None
+        agreed = agree_on_survivors(links, world.rank, PeerLost("somebody"))
+        links.close()
+        return agreed
+
+    started = time.monotonic()
+    agreed = Agreement((0, 1, 2, 9, 10, 11), (3, 4, 5, 6, 7, 8), 11)
+    assert set(ThreadWorld(12).run(work)) == {None, agreed}
+    assert time.monotonic() - started < 12, "the whole row at once"
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.fault(
     "a suspended rank returns after the others went on",
     "PeerLost on that rank; says that it was given up",

@@ -2,48 +2,43 @@
 
 The error of Gloo names a socket at best, and is raised only at a neighbour of the lost rank; all
 others would wait until the timeout of the process group. So each rank writes a heartbeat into the
-store, with the collective call it is in. A rank whose wait lasts reads the others' heartbeats and
-writes the first fault that it finds into the store, as the verdict; all ranks then end their waits
-with that verdict.
+store, with the collective call it is in, and reads those of a few others (:mod:`~.ring`). A rank
+that waits, and reads a fault, writes it into the store as the verdict; all ranks then end their
+waits with that verdict.
 """
 
 import atexit
 import contextlib
 import json
 import os
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
 from offbeat.comm import several_replicas
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
-from offbeat.comm.heartbeat_reader import HeartbeatReader, Sign
+from offbeat.comm.notices import Failure, Notices, Verdict
 from offbeat.comm.process_group import end_waits, timeout_of
+from offbeat.comm.ring import Patience, Ring, Sign
+from offbeat.comm.ticker import Ticker
 from offbeat.comm.timed_store import TimedStore
-from offbeat.comm.verdict import (
-    Wait,
-    different_backwards,
-    find_absence,
-    find_fault,
-    publish,
-    store_lost,
-)
+from offbeat.comm.verdict import Wait, find_absence, find_fault, is_ahead, store_lost
 
 BEAT = 1.0  # seconds between two heartbeats
 SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
 BROKEN_AFTER = 5.0  # the same, once a connection has broken
 PROMPT = 2.0  # seconds in which a store that is not lost answers a rank that leaves
+POLL = 0.02  # seconds between two looks for a verdict that the thread of the heartbeat finds
 
 
 @final
 class Heartbeat(FailureDetector):
-    """Heartbeat of this rank, written by a thread, which also checks the others during waits.
+    """Heartbeat of this rank, written by a thread, which also reads those of some others.
 
-    Extra memory: none. Traffic: one small write per second, and one small read per second during
-    a wait that lasts longer than that.
+    Extra memory: none. Traffic: one small write and one small read per second, in a world of any
+    size. Where the store does not keep up, beats slow down and patience grows by the same factor.
     """
 
     def __init__(
@@ -58,15 +53,16 @@ class Heartbeat(FailureDetector):
         self._groups: list[ProcessGroup] = []
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
-        self._reader = HeartbeatReader(self._store, rank, ranks)
+        self._failed_since: float | None = None
+        self._failure: Failure | None = None
+        self._has_met_another = False
         self._verdict: Exception | None = None
-        self._stop = threading.Event()
         self._count, self._process = 0, os.getpid()
         several_replicas.add(self)
-        self._beat()
-        self._reader.begin()  # after the heartbeat: whoever is counted can be read
-        self._thread = threading.Thread(target=self._run, name="offbeat-heartbeat", daemon=True)
-        self._thread.start()
+        self._beat(1.0)
+        self._ring = Ring(self._store, rank, ranks)  # now: whoever is announced can be read
+        self._ticker = Ticker(self._tick, BEAT, "offbeat-heartbeat")
+        self._ticker.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self._end_thread)
 
@@ -132,8 +128,8 @@ class Heartbeat(FailureDetector):
 
     def look_for_verdict(self) -> None:
         """Read the verdict from the store, and raise it if there is one."""
-        if self._store.check(["verdict"]):
-            raise self.condemn(PeerLost("unreachable: a verdict stands already"))
+        self._adopt(self._ring.board.read())
+        self.require_no_verdict()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -165,24 +161,19 @@ class Heartbeat(FailureDetector):
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks unless there is one; return the verdict."""
-        stands = publish(error, self._store)
+        verdict = Verdict.of(error)
+        with contextlib.suppress(RuntimeError):  # without a store, this rank's own error must do
+            self._adopt(self._ring.board.post(verdict=verdict))
         # Another thread may have found one meanwhile, and a store that is lost since changes none.
-        self._verdict = self._verdict or stands
+        self._verdict = self._verdict or verdict.error
         return self._verdict
 
     def condemn_pairing(self) -> Exception:
         """Make it the verdict that gradients met those of another step; name such a rank."""
-        since, own = time.monotonic(), self._phase
-        with contextlib.suppress(RuntimeError):
-            self._beat()  # the other side looks for ours
-            while self._verdict is None and time.monotonic() - since < 4 * BEAT:
-                for sign in self._reader.read(since):
-                    other = sign.phase
-                    if sign.rank in self._members and _is_other_backward(other, own):
-                        wait = Wait(self.rank, own, self._members, 0.0)
-                        return self.condemn(different_backwards(sign, wait))
-                self._stop.wait(BEAT / 10)
-        return self.condemn(
+        own, self._has_met_another = self._phase, True
+        self._await_verdict(4 * BEAT)
+        self._has_met_another = False
+        return self._verdict or self.condemn(
             ValueError(
                 f"rank {self.rank} is in {own}, and its gradients met those of another step; make "
                 "equally many backwards in every step on all ranks"
@@ -191,20 +182,25 @@ class Heartbeat(FailureDetector):
 
     def release(self, group: ProcessGroup) -> None:
         """End this rank's waits on ``group``, without a verdict on the others."""
-        self._stop.set()
+        self._ticker.stop()
         end_waits(group)
 
-    def gone(self, since: float) -> dict[int, Literal["left", "lost"]]:
-        """Return the ranks that have left (detach) or are lost; one look at the store.
+    def gone(self, suspects: Collection[int], since: float) -> dict[int, Literal["left", "lost"]]:
+        """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.
 
-        Silence counts from ``since``, except that of a rank which was found silent before and has
-        not written a heartbeat since. A rank may be lost before its first heartbeat.
+        From now on every look reads their heartbeats too, with the patience of a failure. A rank
+        may be lost before its first heartbeat, once some time has passed ``since``.
         """
-        return self._reader.gone(since, BROKEN_AFTER)
+        self._ring.suspects = suspects
+        self._fail(None)
+        found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
+        if time.monotonic() - since > BROKEN_AFTER * self._ticker.stretch:
+            found |= dict.fromkeys({*suspects}.difference(self._ring.begun), "lost")
+        return found
 
     def stop(self) -> None:
         """Publish that this rank has left, and end the thread."""
-        if self._stop.is_set() or os.getpid() != self._process:
+        if self._ticker.stopping.is_set() or os.getpid() != self._process:
             return
         several_replicas.remove(self)
         self._end_thread()
@@ -212,7 +208,8 @@ class Heartbeat(FailureDetector):
         self._phase = self._phase._replace(verb="left")
         self.forget_groups()
         with contextlib.suppress(RuntimeError):
-            self._beat()
+            self._beat(self._ticker.stretch)
+            self._ring.board.post(left=self.rank)
 
     def forget_groups(self) -> None:
         """Drop the groups that :meth:`guard` was given."""
@@ -221,32 +218,21 @@ class Heartbeat(FailureDetector):
     def _end_thread(self) -> None:
         if os.getpid() != self._process:
             return  # a forked child: the heartbeat is its parent's
-        self._stop.set()
+        self._ticker.stop()
         self._store.limit(PROMPT)
-        self._thread.join(timeout=PROMPT)
-        if self._thread.is_alive():
+        if not self._ticker.join(PROMPT):
             self._store.close()
-            self._thread.join(timeout=PROMPT)
+            self._ticker.join(PROMPT)
 
-    def _run(self) -> None:
-        while not self._stop.wait(BEAT):
-            self._tick()
-
-    def _beat(self) -> None:
+    def _beat(self, stretch: float) -> None:
         self._count += 1
-        self._store.set(
-            f"rank{self.rank}",
-            json.dumps([self._count, several_replicas.elsewhere(self), *self._phase]),
-        )
+        beat = [self._count, stretch, several_replicas.elsewhere(self), *self._phase]
+        self._store.set(f"rank{self.rank}", json.dumps(beat))
 
     def _tick(self) -> None:
         try:
-            self._beat()
-            now, since, attending = time.monotonic(), self._waiting_since, self._attending_since
-            if since is not None and now - since > BEAT:
-                self._judge(since, SILENT_AFTER, self._phase)
-            elif attending is not None and now - attending > BEAT:
-                self._judge(attending, SILENT_AFTER, None)
+            self._beat(self._ticker.stretch)
+            self._judge()
         except RuntimeError as error:
             self._verdict = self._verdict or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
@@ -254,60 +240,93 @@ class Heartbeat(FailureDetector):
             for group in self._groups:
                 end_waits(group)
 
-    def _judge(self, since: float, patience: float, phase: Phase | None) -> None:
-        """Read all heartbeats once, and make the first fault the verdict."""
-        if self._store.check(["verdict"]):
-            self.condemn(PeerLost("unreachable: a verdict stands already"))
-            return
-        wait = Wait(self.rank, phase, self._members, time.monotonic() - since)
-        for sign in self._reader.read(since):
-            if sign.silence > patience:
-                self._reader.note_silence(sign.rank)
-            fault = find_fault(sign, wait, patience)
-            if fault is None and phase is not None and wait.seconds > patience:
-                fault = self._crossed(sign)
-            if fault is not None:
-                self.condemn(fault)
-                return
+    def _wait(self) -> Wait | None:
+        """Return the wait of this rank, if it lasts for longer than a beat or has failed."""
+        now, phase, is_met = time.monotonic(), self._phase, self._has_met_another
+        for since, calling, least, patience in (
+            (self._failed_since, phase, 0.0, BROKEN_AFTER),
+            (self._waiting_since, phase, BEAT, SILENT_AFTER),
+            (self._attending_since, None, BEAT, SILENT_AFTER),
+        ):
+            if since is not None and now - since > least:
+                return Wait(self.rank, calling, self._members, now - since > patience, is_met)
+        return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
-    def _crossed(self, sign: Sign) -> Exception | None:
-        """Return the error, also of the other replica, if its rank and ours wait crosswise."""
-        found = several_replicas.crossed(
-            self, sign.rank, sign.phase, self._reader.elsewhere[sign.rank]
+    def _judge(self) -> None:
+        """Look once, and make the first fault the verdict if this rank waits."""
+        wait, exchanges = self._wait(), self._phase.verb == "backward"
+        notices, signs = self._ring.look(
+            self._members if wait is not None and (exchanges or wait.has_met_another) else (),
+            Patience(SILENT_AFTER, BROKEN_AFTER, BEAT, self._ticker.stretch),
         )
+        if wait is not None:
+            self._adopt(notices)
+        if self._verdict is not None or notices.verdict is not None:
+            return
+        fault = self._absence(notices)
+        if fault is None and wait is not None:
+            faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
+            fault = next((fault for fault in faults if fault is not None), None)
+            self._come_to_front(wait, notices, signs)
+        if fault is not None:
+            self.condemn(fault)
+        elif self._failure is not None and notices.failure is None:
+            self._ring.board.post(failure=self._failure)
+
+    def _adopt(self, notices: Notices) -> None:
+        if notices.verdict is not None:
+            self._verdict = self._verdict or notices.verdict.error
+
+    def _absence(self, notices: Notices) -> Exception | None:
+        """Return the error if another rank has waited for this one until its timeout."""
+        failure = notices.failure
+        return failure and find_absence(failure, self.rank, self._phase)
+
+    def _crossed(self, sign: Sign, wait: Wait) -> Exception | None:
+        """Return the error, also of the other replica, if its rank and ours wait crosswise."""
+        if wait.phase is None or not wait.is_late:
+            return None
+        found = several_replicas.crossed(self, sign.rank, sign.phase, sign.elsewhere)
         return None if found is None else found[0].condemn(found[1])
 
-    def _judge_absence(self, since: float) -> None:
-        """Make it the verdict that a rank, which is alive, did not come before the timeout."""
-        if not self._groups:
-            return  # the first one could not be opened: a matter of the network, not of a rank
-        for sign in self._reader.read(since):
-            if sign.silence < 2 * BEAT:
-                absence = find_absence(sign, self.rank, self.phase, timeout_of(self._groups[0]))
-                if absence is not None:
-                    self.condemn(absence)
-                    return
+    def _come_to_front(self, wait: Wait, notices: Notices, signs: list[Sign]) -> None:
+        """Let all ranks that wait compare themselves with this one, if no other is as far.
+
+        A rank in another call may be no neighbour of any that waits: those between compute.
+        """
+        here, front = wait.phase, notices.front
+        if here is None or here.verb in ("", "backward") or front == self.rank:
+            return
+        there = next((sign.phase for sign in signs if sign.rank == front), None)
+        if front is None or (there is not None and not is_ahead(there, here)):
+            self._ring.board.change(
+                lambda old: old._replace(front=self.rank) if old.front == front else old
+            )
+
+    def _fail(self, timeout: float | None) -> None:
+        """Tell all ranks, by the thread, that an exchange has failed: they lose patience sooner."""
+        if self._failure is None:
+            self._failure = Failure(self.rank, self._phase, timeout)
+            self._failed_since = time.monotonic()
+
+    def _await_verdict(self, seconds: float) -> None:
+        """Let the thread look for the cause of an error, for so many seconds at most."""
+        since = time.monotonic()
+        self._ticker.wake()
+        while self._verdict is None and time.monotonic() - since < seconds * self._ticker.stretch:
+            if self._ticker.stopping.wait(POLL):
+                return
 
     def _explain(self, error: RuntimeError) -> Exception:
-        """Find out why a wait has failed: read heartbeats until one shows the cause."""
-        since = time.monotonic()
-        while self._verdict is None and time.monotonic() - since < SILENT_AFTER + 2 * BEAT:
-            if self._stop.is_set():
-                return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
-            try:
-                self._judge(since, BROKEN_AFTER, self._phase)
-                if self._verdict is None and "imed out" in str(error):  # the words of Gloo
-                    self._judge_absence(since)
-            except RuntimeError as gone:
-                self._verdict = self._verdict or store_lost(gone)
-            self._stop.wait(0.2)
+        """Find out why a wait has failed: look at heartbeats until one shows the cause."""
+        is_leaving = self._ticker.stopping.is_set
+        if self._verdict is None and not is_leaving():
+            # Before the first group is open it is a matter of the network, not of a rank.
+            has_timed_out = "imed out" in str(error) and bool(self._groups)  # the words of Gloo
+            self._fail(timeout_of(self._groups[0]).total_seconds() if has_timed_out else None)
+            self._await_verdict(SILENT_AFTER + 2 * BEAT)
+        if self._verdict is None and is_leaving():
+            return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
         return self._verdict or self.condemn(
             PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
         )
-
-
-def _is_other_backward(other: Phase, own: Phase) -> bool:
-    """Return whether the same exchange, counted from the start, belongs to another step there."""
-    return (
-        other.verb == "backward" and other.exchanges == own.exchanges and other.calls != own.calls
-    )

@@ -61,6 +61,10 @@ class TimedStore:
         """Add to a counter, which starts at 0, and return its value."""
         return int(self._call("add", self._prefix + key, amount))
 
+    def append(self, key: str, value: str) -> None:
+        """Write ``value`` after what the key holds, if it exists."""
+        self._call("append", self._prefix + key, value)
+
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Write ``value`` if the key holds ``expected``, "" for no key; return what it holds."""
         found: bytes = self._call("compare_set", self._prefix + key, expected, value)

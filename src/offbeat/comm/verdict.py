@@ -1,47 +1,43 @@
 """Evaluation of heartbeats: whether a rank is at fault, and the resulting error."""
 
-import contextlib
-import json
 import os
-from datetime import timedelta
 from typing import NamedTuple
 
 from offbeat.comm.failure import SAME, PeerLost, Phase
-from offbeat.comm.heartbeat_reader import Sign
-from offbeat.comm.timed_store import TimedStore
+from offbeat.comm.notices import Failure
+from offbeat.comm.ring import Sign
 
 
 class Wait(NamedTuple):
-    """A wait of the training thread.
+    """A wait of this rank.
 
     Attributes:
         rank: this rank.
         phase: the phase in which it waits for other ranks; None if only a loss is a fault.
         members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
-        seconds: how long it has lasted.
+        is_late: whether it has lasted for long.
+        has_met_another: whether its gradients have met those of another step.
     """
 
     rank: int
     phase: Phase | None
     members: tuple[int, ...]
-    seconds: float
+    is_late: bool = False
+    has_met_another: bool = False
 
 
-def find_fault(sign: Sign, wait: Wait, patience: float) -> Exception | None:
-    """Return the error that another rank's heartbeat amounts to in a wait, or None.
-
-    A rank counts as lost after ``patience`` seconds of silence.
-    """
+def find_fault(sign: Sign, wait: Wait) -> Exception | None:
+    """Return the error that another rank's heartbeat amounts to in a wait, or None."""
     rank, phase = wait.rank, wait.phase
     calls, verb = sign.phase.calls, sign.phase.verb
     if verb == "left":
-        if phase is not None and (calls <= phase.calls or wait.seconds > patience):
+        if phase is not None and (calls <= phase.calls or wait.is_late):
             return PeerLost(
                 f"rank {sign.rank} has left (detach) after {calls} calls, while rank {rank} "
                 f"waits in {phase}; call detach() on all ranks after the same step"
             )
         return None
-    if sign.silence > patience:
+    if sign.is_lost:
         return PeerLost(
             f"rank {sign.rank} is lost: no sign of life for {sign.silence:.0f} s, last "
             f"heartbeat in {sign.phase}. Look at the end of its log, then start again "
@@ -49,14 +45,23 @@ def find_fault(sign: Sign, wait: Wait, patience: float) -> Exception | None:
         )
     if phase is None:
         return None
-    if phase.verb == "backward":
-        return different_backwards(sign, wait) if _has_passed(sign, wait) else None
-    return _disagreement(sign, rank, phase, wait.seconds > patience)
+    if _is_passed_by(sign, wait) or _is_met_by(sign, wait):
+        return _different_backwards(sign, wait)
+    return _disagreement(sign, rank, phase, wait.is_late)
+
+
+def is_ahead(there: Phase, here: Phase) -> bool:
+    """Return whether a rank in ``there`` has come at least as far as one that waits in ``here``.
+
+    In a call of all ranks, or past it: the others are compared with the one that is furthest.
+    """
+    in_a_call = there.verb not in ("", "backward", "left")
+    return there.calls > here.calls or (there.calls == here.calls and in_a_call)
 
 
 def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Exception | None:
     calls, verb = sign.phase.calls, sign.phase.verb
-    if verb == "backward":  # it judges for itself: it may still have to end what we have ended
+    if "backward" in (verb, phase.verb):  # it judges for itself: it may have to end what we ended
         return None
     if verb and phase.verb and calls == phase.calls and verb != phase.verb:
         return ValueError(
@@ -70,22 +75,32 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Excepti
     return None
 
 
-def _has_passed(sign: Sign, wait: Wait) -> bool:
-    """Return whether a rank is past this backward without having taken part in its exchange.
+def _is_passed_by(sign: Sign, wait: Wait) -> bool:
+    """Return whether a rank is past our backward without having taken part in its exchange.
 
     The n-th exchange of a rank pairs with the n-th of all others. So a rank that has begun fewer
     and cannot begin another one before its next call will never answer this one. However slow the
     network is, this finds no fault where there is none.
     """
     mine, other = wait.phase, sign.phase
-    assert mine is not None, "asked in a backward only"
+    assert mine is not None, "only a loss is a fault there"
     is_past = other.calls > mine.calls or (
         other.calls == mine.calls and other.verb not in ("", "backward")
     )
-    return sign.rank in wait.members and is_past and other.exchanges < mine.exchanges
+    is_member = mine.verb == "backward" and sign.rank in wait.members
+    return is_member and is_past and other.exchanges < mine.exchanges
 
 
-def different_backwards(sign: Sign, wait: Wait) -> ValueError:
+def _is_met_by(sign: Sign, wait: Wait) -> bool:
+    """Return whether our gradients met those of a rank in the same exchange of another step."""
+    mine, other = wait.phase, sign.phase
+    assert mine is not None, "only a loss is a fault there"
+    is_member = wait.has_met_another and sign.rank in wait.members
+    is_same = other.verb == "backward" and other.exchanges == mine.exchanges
+    return is_member and is_same and other.calls != mine.calls
+
+
+def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
     """Return the error for exchanges of different backwards, on two ranks."""
     return ValueError(
         f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
@@ -94,25 +109,16 @@ def different_backwards(sign: Sign, wait: Wait) -> ValueError:
     )
 
 
-def find_absence(sign: Sign, rank: int, phase: Phase, timeout: timedelta) -> Exception | None:
-    """Return the error for an exchange that timed out, if the rank of ``sign`` was not in it."""
-    if sign.phase.verb or sign.phase.calls > phase.calls or not phase.verb:
+def find_absence(failure: Failure, rank: int, phase: Phase) -> Exception | None:
+    """Return the error for an exchange that timed out, if ``rank`` was not in it."""
+    there = failure.phase
+    if failure.timeout is None or phase.verb or phase.calls > there.calls or not there.verb:
         return None
     return PeerLost(
-        f"rank {sign.rank} was in {sign.phase} while rank {rank} waited for it in "
-        f"{phase}: longer than the timeout of {timeout.total_seconds():g} s that "
+        f"rank {rank} was in {phase} while rank {failure.rank} waited for it in "
+        f"{there}: longer than the timeout of {failure.timeout:g} s that "
         "init_process_group() was given; give it a longer one, or shorten the pause"
     )
-
-
-def publish(error: Exception, store: TimedStore) -> Exception:
-    """Write ``error`` into ``store`` unless another rank was first; return the one that stands."""
-    kind = "user" if isinstance(error, ValueError) else "lost"
-    verdict = json.dumps({"kind": kind, "text": str(error)})
-    with contextlib.suppress(RuntimeError):  # without a store, this rank's own error must do
-        verdict = store.compare_set("verdict", "", verdict).decode()
-    stands = json.loads(verdict)
-    return (ValueError if stands["kind"] == "user" else PeerLost)(stands["text"])
 
 
 def store_lost(error: RuntimeError) -> PeerLost:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.comm.failure import PeerLost
@@ -11,7 +12,7 @@ from offbeat.comm.timed_store import TimedStore
 from offbeat.replica.connection import Connection
 from offbeat.replica.slots import ParameterSlot, SlotFiller
 
-POLL = 0.2  # seconds between two looks at the store
+POLL = 0.5  # seconds between two looks at the store
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
@@ -76,8 +77,10 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     .. math:: k = \max_{i \in \mathrm{living}} k_i
 
     Each rank writes its number of ``steps`` into the store, and waits until every other rank has
-    done so or is lost: at most half an hour for one that is running but busy. Ranks behind step k
-    then reach it without exchanges, so that all exchange at the same steps again.
+    done so or is lost: at most half an hour for one that is running but busy. It reads the
+    heartbeats of the missing ranks between itself and the next one that has called, and writes
+    which of them are lost. Ranks behind step k then reach it without exchanges, so that all
+    exchange at the same steps again.
 
     Raises ``loss`` again where the run cannot continue: a rank has left (that is a shutdown), no
     rank is lost (a connection broke), the store is gone, or a living rank does not call. Raises
@@ -86,7 +89,7 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     rank = links.world.rank
     meet = links.store.under(f"{links.name}/survivors")
     try:
-        meet.set(str(rank), str(steps))
+        _say(meet, rank, str(steps))
         agreed = _outcome(meet, links.heartbeat)
     except RuntimeError as gone:
         raise loss from gone
@@ -109,34 +112,59 @@ def regroup(links: Links, agreed: Agreement) -> Links | None:
 
 
 def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
-    since = time.monotonic()
-    while not meet.check(["agreed"]):
-        proposal = _proposal(meet, heartbeat, since)
-        if proposal is not None:
-            # Two ranks may read different states, for instance that one is late and that it came
-            # after all: the first proposal stands, and all ranks take that one.
-            meet.compare_set("agreed", "", proposal)
-        elif time.monotonic() - since > PATIENCE:
-            return None
-        else:
-            time.sleep(POLL)
-    agreed = json.loads(meet.get("agreed"))
-    if agreed is None:
-        return None
-    living, lost, step = agreed
-    return Agreement(tuple(living), tuple(lost), step)
+    since, heard, words = time.monotonic(), 0, dict[int, str]()
+    while time.monotonic() - since < PATIENCE:
+        # One small call as long as there is nothing new.
+        if (count := meet.add("count", 0)) > heard:
+            heard, words = count, _words(meet)
+            proposal = _proposal(words, heartbeat.ranks)
+            if proposal is not None:
+                # Two ranks may read different words, for instance that one is late and that it
+                # came after all: the first proposal stands, and all ranks take that one.
+                agreed = json.loads(meet.compare_set("agreed", "", proposal))
+                if agreed is None:
+                    return None
+                living, lost, step = agreed
+                return Agreement(tuple(living), tuple(lost), step)
+        for rank, how in heartbeat.gone(_suspects(heartbeat, words), since).items():
+            if words.get(rank) != how:
+                _say(meet, rank, how)
+        time.sleep(POLL)
+    return None
 
 
-def _proposal(meet: TimedStore, heartbeat: Heartbeat, since: float) -> str | None:
+def _say(meet: TimedStore, rank: int, word: str) -> None:
+    """Write how many steps ``rank`` has made, or that it is "lost" or has "left"."""
+    meet.append("words", f"{rank}={word} ")
+    meet.add("count", 1)
+
+
+def _words(meet: TimedStore) -> dict[int, str]:
+    """Return the last word on each rank."""
+    pairs = (word.split("=") for word in meet.get("words").decode().split())
+    return {int(rank): word for rank, word in pairs}
+
+
+def _suspects(heartbeat: Heartbeat, words: Mapping[int, str]) -> list[int]:
+    """Return the ranks after this one up to the next that has called, without those known gone.
+
+    Every missing rank is thus read by one rank, also where half of the world is lost.
+    """
+    found, start = [], heartbeat.ranks.index(heartbeat.rank) + 1
+    for rank in (*heartbeat.ranks[start:], *heartbeat.ranks[: start - 1]):
+        if words.get(rank) not in ("left", "lost"):
+            found.append(rank)
+        if words.get(rank, "").isdigit():
+            break
+    return found
+
+
+def _proposal(words: Mapping[int, str], ranks: Sequence[int]) -> str | None:
     """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
-    gone = heartbeat.gone(since)
-    # Read after the heartbeats: a rank that has called may have agreed and left by now.
-    steps = {r: int(meet.get(str(r))) for r in heartbeat.ranks if meet.check([str(r)])}
-    missing = set(heartbeat.ranks) - set(steps)
-    if missing - set(gone):
+    if any(rank not in words for rank in ranks):
         return None
-    living = [rank for rank in steps if gone.get(rank) != "lost"]
-    if len(living) == len(heartbeat.ranks) or any(gone[rank] == "left" for rank in missing):
+    steps = {rank: int(words[rank]) for rank in ranks if words[rank].isdigit()}
+    if len(steps) == len(ranks) or "left" in words.values():
         return json.dumps(None)
-    lost = [rank for rank in heartbeat.ranks if rank not in living]
-    return json.dumps(Agreement(tuple(living), tuple(lost), max(steps[rank] for rank in living)))
+    lost = [rank for rank in ranks if rank not in steps]
+    return json.dumps(Agreement(tuple(steps), tuple(lost), max(steps.values())))

@@ -1,0 +1,119 @@
+"""The one key of the store that every rank reads: the verdict, and what leads to one."""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from offbeat.comm.failure import PeerLost, Phase
+from offbeat.comm.timed_store import TimedStore
+
+KEY = "notices"
+
+
+class Verdict(NamedTuple):
+    """The error that all ranks raise."""
+
+    kind: str  # "user" or "lost"
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Verdict":
+        """Describe ``error``."""
+        return cls("user" if isinstance(error, ValueError) else "lost", str(error))
+
+    @property
+    def error(self) -> Exception:
+        """The error to raise."""
+        return (ValueError if self.kind == "user" else PeerLost)(self.text)
+
+
+class Silence(NamedTuple):
+    """A rank that one of its watchers counts as lost, until it writes another heartbeat."""
+
+    rank: int
+    beat: str  # its last heartbeat
+    seconds: float
+
+
+class Failure(NamedTuple):
+    """An exchange that has failed on ``rank``."""
+
+    rank: int
+    phase: Phase
+    timeout: float | None  # seconds, if it has timed out
+
+
+class Notices(NamedTuple):
+    """What ranks tell all others, None for nothing.
+
+    Attributes:
+        verdict: the error of all ranks.
+        failure: the first exchange that has failed.
+        silent: a rank without heartbeats.
+        left: the first rank that has left.
+        front: of the ranks that wait in a call of all ranks, one that is in the latest call.
+    """
+
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    silent: Silence | None = None
+    left: int | None = None
+    front: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Notices":
+        """Read what :meth:`dump` has written."""
+        verdict, failure, silent, left, front = json.loads(text)
+        if failure is not None:
+            rank, phase, timeout = failure
+            failure = Failure(rank, Phase(*phase), timeout)
+        return cls(verdict and Verdict(*verdict), failure, silent and Silence(*silent), left, front)
+
+    def dump(self) -> str:
+        """Return the notices as JSON."""
+        return json.dumps(self)
+
+
+class Board:
+    """The notices in the store.
+
+    Attributes:
+        text: the notices as they were when they were last read or written.
+    """
+
+    def __init__(self, store: TimedStore) -> None:
+        """Write empty notices, unless another rank has."""
+        self._store = store
+        self.text = store.compare_set(KEY, "", Notices().dump()).decode()
+
+    @property
+    def notices(self) -> Notices:
+        """The notices as they were last read or written."""
+        return Notices.parse(self.text)
+
+    def read(self) -> Notices:
+        """Read the notices."""
+        self.text = self._store.get(KEY).decode()
+        return self.notices
+
+    def post(self, **notices: Any) -> Notices:
+        """Write those of ``notices`` that no rank has written before; return those that stand."""
+        return self.change(
+            lambda old: old._replace(
+                **{name: new for name, new in notices.items() if getattr(old, name) is None}
+            )
+        )
+
+    def change(self, update: Callable[[Notices], Notices]) -> Notices:
+        """Write what ``update`` makes of the notices; return those that stand.
+
+        It is called again on what another rank has written meanwhile. No two ranks change the same
+        notice one after the other, so that a thousand ranks at once make two attempts each.
+        """
+        text = self.text
+        while (wanted := update(Notices.parse(text))) != Notices.parse(text):
+            before, text = text, self._store.compare_set(KEY, text, wanted.dump()).decode()
+            if text in (before, wanted.dump()):  # the former where the key was deleted
+                break
+        self.text = text
+        return Notices.parse(text)
