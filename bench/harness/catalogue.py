@@ -8,16 +8,8 @@ from pathlib import Path
 from bench.harness.bench import Bench
 from bench.harness.files import ROOT
 
-METHODS = (
-    "outer",
-    "sgp",
-    "adasum",
-    "daso",
-    "async_adam",
-    "lags",
-    "ddp",
-    "scale",
-)  # in the order of the page
+# In the order of the page.
+METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale")
 
 
 def benches() -> list[Bench]:
