@@ -464,7 +464,7 @@ def test_not_a_model() -> None:
 # ---- recipes and their arguments ----------------------------------------------------------------
 
 TEXTS = {
-    "adam": "ddp, local_sgd, diloco, sgp",
+    "adam": "ddp, local_sgd, diloco, sparse_loco, sgp",
     "ddp(bucket=3)": "wire, bucket_mb",
     "ddp(None, 25, 1)": "positional arguments: got 3, expected at most 1.*wire, bucket_mb",
     "ad_psgd('local')": "positional arguments: got 1, expected at most 0.*within",
