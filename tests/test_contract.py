@@ -246,9 +246,6 @@ def test_micro_batches_equal_one_batch(case: Case) -> None:
     np.testing.assert_allclose(split, whole, atol=1e-14)
 
 
-# Alone: under load a rank of ad_psgd(within="local") may find, as it leaves, that another one has
-# left. It then keeps its verdict, and the others wait for it until Python ends: not mended yet.
-@pytest.mark.quiet
 @every_recipe
 @pytest.mark.fault(
     "detach() is called twice, then the model is trained on alone",

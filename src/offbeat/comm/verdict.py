@@ -31,7 +31,9 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
     rank, phase = wait.rank, wait.phase
     calls, verb = sign.phase.calls, sign.phase.verb
     if verb == "left":
-        if phase is not None and (calls <= phase.calls or wait.is_late):
+        # A rank in its own code, whose exchange in the background has failed, may be about to leave
+        # as well; its next call shows.
+        if phase is not None and (wait.is_late or (phase.verb and calls <= phase.calls)):
             return PeerLost(
                 f"rank {sign.rank} has left (detach) after {calls} calls, while rank {rank} "
                 f"waits in {phase}; call detach() on all ranks after the same step"
