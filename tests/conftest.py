@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from offbeat.comm import several_replicas
 from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only; not searched for doctests.
@@ -46,6 +47,8 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for replica in attached:
         replica.detach()
+    # A rank that a test let die is no other replica of those of the next test.
+    several_replicas._all.clear()
 
 
 @pytest.fixture

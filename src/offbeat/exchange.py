@@ -1,8 +1,8 @@
 """The two slots of a training step, and the interfaces of the exchanges that fill them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, final
 
 import torch
@@ -55,18 +55,26 @@ class Site:
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
         control: Group | None = None,
+        peers: "Callable[[Site], Collection[int] | None] | None" = None,
     ) -> "Site":
-        """Open the groups of a slot over ``axis``; all ranks call."""
+        """Open the groups of a slot over ``axis``; all ranks call.
+
+        ``peers`` is :meth:`Exchange.peers`; by default there is no exchange, and ``control`` serves
+        for the average of all ranks.
+        """
         sharded = has_shards(model)
         axis = "node" if sharded else axis
-        group = links.open(axis)
-        inside = links.open("local") if axis == "node" else None
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         held = {name: local(parameter) for name, parameter in trained.items()}
-        place, given = (links.world, axis, group), (optimizers, scaler, control)
+        given = optimizers, scaler, control
+        site = cls(model, trained, held, links.world, axis, None, None, *given)
+        if peers is None and axis == "world":
+            return replace(site, group=control)
+        group = links.open(axis, () if peers is None else peers(site))
+        inside = links.open("local") if axis == "node" else None
         if sharded:
-            return cls(model, trained, held, *place, None, *given, shards=inside)
-        return cls(model, trained, held, *place, inside, *given)
+            return replace(site, group=group, shards=inside)
+        return replace(site, group=group, inside=inside)
 
     @property
     def size(self) -> int:
@@ -126,6 +134,16 @@ class Exchange(ABC, Generic[State]):
     other method receives. Subclasses of :class:`GradientExchange` and :class:`ParameterExchange`
     are final: compose, do not inherit further.
     """
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return the participants with which this one exchanges messages beside collectives.
+
+        By their number; None, the default, for any of them. Groups connect only these, and those
+        that sums, gathers and broadcasts from the first need. Two participants must name each
+        other, if each is to be connected to the other. ``site`` has no groups but ``control`` yet.
+        All ranks call, before :meth:`init`, and raise alike.
+        """
+        return None
 
     @abstractmethod
     def init(self, site: Site) -> State:

@@ -42,8 +42,8 @@ class ThreadWorld:
         """Return the layout to pass as ``replicate(mesh=...)`` on ``rank``."""
         return World(rank, self.nodes, self._store, self._open)
 
-    def _open(self, store: Store, rank: int, size: int) -> ProcessGroup:
-        group = open_loopback(store, rank, size)
+    def _open(self, store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
+        group = open_loopback(store, rank, size, is_lazy=is_lazy)
         self._opened.add(group)
         return group
 

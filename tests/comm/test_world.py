@@ -329,7 +329,12 @@ def test_a_wait_on_an_adapted_group_ends_by_its_timeout() -> None:
         backends = {torch.device("cpu"): "gloo"}
         timeout = timedelta(seconds=0.5)
         own = open_group(
-            world.store, world.rank, world.size, backends, host="127.0.0.1", timeout=timeout
+            world.store,
+            world.rank,
+            world.size,
+            backends=backends,
+            host="127.0.0.1",
+            timeout=timeout,
         )
         groups.append(own)  # until both ranks are done
         if world.rank == 1:

@@ -504,7 +504,7 @@ def test_another_loss_while_survivors_connect_ends_in_an_error(
 ) -> None:
     monkeypatch.setattr("offbeat.comm.links.RECONNECT", 0.1)
 
-    def waits_for_the_dead(*_: object) -> ProcessGroup:
+    def waits_for_the_dead(*_: object, is_lazy: bool = False) -> ProcessGroup:
         time.sleep(1)
         raise AssertionError("nobody waits for this")
 

@@ -6,7 +6,7 @@ also faster there than all_to_all_single (169 ms against 227 where 150 are ideal
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 import torch
@@ -94,6 +94,11 @@ def mean(tensor: Tensor, group: Group) -> Handle:
         _mean_16bit(tensor, group)
         return Handle(group, [], [tensor])
     return Handle(group, buffers=[tensor], future=group.lane.submit(_mean_16bit, tensor, group))
+
+
+def peers_of_mean(tensors: Iterable[Tensor]) -> tuple[()] | None:
+    """Return whom :func:`mean` of ``tensors`` sends messages beside collectives: none, or any."""
+    return None if any(tensor.dtype.itemsize <= 2 for tensor in tensors) else ()
 
 
 def _mean_16bit(tensor: Tensor, group: Group) -> None:

@@ -50,7 +50,7 @@ class Heartbeat(FailureDetector):
         self.rank, self.ranks = rank, ranks
         self._phase = Phase()
         self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
-        self._groups: list[ProcessGroup] = []
+        self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
         self._failed_since: float | None = None
@@ -71,9 +71,9 @@ class Heartbeat(FailureDetector):
         """Whether the ranks have agreed on an error."""
         return self._verdict is not None
 
-    def guard(self, group: ProcessGroup) -> None:
-        """End the waits on ``group`` too when there is a verdict."""
-        self._groups.append(group)
+    def guard(self, group: ProcessGroup, connected: Collection[int] | None = None) -> None:
+        """End the waits on ``group`` too when there is a verdict; ``connected``: the peers."""
+        self._groups.append((group, connected))
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Heartbeat(FailureDetector):
     def release(self, group: ProcessGroup) -> None:
         """End this rank's waits on ``group``, without a verdict on the others."""
         self._ticker.stop()
-        end_waits(group)
+        end_waits(group, next((peers for known, peers in self._groups if known is group), None))
 
     def gone(self, suspects: Collection[int], since: float) -> dict[int, Literal["left", "lost"]]:
         """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.
@@ -237,8 +237,8 @@ class Heartbeat(FailureDetector):
             self._verdict = self._verdict or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
         if self._verdict is not None and waits:
-            for group in self._groups:
-                end_waits(group)
+            for group, connected in self._groups:
+                end_waits(group, connected)
 
     def _wait(self) -> Wait | None:
         """Return the wait of this rank, if it lasts for longer than a beat or has failed."""
@@ -323,7 +323,7 @@ class Heartbeat(FailureDetector):
         if self._verdict is None and not is_leaving():
             # Before the first group is open it is a matter of the network, not of a rank.
             has_timed_out = "imed out" in str(error) and bool(self._groups)  # the words of Gloo
-            self._fail(timeout_of(self._groups[0]).total_seconds() if has_timed_out else None)
+            self._fail(timeout_of(self._groups[0][0]).total_seconds() if has_timed_out else None)
             self._await_verdict(SILENT_AFTER + 2 * BEAT)
         if self._verdict is None and is_leaving():
             return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others

@@ -16,6 +16,7 @@ from offbeat.comm.group import Group, close_at_exit, close_sockets
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
+from offbeat.comm.process_group import collective_peers, say_hello_to
 from offbeat.comm.roll_call import roll_call
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
@@ -82,8 +83,12 @@ class Links:
         store = self.store.under(f"{self.name}/roll call")
         return roll_call(word, self.heartbeat, store, self.world.group)
 
-    def open(self, axis: Axis) -> Group | None:
+    def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
         """Open a new group over ``axis``; all ranks must call.
+
+        ``peers``: the members with which this one exchanges messages beside collectives, by their
+        number in the group; None for all. Others are not connected, for whose number a large world
+        has neither the sockets nor the time. Two members must name each other.
 
         Returns None on a rank that would be alone in the group, or that is not a member.
         """
@@ -93,9 +98,11 @@ class Links:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
         meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", self.world.store)
-        place = members.index(self.world.rank)
-        process_group = self._open_watched(partial(self.world.opener, meet, place, len(members)))
-        self.heartbeat.guard(process_group)
+        place, size = members.index(self.world.rank), len(members)
+        connected = None if peers is None else sorted({*collective_peers(place, size), *peers})
+        opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
+        process_group = self._open_watched(opener, connected or ())
+        self.heartbeat.guard(process_group, connected)
         group = Group(process_group, members, axis, self.heartbeat, self.meter)
         close_at_exit(group)
         self.opened.append(group)
@@ -148,16 +155,24 @@ class Links:
         finally:
             self.store.close()
 
-    def _open_watched(self, opener: Callable[[], ProcessGroup]) -> ProcessGroup:
-        """Open a group in a thread, which is abandoned if a rank is lost meanwhile.
+    def _open_watched(
+        self, opener: Callable[[], ProcessGroup], peers: Collection[int]
+    ) -> ProcessGroup:
+        """Open a group and connect to ``peers`` in a thread, which is left if a rank is lost.
 
         The others would wait for that rank until the timeout of the process group, half an hour.
         """
         opened: list[ProcessGroup] = []
+
+        def connect() -> None:
+            group = opener()
+            say_hello_to(group, peers)
+            opened.append(group)
+
         lane, started = Lane("offbeat-open", wake=lambda: None), time.monotonic()
         try:
             with self.heartbeat.watching():
-                opening = lane.submit(lambda: opened.append(opener()))
+                opening = lane.submit(connect)
                 while not opened:
                     self.heartbeat.require_no_verdict()
                     if self.world.lost and time.monotonic() - started > RECONNECT:

@@ -10,7 +10,8 @@ that is used again after ``detach()`` finds the first group's addresses in the s
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -70,30 +71,36 @@ def open_group(
     store: Store,
     rank: int,
     size: int,
+    *,
     backends: Mapping[torch.device, str],
     host: str | None = None,
     timeout: timedelta = TIMEOUT,
+    is_lazy: bool = False,
 ) -> ProcessGroup:
     """Open a group of ``size`` members that rendezvous in ``store``; all of them must call.
 
-    Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names. The
-    backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.
+    Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names.
+    ``is_lazy``: members connect when they first speak to each other, which :func:`say_hello_to`
+    does. The backends are wrapped as ``torch.distributed`` does: alone they lack the tensor
+    collectives.
     """
     group = ProcessGroup(store, rank, size)
     opened: dict[str, Any] = {}
     for device, name in backends.items():
         if name not in opened:
             meet = dist.PrefixStore(name, store)
-            opened[name] = _open_backend(name, meet, rank, size, host, timeout)
+            devices = _gloo_devices(host, is_lazy) if name == "gloo" else []
+            opened[name] = _open_backend(name, meet, rank, size, devices, timeout)
         kind = getattr(ProcessGroup.BackendType, name.upper())
         group._register_backend(device, kind, opened[name])
         group._set_default_backend(kind)
     return group
 
 
-def open_loopback(store: Store, rank: int, size: int) -> ProcessGroup:
+def open_loopback(store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
     """Open a Gloo group over the loopback interface, for ranks that are threads."""
-    return open_group(store, rank, size, {torch.device("cpu"): "gloo"}, host="127.0.0.1")
+    backends = {torch.device("cpu"): "gloo"}
+    return open_group(store, rank, size, backends=backends, host="127.0.0.1", is_lazy=is_lazy)
 
 
 def thread_store() -> Store:
@@ -132,19 +139,21 @@ def coalesced(group: ProcessGroup, device: torch.device, launch: Callable[[], ob
     return group._end_coalescing(device)
 
 
-def end_waits(group: ProcessGroup) -> None:
+def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> None:
     """Make every pending wait on ``group`` raise.
 
     ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
     all pairs of the group, and with them all its waits: so we let one time out on purpose. From
     each peer in turn: where the peer has closed its side, ours fails at once and wakes no wait.
+    ``connected``: the peers in a group that is lazy. One that is not connected would block us.
     """
+    peers = set(range(group.size())) - {group.rank()} if connected is None else connected
     for device, backend in backends_of(group).items():
         if backend != "gloo":
             with contextlib.suppress(RuntimeError):
                 group.abort()
         elif device.type == "cpu":
-            for peer in set(range(group.size())) - {group.rank()}:
+            for peer in peers:
                 with contextlib.suppress(RuntimeError):
                     work = group.recv([torch.empty(1, device="cpu")], peer, NEVER_SENT)
                     work.wait(timedelta(milliseconds=1))
@@ -178,14 +187,51 @@ def say_hello(group: ProcessGroup, peer: int) -> None:
     group.send([torch.zeros(1, device="cpu")], peer, HELLO).wait()
 
 
+def collective_peers(rank: int, size: int) -> set[int]:
+    """Return the members to which collectives of Gloo connect ``rank``, the root being 0.
+
+    Sums and gathers run around a ring; a broadcast runs down a binomial tree, in which a rank
+    hears from the one without its highest bit, and speaks to those with one higher bit more. A
+    reduce, and a broadcast from another root, connect others too.
+
+    >>> sorted(collective_peers(0, 9)), sorted(collective_peers(3, 9))
+    ([1, 2, 4, 8], [1, 2, 4, 7])
+    """
+    tree = {rank ^ 1 << bit for bit in range(size.bit_length()) if rank >> bit <= 1}
+    return {peer for peer in {*tree, (rank - 1) % size, (rank + 1) % size} if peer < size}
+
+
+def say_hello_to(group: ProcessGroup, peers: Collection[int]) -> None:
+    """Connect to ``peers`` in a group that is lazy; each of them must do so too.
+
+    The first message between two members blocks where it is launched, on one of the two, until the
+    other has one for it. Which one is decided by the order of their addresses. So no cycle of such
+    waits is possible, and here, before anything else depends on a message, all of them end.
+    """
+    if has_connections(group):
+        works = [group.send([torch.zeros(1, device="cpu")], peer, HELLO) for peer in peers]
+        works += [group.recv([torch.empty(1, device="cpu")], peer, HELLO) for peer in peers]
+        for work in works:
+            work.wait()
+
+
+def _gloo_devices(host: str | None, is_lazy: bool) -> list[Any]:
+    """Return the devices on which a group of Gloo listens; a lazy one belongs to one group."""
+    if host is not None:
+        return [ProcessGroupGloo.create_device(hostname=host, lazy_init=is_lazy)]
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if names:
+        is_lazy = is_lazy and len(names) == 1  # hellos connect over the first device only
+        return [ProcessGroupGloo.create_device(interface=n, lazy_init=is_lazy) for n in names]
+    return [ProcessGroupGloo.create_default_device(lazy_init=is_lazy)]
+
+
 def _open_backend(
-    name: str, store: Store, rank: int, size: int, host: str | None, timeout: timedelta
+    name: str, store: Store, rank: int, size: int, devices: list[Any], timeout: timedelta
 ) -> Any:
     if name == "gloo":
-        if host is None:
-            return ProcessGroupGloo(store, rank, size, timeout=timeout)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._devices = devices
         options._timeout = timeout
         return ProcessGroupGloo(store, rank, size, options)
     if name == "nccl":

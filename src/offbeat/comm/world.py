@@ -3,10 +3,10 @@
 import itertools
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
@@ -22,7 +22,15 @@ from offbeat.comm.roll_call import roll_call
 from offbeat.comm.timed_store import TimedStore
 
 Axis = Literal["world", "node", "local"]
-Opener = Callable[[Store, int, int], ProcessGroup]  # store, rank, size
+
+
+class Opener(Protocol):
+    """Opens a process group."""
+
+    def __call__(
+        self, store: Store, rank: int, size: int, *, is_lazy: bool = False
+    ) -> ProcessGroup:
+        """Open a group of ``size`` members; connect them all, or ``is_lazy`` none of them yet."""
 
 
 @dataclass(frozen=True, eq=False)

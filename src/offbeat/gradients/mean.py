@@ -1,11 +1,12 @@
 """The mean gradient, exchanged in buckets during backward."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 import torch
 
-from offbeat.comm.collectives import all_reduce
+from offbeat.comm.collectives import all_reduce, peers_of_mean
 from offbeat.comm.group import Group, message_device
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import runs_within
@@ -86,6 +87,12 @@ class Mean(GradientExchange[MeanState]):
     def takes_shards(self) -> bool:
         """Whether it can be used with a sharded model: not with a partition of another kind."""
         return not self.partition
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return none, as a mean is a sum; any for 16-bit messages and for owners of layers."""
+        if self.partition or self.wire is not None:
+            return None
+        return peers_of_mean(site.parameters.values())
 
     def init(self, site: Site) -> MeanState:
         """Build buckets in reverse order of registration, until the first backward is over."""

@@ -1,11 +1,12 @@
 """Local SGD: the mean of all parameters every few steps."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 from torch import Tensor
 
-from offbeat.comm.collectives import mean
+from offbeat.comm.collectives import mean, peers_of_mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
 from offbeat.schedule import due
@@ -44,6 +45,10 @@ class Average(ParameterExchange[AverageState]):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return none, as a mean is a sum; any for 16-bit parameters."""
+        return peers_of_mean(site.parameters.values())
 
     def init(self, site: Site) -> AverageState:
         """Allocate the flat copy of the model."""

@@ -29,7 +29,7 @@ class Connection:
     @classmethod
     def over(cls, world: World, links: Links | None) -> "Connection":
         """Open the control group over ``links``; all ranks call."""
-        return cls(world, links, links.open("world") if links is not None else None)
+        return cls(world, links, links.open("world", peers=()) if links is not None else None)
 
     @property
     def heartbeat(self) -> Heartbeat | None:

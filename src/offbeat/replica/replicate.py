@@ -86,7 +86,7 @@ def copy_from_first(model: nn.Module, connection: Connection) -> None:
     held, buffers = local_parameters(model), [*model.buffers()]
     reshard(gathering_modules(model))
     if has_shards(model):
-        _copy(held.values(), connection.links.open("node"))
+        _copy(held.values(), connection.links.open("node", peers=()))
         _copy(buffers, connection.control)
     else:
         _copy([*held.values(), *buffers], connection.control)

@@ -162,7 +162,9 @@ class SlotFiller:
             site = self._site("parameters", exchange, links, control)
             if site is not None:
                 return ParameterSlot(exchange, exchange.init(site), site)
-        everyone = Site.on("world", links, self.model) if links is not None else None
+        everyone = None
+        if links is not None:
+            everyone = Site.on("world", links, self.model, control=control)
         return ParameterSlot(_NoParameterExchange(), everyone, everyone)
 
     def _site(
@@ -174,7 +176,7 @@ class SlotFiller:
     ) -> Site | None:
         if links is not None:
             given = self.optimizers, self.scaler, control
-            site = Site.on(exchange.over, links, self.model, *given)
+            site = Site.on(exchange.over, links, self.model, *given, exchange.peers)
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site
         self.notes.append(

@@ -100,6 +100,22 @@ def mixing_matrices(topology: Topology, size: int) -> list[np.ndarray]:
     ]
 
 
+def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
+    """Return all participants to which ``rank`` sends, or from which it receives, in any exchange.
+
+    >>> from offbeat import Exponential
+    >>> sorted(neighbours(Exponential(), 0, 16))
+    [1, 2, 4, 8, 12, 14, 15]
+    """
+    rounds = [
+        part.peers(rank, size, index)
+        for part in topology.parts()
+        for index in range(part.period(size))
+    ]
+    sent = {to for peers in rounds for to, _ in peers.send}
+    return sent.union(*(peers.receive for peers in rounds))
+
+
 def validate(topology: Topology, size: int) -> None:
     """Check that push-sum on these graphs conserves mass and converges to the mean.
 

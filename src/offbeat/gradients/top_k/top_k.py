@@ -1,12 +1,13 @@
 """LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from offbeat.comm.collectives import peers_of_mean
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
 from offbeat.gradients.pipeline import Pipeline
@@ -128,6 +129,10 @@ class TopK(GradientExchange[TopKState]):
     ) -> str | None:
         """Return what makes the given optimizers unfit, or None."""
         return optimizer_fault(parameters, optimizers, self.units, self.momentum)
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return none: entries are gathered; any for 16-bit means of layers sent whole."""
+        return peers_of_mean(site.parameters.values())
 
     def init(self, site: Site) -> TopKState:
         """Build the messages."""

@@ -1,11 +1,12 @@
 """DiLoCo and Streaming DiLoCo: an outer optimizer that steps the mean of the models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
+from offbeat.comm.collectives import peers_of_mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import divide_layers
 from offbeat.parameters.outer.fragment import Fragment, Wire
@@ -137,6 +138,12 @@ class OuterStep(ParameterExchange[OuterStepState]):
         if self.mixing is not None:
             return self.mixing
         return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return none, as means are sums or gathers; any for 16 and 8 bits."""
+        if self.wire is not None and not isinstance(self.wire, Sparse):
+            return None
+        return peers_of_mean(site.parameters.values())
 
     def init(self, site: Site) -> OuterStepState:
         """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""

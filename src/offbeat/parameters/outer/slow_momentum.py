@@ -1,11 +1,12 @@
 """SlowMo: gossip, and every few steps an outer optimizer that steps the exact average."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
+from offbeat.comm.collectives import peers_of_mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.parameters.outer.fragment import Fragment
 from offbeat.parameters.outer.optimizer import builder_of
@@ -102,6 +103,11 @@ class SlowMomentum(ParameterExchange[SlowMomentumState]):
     def over(self) -> Literal["world", "node"]:  # type: ignore[override]  # nobody writes it
         """The participants of the gossip."""
         return self.gossip.over
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return those of the gossip; any for 16-bit means."""
+        given = self.gossip.peers(site)
+        return given if peers_of_mean(site.parameters.values()) == () else None
 
     def init(self, site: Site) -> SlowMomentumState:
         """Check the graphs, and allocate messages, the anchor and the outer optimizer."""

@@ -1,5 +1,6 @@
 """AD-PSGD: pairs of participants average while all of them continue training."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -74,6 +75,10 @@ class PairAverage(ParameterExchange[PairAverageState]):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return the participants of the other half: pairs are drawn at random."""
+        return [peer for peer in range(site.size) if (peer - site.rank) % 2]
 
     def init(self, site: Site) -> PairAverageState:
         """Allocate the snapshots; exchanges start after the first step."""

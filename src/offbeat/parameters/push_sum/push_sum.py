@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Literal, final
@@ -17,7 +17,7 @@ from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
 from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
-from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, validate
+from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, neighbours, validate
 
 _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
@@ -102,12 +102,16 @@ class PushSum(ParameterExchange[PushSumState]):
                 "on_failure='raise', or let ranks gossip (within=None)"
             )
 
-    def init(self, site: Site) -> PushSumState:
-        """Check the graphs for this world on all ranks alike, and allocate the messages."""
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Check the graphs for this world on all ranks alike, and return the neighbours in them."""
         validate(self.topology, site.size)
         if self.on_failure == "continue" and not site.world.lost:
             _require_shrinking(self.topology, site.size)
         _agree_on_graphs(self.topology, site)
+        return neighbours(self.topology, site.rank, site.size)
+
+    def init(self, site: Site) -> PushSumState:
+        """Allocate the messages."""
         layout = Layout.of(site.parameters, site.slices)
         flat = None if _works_in_place(site) else layout.empty(site.device, site.chunks)
         empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
@@ -305,13 +309,13 @@ def _require_shrinking(topology: Topology, size: int) -> None:
 
 def _agree_on_graphs(topology: Topology, site: Site) -> None:
     """Raise the same ValueError on all ranks if they built different graphs."""
-    if site.group is None:
+    if site.control is None:
         return
     digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
-    others = gather_bytes(digest, site.group)
+    others = gather_bytes(digest, site.control)
     if any(other != digest for other in others):
-        ranks = [rank for rank, o in zip(site.group.ranks, others, strict=True) if o != others[0]]
+        ranks = [rank for rank, o in zip(site.control.ranks, others, strict=True) if o != others[0]]
         raise ValueError(
-            f"{topology} makes other graphs on the ranks {ranks} than on {site.group.ranks[0]}; "
+            f"{topology} makes other graphs on the ranks {ranks} than on {site.control.ranks[0]}; "
             "all ranks must build the same graphs: seed random generators"
         )
