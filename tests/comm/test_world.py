@@ -1,6 +1,7 @@
 """Who meets whom: equal and unequal nodes, ranks in any order, and where layouts come from."""
 
 import gc
+import json
 import os
 import threading
 import weakref
@@ -223,6 +224,13 @@ def others_say(turn: int, names: dict[int, str]) -> None:
     for rank, name in names.items():
         here.set(str(rank), name)
         here.add("here", 1)
+
+    def conclude() -> None:
+        """What rank 0 does, once rank 2 has come."""
+        words = [here.get(str(rank)).decode() for rank in range(6)]
+        here.set("conclusion", json.dumps(words))
+
+    threading.Thread(target=conclude, daemon=True).start()
 
 
 @pytest.mark.usefixtures("world_of_six")

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from offbeat.comm import roll_call
+from offbeat.comm import roll_call, timed_store
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import open_group
 from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
 from outcomes import errors_of
 from ranks import Spawned
 
@@ -68,6 +69,49 @@ def test_a_bad_argument_on_one_rank_is_an_error_on_all(bad: dict[str, Any], text
     assert {type(error) for error in errors} == {ValueError}
     assert len({str(error) for error in errors}) == 1
     assert text in str(errors[0])
+
+
+class Calls:
+    """Counts what each rank writes to the store and reads from it, in bytes and keys."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys: dict[int, list[int]] = {}
+        self.written: dict[int, int] = {}
+        call = timed_store._Caller.__call__
+
+        def counted(caller: Any, method: str, *args: Any) -> Any:
+            if method == "multi_get":
+                self.keys.setdefault(id(caller), []).append(len(args[0]))
+            if method == "set":
+                self.written[id(caller)] = self.written.get(id(caller), 0) + len(args[1])
+            return call(caller, method, *args)
+
+        monkeypatch.setattr(timed_store._Caller, "__call__", counted)
+
+
+@pytest.mark.parametrize("size", [4, 24])
+def test_one_rank_reads_the_words_of_all(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others read its conclusion: what a rank does is the same in every world."""
+    calls = Calls(monkeypatch)
+    ThreadWorld(size).run(lambda world: attach(world).detach())
+    largest = sorted(max(counts) for counts in calls.keys.values())
+    assert largest[-1] == size
+    assert all(count <= 10 for count in largest[:-1])  # heartbeats
+
+
+def test_two_ranks_of_all_send_details_of_a_model_that_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, wide = 12, 5_000  # so many layers that digests are small beside their names
+    calls = Calls(monkeypatch)
+
+    def work(world: World) -> None:
+        model = nn.ParameterList(torch.zeros(1) for _ in range(wide + (world.rank >= 7)))
+        attach(world, model=model)
+
+    (said,) = {str(error) for error in errors_of(work, size, seconds=30)}
+    assert "ranks 0 and 7 differ: '5000' exists on only one of them" in said
+    assert sum(written > 10 * wide for written in calls.written.values()) == 1
 
 
 def test_all_ranks_attach_again_after_such_an_error() -> None:

@@ -17,7 +17,7 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
 from offbeat.comm.process_group import collective_peers, say_hello_to
-from offbeat.comm.roll_call import roll_call
+from offbeat.comm.roll_call import hear, roll_call
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
 from offbeat.comm.world import Axis, World
@@ -78,10 +78,18 @@ class Links:
         heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
         return cls(world, name, store, heartbeat, meter)
 
-    def roll_call(self, word: str) -> list[str]:
-        """Wait until all ranks have called; return their words, in the order of ranks."""
+    def roll_call(self, word: str, conclude: Callable[[list[str]], str]) -> str:
+        """Wait until all ranks have called; return what the first concludes from their words."""
         store = self.store.under(f"{self.name}/roll call")
-        return roll_call(word, self.heartbeat, store, self.world.group)
+        return roll_call(word, conclude, self.heartbeat, store, self.world.group)
+
+    def tell(self, key: str, text: str) -> None:
+        """Tell all ranks ``text``, once for each ``key``."""
+        self.store.under(f"{self.name}/told").set(key, text)
+
+    def hear(self, key: str) -> str:
+        """Wait for what a rank tells under ``key``."""
+        return hear(key, self.heartbeat, self.store.under(f"{self.name}/told"))
 
     def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
         """Open a new group over ``axis``; all ranks must call.

@@ -1,9 +1,13 @@
-"""The roll call at the start: every rank gives its word, or is missed by its name."""
+"""The roll call at the start: every rank gives its word, or is missed by its name.
+
+The first rank alone reads all words, and tells the others what follows from them. In a world of a
+thousand ranks that is a thousand words to read in one call, and not a million.
+"""
 
 import contextlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from torch.distributed import ProcessGroup
@@ -27,9 +31,15 @@ POLL = 1.0  # seconds between two looks at the store, at most
 
 
 def roll_call(
-    word: str, heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup | None
-) -> list[str]:
-    """Return the words of all ranks, in the order of ``heartbeat.ranks``; all of them must call.
+    word: str,
+    conclude: Callable[[list[str]], str],
+    heartbeat: Heartbeat,
+    store: TimedStore,
+    group: ProcessGroup | None,
+) -> str:
+    """Return what the first rank concludes from all words; all ranks must call.
+
+    ``conclude`` is given the words in the order of ``heartbeat.ranks``, on the first of them.
 
     A rank that is late is waited for until the timeout of ``group``, the process group in which
     the ranks run already, if there is one. Raises :class:`PeerLost` on all ranks, with the name
@@ -43,17 +53,36 @@ def roll_call(
         store.set(str(rank), word)
         _answer(rank, store, group)
         store.add("here", 1)
-        _wait_for_all(heartbeat, store, group)
+        if rank == ranks[0]:
+            _wait_until(lambda: store.add("here", 0) == len(ranks), heartbeat, store, group)
+            said = store.multi_get([str(other) for other in ranks])
+            store.set("conclusion", conclude([word.decode() for word in said]))
+        _wait_until(lambda: store.check(["conclusion"]), heartbeat, store, group)
         # A rank that comes after the others have given up must not go on alone.
         heartbeat.look_for_verdict()
-        return [said.decode() for said in store.multi_get([str(other) for other in ranks])]
+        return store.get("conclusion").decode()
 
 
-def _wait_for_all(heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup | None) -> None:
+def hear(key: str, heartbeat: Heartbeat, store: TimedStore) -> str:
+    """Wait until another rank, which has come to the roll call, writes ``key``; return its text."""
+    with heartbeat.attending(), heartbeat.explaining():
+        since = time.monotonic()
+        while not store.check([key]):
+            heartbeat.require_no_verdict()
+            _pause(time.monotonic() - since)
+        return store.get(key).decode()
+
+
+def _wait_until(
+    is_over: Callable[[], bool],
+    heartbeat: Heartbeat,
+    store: TimedStore,
+    group: ProcessGroup | None,
+) -> None:
     limit = (timeout_of(group) if group is not None else TIMEOUT).total_seconds()
     since, is_searching = time.monotonic(), False
     search: _Search | None = None
-    while store.add("here", 0) < len(heartbeat.ranks):
+    while not is_over():
         heartbeat.require_no_verdict()
         waited = time.monotonic() - since
         if waited > limit:
@@ -72,7 +101,11 @@ def _wait_for_all(heartbeat: Heartbeat, store: TimedStore, group: ProcessGroup |
                 search = _Search(heartbeat, store, group)
         if search is not None:
             search.look(waited)
-        time.sleep(min(POLL, max(0.005, waited / 10)))
+        _pause(waited)
+
+
+def _pause(waited: float) -> None:
+    time.sleep(min(POLL, max(0.005, waited / 10)))
 
 
 @final

@@ -1,6 +1,7 @@
 """The assignment of ranks to nodes: as given, from a DeviceMesh, or discovered."""
 
 import itertools
+import json
 import os
 import socket
 from collections.abc import Collection, Sequence
@@ -116,7 +117,8 @@ class World:
         here = store.under(f"discover/{store.add(f'discoveries/{world.rank()}', 1)}")
         heartbeat = Heartbeat(here, world.rank(), ranks)
         try:
-            return cls.on_hosts(roll_call(host_name(), heartbeat, here, world))
+            hosts = roll_call(host_name(), json.dumps, heartbeat, here, world)
+            return cls.on_hosts(json.loads(hosts))
         finally:
             heartbeat.stop()
             store.close()

@@ -1,7 +1,6 @@
 """Checks of a model before it becomes a replica, and of changes to it afterwards."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from offbeat.comm.group import Group
 from offbeat.comm.sharding import is_flattened, is_sharded, local, sharding_fault
-from offbeat.comm.small_gathers import gather_bytes
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.backward import is_watched
@@ -21,7 +18,7 @@ Fingerprint = dict[str, Any]
 Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
 
 
-def model_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | None:
+def model_fault(model: nn.Module) -> str | None:
     """Return why this rank's model cannot be replicated, or None."""
     parameters = dict(model.named_parameters())
     if isinstance(model, DistributedDataParallel):
@@ -60,7 +57,7 @@ def model_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | N
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
-    return _sparse_embedding(model) or _sharding_fault(parameters, algorithm, world)
+    return _sparse_embedding(model)
 
 
 def optimizer_fault(
@@ -72,11 +69,8 @@ def optimizer_fault(
     return None if gradients is None else gradients.fault(trained, optimizers)
 
 
-def _sharding_fault(
-    parameters: Mapping[str, Tensor], algorithm: Algorithm, world: World
-) -> str | None:
-    if not any(map(is_sharded, parameters.values())):
-        return None
+def shards_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | None:
+    """Return why the algorithm cannot exchange this rank's shards on these nodes, or None."""
     gradients, exchange = algorithm.gradients, algorithm.parameters
     if gradients is not None and not gradients.takes_shards:
         return (
@@ -89,7 +83,7 @@ def _sharding_fault(
             "on_failure='continue' with a sharded model: the shards of a lost rank are lost; use "
             "on_failure='raise'"
         )
-    return sharding_fault(parameters, world)
+    return sharding_fault(dict(model.named_parameters()), world)
 
 
 def _sparse_embedding(model: nn.Module) -> str | None:
@@ -114,24 +108,11 @@ def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerpri
     return {"tensors": tensors, "algorithm": repr(algorithm), "nodes": repr(nodes)}
 
 
-def require_same_model(mine: Fingerprint, group: Group | None) -> None:
-    """Raise the same ValueError on all ranks if any of them differs from the first."""
-    if group is None:
-        return
-    everyone = [json.loads(other) for other in gather_bytes(json.dumps(mine).encode(), group)]
-    for rank, other in zip(group.ranks, everyone, strict=True):
-        difference = _difference(everyone[0], other)
-        if difference is not None:
-            raise ValueError(
-                f"ranks {group.ranks[0]} and {rank} differ: {difference}; build the same model "
-                "with the same algorithm on every rank"
-            )
-
-
-def _difference(first: Fingerprint, other: Fingerprint) -> str | None:
-    for key in ("algorithm", "nodes"):
+def difference(first: Fingerprint, other: Fingerprint) -> str | None:
+    """Return what differs between two ranks, or None."""
+    for key, name in (("algorithm", "the algorithm is"), ("nodes", "the mesh has the nodes")):
         if first[key] != other[key]:
-            return f"the {key} is {first[key]} here and {other[key]} there"
+            return f"{name} {first[key]} here and {other[key]} there"
     here, there = first["tensors"], other["tensors"]
     for name in {**here, **there}:
         if (name in here) != (name in there):

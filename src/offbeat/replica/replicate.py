@@ -14,13 +14,7 @@ from offbeat.comm.sharding import gathering_modules, has_shards, local_parameter
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.replica.checks import (
-    fingerprint,
-    model_fault,
-    optimizer_fault,
-    require_same_model,
-    require_shares,
-)
+from offbeat.replica.checks import require_shares, shards_fault
 from offbeat.replica.connection import Connection
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
@@ -58,14 +52,11 @@ def replicate(
         PeerLost: if a rank has ended, or does not call in time; names it.
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
-    connection = connect(model, algorithm, mesh)
+    connection = connect(model, algorithm, mesh, given)
     world = connection.world
     try:
-        fault = model_fault(model, algorithm, world)
-        if world.size > 1:  # alone, the optimizer is not read
-            fault = fault or optimizer_fault(model, algorithm, given)
-        raise_alike(fault, connection.control)
-        require_same_model(fingerprint(model, algorithm, world.nodes), connection.control)
+        if has_shards(model):
+            raise_alike(shards_fault(model, algorithm, world), connection.control)
         require_shares(model, algorithm, world.nodes)
         copy_from_first(model, connection)
         return Replica(model, connection, SlotFiller(algorithm, model, given, scaler, notes=[]))

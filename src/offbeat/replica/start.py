@@ -3,25 +3,31 @@
 A rank that raised for itself would leave the others waiting for it.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from torch import nn
 from torch.distributed import DeviceMesh
+from torch.optim import Optimizer
 
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import default_group
 from offbeat.comm.world import World, host_name
 from offbeat.exchange import Algorithm
+from offbeat.replica.checks import difference, fingerprint, model_fault, optimizer_fault
 from offbeat.replica.connection import Connection
 
 
-def connect(model: object, algorithm: object, mesh: object) -> Connection:
+def connect(
+    model: nn.Module, algorithm: Algorithm, mesh: object, optimizers: Sequence[Optimizer]
+) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
     The arguments are those of :func:`offbeat.replicate`. The layout of the ranks is ``mesh``, or
-    made of the hosts that the ranks name.
+    made of the hosts that the ranks name. All ranks must have the same model, by a digest that each
+    one sends; only where two differ are they compared name by name.
     """
     given, fault = None, _argument_fault(model, algorithm)
     try:
@@ -32,17 +38,16 @@ def connect(model: object, algorithm: object, mesh: object) -> Connection:
         world = given or World.of([range(default_group().size())])
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
-    if world.size == 1:
+    fault = fault or model_fault(model)
+    if world.size == 1:  # alone, the optimizer is not read
         if fault is not None:
             raise ValueError(fault)
         return Connection(world, None, None)
+    fault = fault or optimizer_fault(model, algorithm, optimizers)
     links = Links.connect(world)
     try:
-        nodes = None if given is None else given.nodes
-        word = json.dumps({"fault": fault, "nodes": nodes, "host": host_name()})
-        said = [json.loads(other) for other in links.roll_call(word)]
-        _require_no_fault(said, world.ranks)
-        links.world = given or World.on_hosts([other["host"] for other in said])
+        hosts = _agree(links, fault, given, model, algorithm)
+        links.world = given or World.on_hosts(hosts)
     except BaseException:
         links.close()
         raise
@@ -71,13 +76,53 @@ def _argument_fault(model: object, algorithm: object) -> str | None:
     return None
 
 
-def _require_no_fault(said: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
-    for rank, word in zip(ranks, said, strict=True):
-        if word["fault"] is not None:
-            raise ValueError(f"rank {rank}: {word['fault']}")
-    for rank, word in zip(ranks, said, strict=True):
-        if (word["nodes"] is None) != (said[0]["nodes"] is None):
-            raise ValueError(
-                f"ranks {ranks[0]} and {rank} differ: the mesh has the nodes {said[0]['nodes']} "
-                f"here and {word['nodes']} there; pass the same mesh on every rank, or on none"
-            )
+def _agree(
+    links: Links, fault: str | None, given: World | None, model: nn.Module, algorithm: Algorithm
+) -> list[str]:
+    """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
+    nodes, ranks = None if given is None else given.nodes, links.world.ranks
+    mine = "" if fault else json.dumps(fingerprint(model, algorithm, nodes))
+    digest = hashlib.sha256(mine.encode()).hexdigest()
+    word = json.dumps({"fault": fault, "host": host_name(), "digest": digest})
+    agreed = _Agreed(**json.loads(links.roll_call(word, lambda words: _conclude(words, ranks))))
+    fault = agreed.fault if agreed.unlike is None else _compare(links, agreed.unlike, mine)
+    if fault is not None:
+        raise ValueError(fault)
+    return agreed.hosts
+
+
+class _Agreed(NamedTuple):
+    """What the first rank concludes from the words of all: a fault, a rank unlike it, all hosts."""
+
+    fault: str | None
+    unlike: int | None
+    hosts: list[str]
+
+
+def _conclude(words: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return as JSON what :class:`_Agreed` says."""
+    said = [json.loads(word) for word in words]
+    everyone = [*zip(ranks, said, strict=True)]
+    faults = [f"rank {rank}: {word['fault']}" for rank, word in everyone if word["fault"]]
+    unlike = [rank for rank, word in everyone if word["digest"] != said[0]["digest"]]
+    agreed = _Agreed(
+        faults[0] if faults else None,
+        unlike[0] if unlike and not faults else None,
+        [word["host"] for word in said],
+    )
+    return json.dumps(agreed._asdict())
+
+
+def _compare(links: Links, unlike: int, mine: str) -> str:
+    """Return how the fingerprint of rank ``unlike`` differs from that of the first; all call."""
+    first, rank = links.world.ranks[0], links.world.rank
+    if rank == first:
+        links.tell("fingerprint", mine)
+    if rank == unlike:
+        found = difference(json.loads(links.hear("fingerprint")), json.loads(mine))
+        links.tell(
+            "difference",
+            f"ranks {first} and {rank} differ: {found}; build the same model with the same "
+            "algorithm on every rank, and pass the same mesh or none",
+        )
+    return links.hear("difference")

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, final
+from typing import Annotated, ClassVar, final
 
 from offbeat.settings import at_least, check_values
 from offbeat.topology.graph import Peers, Topology
@@ -27,6 +27,8 @@ class Exponential(Topology):
     >>> [to for to, _ in Exponential(peers=2).peers(0, 8, index=1).send]
     [4, 1]
     """
+
+    is_fixed: ClassVar[bool] = True
 
     number: int = 1
 
@@ -74,6 +76,8 @@ class BipartiteExponential(Topology):
     [(1,), (3,), (5,)]
     """
 
+    is_fixed: ClassVar[bool] = True
+
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Return a share of one half for the partner."""
         if size % 2:
@@ -102,6 +106,8 @@ class Ring(Topology):
     Peers(send=((3, 0.333...), (1, 0.333...)), receive=(3, 1), keep=0.333...)
     """
 
+    is_fixed: ClassVar[bool] = True
+
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Return equal shares for the neighbours and the participant itself."""
         near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
@@ -124,6 +130,8 @@ class Complete(Topology):
     >>> Complete().peers(1, 3, index=0)
     Peers(send=((0, 0.333...), (2, 0.333...)), receive=(0, 2), keep=0.333...)
     """
+
+    is_fixed: ClassVar[bool] = True
 
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Return a share of 1/n for every participant."""

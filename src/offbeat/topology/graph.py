@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from math import isclose
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class Topology(ABC):
     >>> keeps_weights(Star(), 4)
     False
     """
+
+    # Whether the repr, which ranks compare, says all: no function of the user's makes the graphs.
+    is_fixed: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         # Without an address: ranks compare the repr of their algorithms.

@@ -82,6 +82,11 @@ class Symmetric(Topology):
         """Check that ``graph`` is a topology."""
         check_settings(self)
 
+    @property
+    def is_fixed(self) -> bool:  # type: ignore[override]  # nobody writes it
+        """Whether that of ``graph`` is."""
+        return self.graph.is_fixed
+
     def peers(self, rank: int, size: int, index: int) -> Peers:
         """Return the edges of ``graph``, after a check that every share is returned."""
         peers = self.graph.peers(rank, size, index)
