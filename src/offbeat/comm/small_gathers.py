@@ -40,13 +40,21 @@ def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, 
     One small all-gather for up to 4 numbers, two for more. Raises ``ValueError`` on all members
     if one of them is in another call.
     """
-    blocks = _gather_blocks(numbers, group)
-    _require_same_call(blocks, group)
-    if len(numbers) <= _ROOM:
-        return [block.numbers[: len(numbers)] for block in blocks]
-    packed = struct.pack(f"{len(numbers)}d", *numbers)
-    rows = _gather(packed, len(packed), group)
-    return [struct.unpack(f"{len(numbers)}d", row) for row in rows]
+    if len(numbers) > _ROOM:
+        mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        return [tuple(row) for row in gather_rows(mine, group).tolist()]
+    blocks = _gather_blocks(len(numbers), numbers, group)
+    return [block.numbers[: len(numbers)] for block in blocks]
+
+
+def gather_rows(row: Tensor, group: Group) -> Tensor:
+    """Gather every member's ``row`` (m) as float64, on the host; return them all (n, m).
+
+    Two small all-gathers. Raises ``ValueError`` on all members if one of them is in another call.
+    """
+    _gather_blocks(row.numel(), (), group)
+    rows = _gather(row.double().cpu().numpy().tobytes(), 8 * row.numel(), group)
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.float64).view(len(rows), -1)
 
 
 def raise_alike(fault: str | None, group: Group | None) -> None:
@@ -64,14 +72,16 @@ def raise_alike(fault: str | None, group: Group | None) -> None:
             raise ValueError(where + text.decode())
 
 
-def _gather_blocks(numbers: Sequence[float], group: Group) -> list[_Block]:
+def _gather_blocks(length: int, numbers: Sequence[float], group: Group) -> list[_Block]:
+    """Gather the calls of all members, which must be the same, and up to 4 ``numbers`` of each."""
     phase, first = group.detector.phase, [*numbers[:_ROOM], *[0.0] * _ROOM][:_ROOM]
-    head = phase.calls, phase.steps, len(numbers), phase.verb.encode()
+    head = phase.calls, phase.steps, length, phase.verb.encode()
     blocks = []
     for row in _gather(_BLOCK.pack(*head, *first), _BLOCK.size, group):
-        calls, steps, length, verb, *found = _BLOCK.unpack(row)
+        calls, steps, size, verb, *found = _BLOCK.unpack(row)
         there = Phase(calls, verb.rstrip(b"\0").decode(), steps)
-        blocks.append(_Block(there, length, tuple(found)))
+        blocks.append(_Block(there, size, tuple(found)))
+    _require_same_call(blocks, group)
     return blocks
 
 

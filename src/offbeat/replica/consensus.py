@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.sharding import reshard
-from offbeat.comm.small_gathers import gather_bytes, gather_numbers
+from offbeat.comm.small_gathers import gather_bytes, gather_numbers, gather_rows
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.replica.slots import ParameterSlot
 
@@ -128,8 +128,7 @@ def consensus_distance(
     first = shard * len(parameters)  # shards of one tensor need signs of their own
     total = sum(sketch(p.reshape(-1), first + i) for i, p in enumerate(parameters.values()))
     assert isinstance(total, Tensor), "a replica has parameters"
-    rows = torch.tensor(gather_numbers(total.tolist(), group), dtype=torch.float64, device="cpu")
-    row_of = dict(zip(group.ranks, rows, strict=True))
+    row_of = dict(zip(group.ranks, gather_rows(total, group), strict=True))
     # The sketch of a model is the sum of those of its shards.
     models = torch.stack([torch.stack([row_of[r] for r in ranks]).sum(0) for ranks in replicas])
     mean, largest = distances_to_mean(models)
