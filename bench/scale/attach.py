@@ -86,6 +86,9 @@ def run_rank(method: str, mesh: Any, meet: Callable[[], Any], sharing: int) -> S
     torch.manual_seed(0)
     model, sample = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), Sample()
     optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()  # which imports a second's worth of torch at first
+    optimizer.zero_grad()
     meet()
     before = held()
     meet()
@@ -117,7 +120,7 @@ def in_threads(ranks: int, method: str) -> list[Sample]:
 def in_processes(ranks: int, method: str) -> list[Sample]:
     """Fork the ranks from a server that has imported torch, around a store of this process."""
     server = multiprocessing.get_context("forkserver")
-    multiprocessing.set_forkserver_preload(["torch", "offbeat", __name__])
+    multiprocessing.set_forkserver_preload(["torch", "numba", "offbeat", __name__])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     samples = server.Queue()
     given = ranks, method, store.port, samples
