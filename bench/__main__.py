@@ -81,10 +81,10 @@ def run(
 
 @app.command(epilog="Examples: `python -m bench tables`")
 def tables() -> None:
-    """Write the tables of docs/benchmarks.md from the results in bench/results."""
+    """Write the tables of docs/benchmarks.md and docs/scale.md from bench/results."""
     written = page.rewrite()
-    path = os.path.relpath(files.PAGE)
-    console.print(f"{path}: {'tables written' if written else 'tables are up to date'}")
+    paths = ", ".join(os.path.relpath(path) for path in files.PAGES)
+    console.print(f"{paths}: {'tables written' if written else 'tables are up to date'}")
 
 
 if __name__ == "__main__":

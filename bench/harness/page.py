@@ -1,6 +1,6 @@
-"""The tables of docs/benchmarks.md, written from the committed results.
+"""The tables of docs/benchmarks.md and docs/scale.md, written from the committed results.
 
-A block of the page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds the measurements of
+A block of a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds the measurements of
 a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
 chosen by their number, rows by a regular expression on their cells:
 ``<!-- table: NAME columns=1,3,4 rows=250mbit -->``.
@@ -23,21 +23,21 @@ BLOCK = re.compile(
 
 
 def rewrite() -> bool:
-    """Write all tables anew; whether the page has changed.
+    """Write all tables anew; whether a page has changed.
 
     Raises ValueError for a table of a benchmark that has no result.
     """
-    old = files.PAGE.read_text("utf-8")
-    new = BLOCK.sub(_block, old)
-    if new != old:
-        files.PAGE.write_text(new, encoding="utf-8")
+    old = [path.read_text("utf-8") for path in files.PAGES]
+    new = [BLOCK.sub(_block, text) for text in old]
+    for path, text in zip(files.PAGES, new, strict=True):
+        path.write_text(text, encoding="utf-8")
     return new != old
 
 
 def _block(found: re.Match[str]) -> str:
     path = files.RESULTS / f"{found['name']}.json"
     if not path.exists():
-        raise ValueError(f"{files.PAGE.name}: {found['name']} has no result; run it first")
+        raise ValueError(f"a table of {found['name']}, which has no result; run it first")
     result = json.loads(path.read_text("utf-8"))
     if found["kind"] == "claims":
         headings, rows = claim.HEADINGS, [Claim(**each).row for each in result["claims"]]

@@ -4,34 +4,27 @@ Ranks are threads of one process, or processes around one store; both share the 
 """
 
 import multiprocessing
-import os
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import typer
-from torch import nn
-from torch.optim import SGD
 
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.report import report
+from bench.scale.lifetime import PHASES, WAIT, Sample, run_rank
 from offbeat.testing import ThreadWorld
 
 SIZES = (2, 4, 8, 16, 32, 64)
 MESHES = {"sgp": 2, "ddp": 3}  # groups that a replica would open, were every one a full mesh
-PHASES = ("attach", "first step", "finish", "detach")
-WAIT = 300.0  # seconds for one run
 HEADINGS = ("ranks", "as", "method", *PHASES, "sockets / rank", "of a mesh", "threads / rank")
 BENCH = Bench(
     name="scale/attach",
@@ -40,21 +33,6 @@ BENCH = Bench(
     full_minutes=10,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass
-class Sample:
-    """What one rank has measured: seconds by phase, and what it holds more while attached."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    sockets: float = 0.0
-    threads: float = 0.0
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.seconds[phase] = time.perf_counter() - begin
 
 
 @dataclass(frozen=True)
@@ -67,48 +45,6 @@ class Result:
     seconds: dict[str, float]
     sockets: float
     threads: float
-
-
-def held() -> np.ndarray[Any, Any]:
-    """Return the numbers of sockets and threads of this process."""
-    names = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            names.append(os.readlink(entry))
-        except OSError:  # the listing's own
-            continue
-    sockets = sum(name.startswith("socket") for name in names)
-    return np.array([sockets, len(os.listdir("/proc/self/task"))], dtype=float)
-
-
-def run_rank(method: str, mesh: Any, meet: Callable[[], Any], sharing: int) -> Sample:
-    """Attach, step, finish and detach; ``sharing`` ranks live in this process, and ``meet``."""
-    torch.manual_seed(0)
-    model, sample = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), Sample()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    model(torch.ones(2, 64)).sum().backward()
-    optimizer.step()  # which imports a second's worth of torch at first
-    optimizer.zero_grad()
-    meet()
-    before = held()
-    meet()
-    with sample.timed("attach"):
-        replica = offbeat.replicate(model, offbeat.algorithm(method), mesh=mesh)
-    meet()
-    sample.sockets, sample.threads = ((held() - before) / sharing).tolist()
-    meet()
-    with sample.timed("first step"):
-        model(torch.ones(2, 64)).sum().backward()
-        optimizer.step()
-        replica.step()
-    meet()
-    with sample.timed("finish"):
-        replica.finish()
-    meet()
-    with sample.timed("detach"):
-        replica.detach()
-    meet()
-    return sample
 
 
 def in_threads(ranks: int, method: str) -> list[Sample]:

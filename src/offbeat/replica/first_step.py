@@ -4,6 +4,7 @@ import gc
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +55,9 @@ def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
     return None
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
+    narrower: type[Any]
     for narrower in kind.__subclasses__():
         yield from _kinds(narrower)
 

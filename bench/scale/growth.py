@@ -1,0 +1,131 @@
+"""Bytes and sockets of each method by number of ranks: measured, and what follows for thousands.
+
+Worlds of threads up to 32 ranks; beyond, the laws that the measured figures follow.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import typer
+from rich.progress import track
+from torch import nn
+from torch.optim import SGD
+
+import offbeat
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+from bench.scale.laws import EVERY, LAWS
+from bench.scale.lifetime import WAIT, sockets
+from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
+
+SIZES = (4, 8, 16, 32)
+LARGE = 1024
+SETTLE, STEPS = EVERY, 2 * EVERY  # whole intervals
+HEADINGS = (
+    "method", *(f"bytes, {n} ranks" for n in SIZES), f"{LARGE:,}, modelled", "law, in models",
+    f"sockets, {SIZES[-1]} ranks", f"{LARGE:,}, modelled", f"serial messages, {LARGE:,}, modelled",
+)  # fmt: skip
+BENCH = Bench(
+    name="scale/growth",
+    claim="What a method sends and connects grows as stated",
+    minutes=1,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one method in one world: the largest rank's models a step, and sockets per rank."""
+
+    method: str
+    ranks: int
+    models: float
+    sockets: float
+
+    @property
+    def error(self) -> float:
+        """The relative error of the law."""
+        return abs(float(self.models) / LAWS[self.method].bytes(self.ranks) - 1)
+
+    @property
+    def excess(self) -> float:
+        """How many sockets there are beside those of the law."""
+        return abs(self.sockets - LAWS[self.method].sockets(self.ranks))
+
+
+def measure(method: str, ranks: int) -> Result:
+    """Train a world of threads for two intervals, after one that is not measured."""
+    barrier, before, found = threading.Barrier(ranks, timeout=WAIT), sockets(), set[str]()
+
+    def work(world: World) -> float:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        optimizer = SGD(model.parameters(), lr=0.01)
+        given = offbeat.algorithm(method)
+        replica = offbeat.replicate(model, given, mesh=world, optimizer=optimizer)
+        if barrier.wait() == 0:
+            found.update(sockets() - before)
+        sent = []
+        for step in range(SETTLE + STEPS):
+            if step == SETTLE:
+                sent.append(replica.stats()["total"]["bytes_sent"])
+            model(torch.randn(2, 256)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        sent.append(replica.stats()["total"]["bytes_sent"])
+        barrier.wait()
+        replica.detach()
+        size: int = sum(p.nbytes for p in model.parameters())
+        return (sent[1] - sent[0]) / STEPS / size
+
+    models = max(ThreadWorld(ranks).run(work, timeout=WAIT))
+    return Result(method, ranks, models, len(found) / ranks)
+
+
+def rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
+    for method, law in LAWS.items():
+        found = {each.ranks: each for each in results if each.method == method}
+        yield (
+            method,
+            *(f"{found[n].models:.3g}" for n in SIZES),
+            f"{law.bytes(LARGE):.3g}",
+            law.formula,
+            f"{found[SIZES[-1]].sockets:.1f}",
+            f"{law.sockets(LARGE):,.1f}",
+            f"{law.hops(LARGE):,}",
+        )
+
+
+def claims(results: Sequence[Result]) -> list[Claim]:
+    # ad_psgd exchanges when partners have time.
+    exact = [each for each in results if each.method != "ad_psgd"]
+    worst = max(exact, key=lambda each: each.error / LAWS[each.method].tolerance)
+    most = max(results, key=lambda each: each.excess)
+    allowed = LAWS[worst.method].tolerance
+    return [
+        Claim(
+            f"bytes follow the law (worst: {worst.method} at {worst.ranks})",
+            f"within {allowed:.0%}",
+            f"{worst.error:.1%}",
+            worst.error <= allowed,
+        ),
+        Claim("sockets follow the law", "exactly", f"{most.excess:.1f} more", most.excess < 0.5),
+    ]
+
+
+@app.command(epilog=BENCH.examples())
+def main() -> None:
+    """Count what every method sends and connects in worlds of 4 to 32 ranks."""
+    cases = [(method, ranks) for method in LAWS for ranks in SIZES]
+    results = [measure(*case) for case in track(cases, "worlds", console=console)]
+    title = "Models of bytes sent per step and rank, and sockets per rank"
+    report(BENCH, title, HEADINGS, [*rows(results)], claims(results), measured=results)
+
+
+if __name__ == "__main__":
+    app()

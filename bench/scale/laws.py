@@ -1,0 +1,96 @@
+"""How bytes, connections and serial messages of each method grow with the number of ranks."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import offbeat
+from offbeat.comm.process_group import collective_peers
+from offbeat.topology.graph import Topology, neighbours
+
+EVERY = 8  # steps between two exchanges of the methods that have an interval
+DENSITY, KEPT = 0.01, 64 / 4096  # of entries sent by lags; by sparse_loco
+WORD = 2 / 8 + 12 / 8 + 4 / 64  # bytes of an entry of sparse_loco: value, index, share of a scale
+
+
+@dataclass(frozen=True)
+class Law:
+    """Of one method, as functions of the number of ranks.
+
+    Attributes:
+        bytes: sent per step and rank, in models of 4 bytes per parameter.
+        formula: the same, to read.
+        sockets: of a rank, the mean over ranks, listeners among them.
+        hops: messages that follow one another in an exchange.
+        tolerance: relative, of measured bytes against ``bytes``.
+    """
+
+    bytes: Callable[[int], float]
+    formula: str
+    sockets: Callable[[int], float]
+    hops: Callable[[int], float]
+    tolerance: float = 0.02
+
+
+def _connected(n: int, more: Callable[[int, int], Collection[int]] | None) -> float:
+    """Return the sockets of a group that connects collectives' peers and ``more``, per rank."""
+    sets = [collective_peers(rank, n) | {*(more(rank, n) if more else ())} for rank in range(n)]
+    return 1 + sum(map(len, sets)) / n
+
+
+def _ring(n: int) -> float:
+    return 2 * _connected(n, None)
+
+
+def _mesh(n: int) -> float:
+    return _connected(n, None) + n
+
+
+def _graph(topology: Topology) -> Callable[[int], float]:
+    def sockets(n: int) -> float:
+        return _connected(n, None) + _connected(n, lambda rank, n: neighbours(topology, rank, n))
+
+    return sockets
+
+
+def _halves(n: int) -> float:
+    others = lambda rank, n: [peer for peer in range(n) if (peer - rank) % 2]  # noqa: E731
+    return _connected(n, None) + _connected(n, others)
+
+
+def _all_reduce(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+# Inner products of adasum: the model of the bench has 8 tensors, of 1,052,672 bytes in all.
+def _gram(n: int) -> float:
+    return _all_reduce(n) * (1 + 8 * n * n * 8 / 1_052_672)
+
+
+LAWS = {
+    "ddp": Law(_all_reduce, "2 (n-1)/n", _ring, lambda n: 2 * (n - 1)),
+    "sgp": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
+    "sgp(overlap=1)": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
+    "d_psgd": Law(lambda n: 2, "2", _graph(offbeat.Ring()), lambda n: 2),
+    f"local_sgd(every={EVERY})": Law(
+        lambda n: _all_reduce(n) / EVERY, "2 (n-1)/n / every", _ring, lambda n: 2 * (n - 1)
+    ),
+    f"diloco(every={EVERY})": Law(
+        lambda n: _all_reduce(n) / EVERY, "2 (n-1)/n / every", _ring, lambda n: 2 * (n - 1)
+    ),
+    f"diloco(every={EVERY},wire='int8')": Law(
+        lambda n: _all_reduce(n) / 4 / EVERY, "(n-1)/2n / every", _mesh, lambda n: 2 * (n - 1), 0.1
+    ),
+    f"sparse_loco(every={EVERY})": Law(
+        lambda n: (n - 1) * KEPT * WORD / 4 / EVERY,
+        "0.007 (n-1) / every",
+        _ring,
+        lambda n: n - 1,
+        0.1,
+    ),
+    f"lags(density={DENSITY})": Law(
+        lambda n: 2 * (n - 1) * DENSITY, "2 (n-1) density", _ring, lambda n: n - 1
+    ),
+    # The norms of slices come on top, as many as layers: little where layers are large.
+    "adasum": Law(_gram, "2 (n-1)/n, and 16 n^2 bytes a layer", _mesh, lambda n: 4 * (n - 1), 0.05),
+    "ad_psgd": Law(lambda n: 1, "at most 1", _halves, lambda n: 2, 1.0),
+}
