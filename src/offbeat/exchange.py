@@ -290,6 +290,33 @@ class ParameterExchange(Exchange[State]):
         return {}
 
 
+class ElasticExchange(ParameterExchange[State]):
+    """An exchange that a further participant may join while it runs.
+
+    The others keep their mass, and one of them gives half of its own to the newcomer.
+    """
+
+    @abstractmethod
+    def growth_fault(self, size: int) -> str | None:
+        """Return why ``size`` participants could not exchange, or None."""
+
+    @abstractmethod
+    def heard_by_all(self, size: int, sender: int, step: int) -> int:
+        """Return a step that nobody begins before a word of ``sender`` has reached it.
+
+        The word is out before the exchange of ``step``, or the next one if none is due then, and
+        every message carries on what its sender has heard.
+        """
+
+    @abstractmethod
+    def drain(self, state: State) -> float:
+        """Merge what is in flight into the parameters, and return the weight; may wait."""
+
+    @abstractmethod
+    def enter(self, state: State, weight: float) -> None:
+        """Start anew from the parameters as they are, with ``weight``."""
+
+
 @final
 @dataclass(frozen=True)
 class Algorithm:

@@ -119,6 +119,22 @@ def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
     return sent.union(*(peers.receive for peers in rounds))
 
 
+def exchanges_to_all(topology: Topology, size: int, sender: int, index: int) -> int:
+    """Return how many exchanges, from number ``index`` on, carry a word of ``sender`` to all.
+
+    Whoever has heard it passes it on in all later exchanges.
+
+    >>> from offbeat import Exponential, Ring
+    >>> exchanges_to_all(Exponential(), 8, sender=5, index=1), exchanges_to_all(Ring(), 7, 0, 0)
+    (3, 3)
+    """
+    heard, count = np.arange(size) == sender, 0
+    while not heard.all():
+        heard |= (mixing_matrix(topology, size, index + count) > 0) @ heard
+        count += 1
+    return count
+
+
 def validate(topology: Topology, size: int) -> None:
     """Check that push-sum on these graphs conserves mass and converges to the mean.
 

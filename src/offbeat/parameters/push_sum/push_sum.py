@@ -1,23 +1,21 @@
 """SGP and Overlap SGP: each participant sends a share of its model to the peers of this step."""
 
-import hashlib
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Literal, final
 
-import numpy as np
 from torch import Tensor
 
-from offbeat.comm.small_gathers import gather_bytes
-from offbeat.exchange import ParameterExchange, Saved, Site
-from offbeat.functional import Layout, debias, flat_view, numerator, pack
+from offbeat.exchange import ElasticExchange, Saved, Site
+from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
 from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
 from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
+from offbeat.parameters.push_sum.graphs import agree_on_graphs, require_shrinking
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
-from offbeat.topology.graph import Topology, keeps_weights, mixing_matrices, neighbours, validate
+from offbeat.topology.graph import Topology, exchanges_to_all, keeps_weights, neighbours, validate
 
 _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
@@ -46,7 +44,7 @@ class PushSumState:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PushSum(ParameterExchange[PushSumState]):
+class PushSum(ElasticExchange[PushSumState]):
     r"""Gossips models, de-biased by a weight that is sent too (SGP and Overlap SGP).
 
     .. math::
@@ -106,8 +104,8 @@ class PushSum(ParameterExchange[PushSumState]):
         """Check the graphs for this world on all ranks alike, and return the neighbours in them."""
         validate(self.topology, site.size)
         if self.on_failure == "continue" and not site.world.lost:
-            _require_shrinking(self.topology, site.size)
-        _agree_on_graphs(self.topology, site)
+            require_shrinking(self.topology, site.size)
+        agree_on_graphs(self.topology, site)
         return neighbours(self.topology, site.rank, site.size)
 
     def init(self, site: Site) -> PushSumState:
@@ -189,9 +187,58 @@ class PushSum(ParameterExchange[PushSumState]):
             state.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
         state.weight, state.pending = 1.0, None
         _copy_in(state)
-        for z, section, part in _pieces(state):
-            if state.anchor is not None:
-                state.anchor[section][part].copy_(z)
+        anchor = state.anchor or []
+        for z, section, part in _pieces(state) if anchor else ():
+            anchor[section][part].copy_(z)
+
+    def enter(self, state: PushSumState, weight: float) -> None:
+        """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
+        if state.anchor is None and not self.biased:
+            empty = state.flat or state.layout.empty(state.site.device, state.site.chunks)
+            state.anchor = [_wide(state.site.slice(part)) for part in empty]
+        self.settle(state)
+        state.weight = weight
+
+    def growth_fault(self, size: int) -> str | None:
+        """Return why ``size`` participants could not exchange on these graphs, or None."""
+        if self.biased:
+            return "biased=True takes the numerator as the model, of which nobody can give half"
+        try:
+            validate(self.topology, size)
+        except ValueError as fault:
+            return str(fault)
+        return None
+
+    def heard_by_all(self, size: int, sender: int, step: int) -> int:
+        """Return a step that nobody begins before a word of ``sender`` has reached it.
+
+        A message of exchange e is waited for in step e or, under overlap, in that of exchange
+        e + 1: before the message of exchange e + 1 is launched, which carries the word on.
+        """
+        every = max(1, self.overlap)
+        first = -(-step // every)
+        heard = first + exchanges_to_all(self.topology, size, sender, first)
+        return heard * every + (self.overlap > 0)
+
+    def drain(self, state: PushSumState) -> float:
+        r"""Add the message in flight before its time, de-bias, and return the weight.
+
+        .. math:: z = a = (x + \sum_j m_j) / (w + \sum_j w_j)
+
+        Each message is added once, at its receiver: it does not matter when the others do so.
+        """
+        last, state.pending, before = state.pending, None, state.weight
+        if last is not None:
+            last.wait()
+            state.weight += last.weight_arrived
+        _copy_in(state)
+        anchor = state.anchor or []
+        for z, section, part in _pieces(state) if anchor else ():
+            a, arrived = anchor[section][part], last.arrived(section, part) if last else []
+            fill_and_add(z, a, before, state.weight, [], arrived)
+        if state.flat is not None:
+            pack(state.site.parameters.values(), state.layout.views(state.flat).values())
+        return state.weight
 
     def staleness(self, state: PushSumState, step: int) -> int:
         """Return the age of the last received message: tau, plus the steps since it was added."""
@@ -223,6 +270,8 @@ class PushSum(ParameterExchange[PushSumState]):
     def load(self, state: PushSumState, saved: Saved) -> None:
         """Restore the weight and the mass in flight."""
         self.settle(state)
+        if self.on_failure == "continue":  # after a join weights may vary on any graph
+            self.enter(state, 1.0)
         state.weight = float(saved["weight"])
         if self.overlap and state.site.group is not None:
             flat = state.layout.empty(state.site.device, state.site.chunks)
@@ -293,32 +342,3 @@ def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
 
 def _wide(part: Tensor) -> Tensor:
     return part.float() if part.dtype.itemsize < 4 else part.clone()
-
-
-def _require_shrinking(topology: Topology, size: int) -> None:
-    """Check the graph for one participant fewer at the start, not when a rank is lost."""
-    try:
-        if size > 2:
-            validate(topology, size - 1)
-    except ValueError as fault:
-        raise ValueError(
-            "on_failure='continue' needs a graph that holds without one participant too; use "
-            f"'exponential' or 'ring', or on_failure='raise': {fault}"
-        ) from fault
-
-
-def _agree_on_graphs(topology: Topology, site: Site) -> None:
-    """Raise the same ValueError on all ranks if they built different graphs.
-
-    A gather, only where functions of the user's build them.
-    """
-    if site.control is None or all(part.is_fixed for part in topology.parts()):
-        return
-    digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
-    others = gather_bytes(digest, site.control)
-    if any(other != digest for other in others):
-        ranks = [rank for rank, o in zip(site.control.ranks, others, strict=True) if o != others[0]]
-        raise ValueError(
-            f"{topology} makes other graphs on the ranks {ranks} than on {site.control.ranks[0]}; "
-            "all ranks must build the same graphs: seed random generators"
-        )

@@ -1,0 +1,38 @@
+"""The graphs of push-sum in a group: valid at its size, and the same on all ranks."""
+
+import hashlib
+
+import numpy as np
+
+from offbeat.comm.small_gathers import gather_bytes
+from offbeat.exchange import Site
+from offbeat.topology.graph import Topology, mixing_matrices, validate
+
+
+def require_shrinking(topology: Topology, size: int) -> None:
+    """Check the graph for one participant fewer at the start, not when a rank is lost."""
+    try:
+        if size > 2:
+            validate(topology, size - 1)
+    except ValueError as fault:
+        raise ValueError(
+            "on_failure='continue' needs a graph that holds without one participant too; use "
+            f"'exponential' or 'ring', or on_failure='raise': {fault}"
+        ) from fault
+
+
+def agree_on_graphs(topology: Topology, site: Site) -> None:
+    """Raise the same ValueError on all ranks if they built different graphs.
+
+    A gather, only where functions of the user's build them.
+    """
+    if site.control is None or all(part.is_fixed for part in topology.parts()):
+        return
+    digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
+    others = gather_bytes(digest, site.control)
+    if any(other != digest for other in others):
+        ranks = [rank for rank, o in zip(site.control.ranks, others, strict=True) if o != others[0]]
+        raise ValueError(
+            f"{topology} makes other graphs on the ranks {ranks} than on {site.control.ranks[0]}; "
+            "all ranks must build the same graphs: seed random generators"
+        )
