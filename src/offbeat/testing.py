@@ -42,6 +42,11 @@ class ThreadWorld:
         """Return the layout to pass as ``replicate(mesh=...)`` on ``rank``."""
         return World(rank, self.nodes, self._store, self._open)
 
+    def newcomer(self) -> World:
+        """Return the layout to pass, with ``join=True``, in a thread that is a new rank."""
+        nodes = (*self.nodes, (self.size,))
+        return World(self.size, nodes, self._store, self._open, is_new=True)
+
     def _open(self, store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
         group = open_loopback(store, rank, size, is_lazy=is_lazy)
         self._opened.add(group)

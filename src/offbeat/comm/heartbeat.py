@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from offbeat.comm import several_replicas
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
-from offbeat.comm.notices import Failure, Notices, Verdict
+from offbeat.comm.notices import Failure, Notices, Verdict, Wish
 from offbeat.comm.process_group import end_waits, timeout_of
 from offbeat.comm.ring import Patience, Ring, Sign
 from offbeat.comm.ticker import Ticker
@@ -57,6 +57,7 @@ class Heartbeat(FailureDetector):
         self._failure: Failure | None = None
         self._has_met_another = False
         self._verdict: Exception | None = None
+        self.wish: Wish | None = None  # of a rank that waits to join, as read at the last beat
         self._count, self._process = 0, os.getpid()
         several_replicas.add(self)
         self._beat(1.0)
@@ -198,8 +199,12 @@ class Heartbeat(FailureDetector):
             found |= dict.fromkeys({*suspects}.difference(self._ring.begun), "lost")
         return found
 
-    def stop(self) -> None:
-        """Publish that this rank has left, and end the thread."""
+    def withdraw(self, wish: Wish) -> None:
+        """Remove ``wish`` from the notices: another one may be made."""
+        self._ring.board.change(lambda old: old._replace(wish=None) if old.wish == wish else old)
+
+    def stop(self, has_left: bool = True) -> None:
+        """Publish that this rank has left, unless it is to count as lost, and end the thread."""
         if self._ticker.stopping.is_set() or os.getpid() != self._process:
             return
         several_replicas.remove(self)
@@ -207,6 +212,8 @@ class Heartbeat(FailureDetector):
         atexit.unregister(self._end_thread)
         self._phase = self._phase._replace(verb="left")
         self.forget_groups()
+        if not has_left:
+            return
         with contextlib.suppress(RuntimeError):
             self._beat(self._ticker.stretch)
             self._ring.board.post(left=self.rank)
@@ -259,6 +266,7 @@ class Heartbeat(FailureDetector):
             self._members if wait is not None and (exchanges or wait.has_met_another) else (),
             Patience(SILENT_AFTER, BROKEN_AFTER, BEAT, self._ticker.stretch),
         )
+        self.wish = notices.wish
         if wait is not None:
             self._adopt(notices)
         if self._verdict is not None or notices.verdict is not None:

@@ -18,13 +18,14 @@ from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
 from offbeat.comm.process_group import collective_peers, say_hello_to
 from offbeat.comm.roll_call import hear, roll_call
+from offbeat.comm.roster import ENDED, Roster, name_after, write_roster
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
 from offbeat.comm.world import Axis, World
 
 MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
 POLL = 1.0  # seconds between two later looks at whether they are through, at most
-RECONNECT = 30.0  # seconds in which the survivors of a loss must connect
+RECONNECT = 30.0  # seconds in which the ranks must connect after a loss or a join
 
 
 @dataclass(eq=False)
@@ -40,6 +41,8 @@ class Links:
         opened: the groups that are open.
         numbers: numbers for the names of groups.
         process: the process that has opened them.
+        run: the number of the run in its store; 0 if no rank may join it.
+        change: how often its ranks have changed.
         is_closed: whether this rank has closed them.
     """
 
@@ -48,35 +51,66 @@ class Links:
     store: TimedStore
     heartbeat: Heartbeat
     meter: Meter
+    run: int = 0
+    change: int = 0
     opened: list[Group] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     process: int = field(default_factory=os.getpid)
     is_closed: bool = False
 
     @classmethod
-    def connect(cls, world: World) -> "Links":
+    def connect(cls, world: World, run: int = 0) -> "Links":
         """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
         try:
             store = TimedStore(world.store)
             # Ranks attach their replicas in the same order, so their counts agree.
-            name = str(store.add(f"attached/{world.rank}", 1))
-            return cls._named(name, world, store, Meter())
+            name = f"run{run}" if run else str(store.add(f"attached/{world.rank}", 1))
+            return cls._named(name, world, store, Meter(), run)
         except RuntimeError as error:
             raise store_lost(error) from error
 
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
-        world = self.world.among(living)
-        name = f"{self.name} without {world.lost}"
+        return self._changed(self.world.among(living), name_after(self.name, self.change))
+
+    def joined_by(self, rank: int, wish: int) -> "Links":
+        """Return links between these ranks and ``rank``, which made the ``wish`` of this number."""
+        return self._changed(self.world.joined_by(rank), name_after(self.name, self.change, wish))
+
+    @classmethod
+    def joining(cls, world: World, roster: Roster, wish: int) -> "Links":
+        """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
+        name = name_after(roster.name, roster.change, wish)
+        return cls._named(
+            name, world, TimedStore(world.store), Meter(), roster.run, roster.change + 1
+        )
+
+    def _changed(self, world: World, name: str) -> "Links":
         try:
-            return self._named(name, world, TimedStore(world.store), self.meter)
+            store = TimedStore(world.store)
+            return self._named(name, world, store, self.meter, self.run, self.change + 1)
         except RuntimeError as error:
             raise store_lost(error) from error
 
     @classmethod
-    def _named(cls, name: str, world: World, store: TimedStore, meter: Meter) -> "Links":
+    def _named(
+        cls, name: str, world: World, store: TimedStore, meter: Meter, run: int, change: int = 0
+    ) -> "Links":
         heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
-        return cls(world, name, store, heartbeat, meter)
+        return cls(world, name, store, heartbeat, meter, run, change)
+
+    def announce(self) -> None:
+        """Tell who takes part, for ranks that wish to join; each rank calls after a change."""
+        if self.run:
+            nodes, lost = self.world.nodes, self.world.lost
+            with self.heartbeat.explaining():
+                write_roster(self.store, Roster(self.run, self.change, self.name, nodes, lost))
+
+    def end_run(self) -> None:
+        """Let nobody join any more, since this rank is about to leave."""
+        if self.run and not self.is_closed and not self.is_inherited:
+            with contextlib.suppress(RuntimeError):  # without a store nobody can
+                write_roster(self.store, Roster(self.run, ENDED))
 
     def roll_call(self, word: str, conclude: Callable[[list[str]], str]) -> str:
         """Wait until all ranks have called; return what the first concludes from their words."""
@@ -125,17 +159,27 @@ class Links:
         """Stop the heartbeat and end all groups and their threads; nothing in a forked child."""
         if self.is_inherited or self.is_closed:
             return
-        self.is_closed = True
-        self.heartbeat.stop()
-        for group in self.opened:
-            group.close_lane()
-            group.process_group.shutdown()
-            group.closed = True
+        self._end_groups(has_left=True)
         lane = Lane("offbeat-leave", wake=lambda: None)
         leaving = lane.submit(self._leave, lane.closing)
         leaving.add_done_callback(lambda _: lane.close())
         with contextlib.suppress(TimeoutError):
             leaving.result(MOMENT)
+
+    def abandon(self) -> None:
+        """End as if this process had: the others find that it is lost, and go on without it."""
+        self._end_groups(has_left=False)
+        close_sockets(self.opened)
+        self.opened.clear()
+        self.store.close()
+
+    def _end_groups(self, has_left: bool) -> None:
+        self.is_closed = True
+        self.heartbeat.stop(has_left)
+        for group in self.opened:
+            group.close_lane()
+            group.process_group.shutdown()
+            group.closed = True
 
     def _leave(self, is_ending: Event) -> None:
         """Close the sockets, and delete the keys in the store, once no rank needs them.
@@ -183,7 +227,7 @@ class Links:
                 opening = lane.submit(connect)
                 while not opened:
                     self.heartbeat.require_no_verdict()
-                    if self.world.lost and time.monotonic() - started > RECONNECT:
+                    if (self.world.lost or self.change) and time.monotonic() - started > RECONNECT:
                         raise self.heartbeat.condemn(PeerLost(_NOT_ALL_AGAIN))
                     with contextlib.suppress(TimeoutError):
                         opening.result(0.1)
@@ -193,6 +237,6 @@ class Links:
 
 
 _NOT_ALL_AGAIN = (
-    f"the survivors of a loss could not connect within {RECONNECT:.0f} s: another rank was lost "
-    "meanwhile; start again from the last checkpoint"
+    f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: another rank "
+    "was lost meanwhile; start again from the last checkpoint"
 )

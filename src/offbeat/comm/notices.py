@@ -43,6 +43,13 @@ class Failure(NamedTuple):
     timeout: float | None  # seconds, if it has timed out
 
 
+class Wish(NamedTuple):
+    """A rank that waits to join."""
+
+    rank: int
+    number: int  # of the wish, since a rank may have several one after the other
+
+
 class Notices(NamedTuple):
     """What ranks tell all others, None for nothing.
 
@@ -52,6 +59,7 @@ class Notices(NamedTuple):
         silent: a rank without heartbeats.
         left: the first rank that has left.
         front: of the ranks that wait in a call of all ranks, one that is in the latest call.
+        wish: a rank that is none of these, and wishes to be.
     """
 
     verdict: Verdict | None = None
@@ -59,15 +67,17 @@ class Notices(NamedTuple):
     silent: Silence | None = None
     left: int | None = None
     front: int | None = None
+    wish: Wish | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Notices":
         """Read what :meth:`dump` has written."""
-        verdict, failure, silent, left, front = json.loads(text)
+        verdict, failure, silent, left, front, wish = json.loads(text)
         if failure is not None:
             rank, phase, timeout = failure
             failure = Failure(rank, Phase(*phase), timeout)
-        return cls(verdict and Verdict(*verdict), failure, silent and Silence(*silent), left, front)
+        said = verdict and Verdict(*verdict), failure, silent and Silence(*silent), left, front
+        return cls(*said, wish and Wish(*wish))
 
     def dump(self) -> str:
         """Return the notices as JSON."""

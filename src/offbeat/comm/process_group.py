@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
 HELLO = NEVER_SENT - 1  # the tag of a rank's answer to a search
+GLOO = {torch.device("cpu"): "gloo"}  # backends of groups beside those of torch
 
 
 def is_running() -> bool:
@@ -99,8 +100,15 @@ def open_group(
 
 def open_loopback(store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
     """Open a Gloo group over the loopback interface, for ranks that are threads."""
-    backends = {torch.device("cpu"): "gloo"}
-    return open_group(store, rank, size, backends=backends, host="127.0.0.1", is_lazy=is_lazy)
+    return open_group(store, rank, size, backends=GLOO, host="127.0.0.1", is_lazy=is_lazy)
+
+
+def connect_store(address: str) -> Store:
+    """Connect to the TCPStore at ``"host:port"``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"the store is at {address!r}, expected 'host:port'")
+    return dist.TCPStore(host.strip("[]"), int(port), is_master=False)
 
 
 def thread_store() -> Store:

@@ -137,8 +137,8 @@ class Ring:
     def _watched(self, members: Sequence[int]) -> list[int]:
         if len(self.begun) < len(self._ranks) and self._store.add("begun", 0) > len(self.begun):
             self.begun = sorted(map(int, self._store.get("ranks").split()))
-        silent, left, front = self.board.notices[2:]
-        named = (silent and silent.rank, left, front)
+        notices = self.board.notices
+        named = (notices.silent and notices.silent.rank, notices.left, notices.front)
         begun = {*self.suspects}.intersection(self.begun) if self.suspects else ()
         found = (*self._next(self.begun), *self._next(sorted(members)), *named, *begun)
         return [rank for rank in dict.fromkeys(found) if rank not in (None, self._rank)]

@@ -13,7 +13,9 @@ from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.process_group import (
+    GLOO,
     backends_of,
+    connect_store,
     default_group,
     default_store,
     open_group,
@@ -51,6 +53,7 @@ class World:
         lost: ranks that a run continues without; the others keep their numbers.
         group: the process group in which the ranks run already, if they do: its timeout limits the
             start-up, and its connections tell of ranks that end before.
+        is_new: whether this rank takes part in no start: it can only join a run.
 
     >>> from torch.distributed import HashStore
     >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
@@ -64,6 +67,7 @@ class World:
     opener: Opener | None
     lost: tuple[int, ...] = ()
     group: ProcessGroup | None = None
+    is_new: bool = False
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless each rank is on exactly one node."""
@@ -92,6 +96,38 @@ class World:
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
         store = PrefixStore("offbeat", default_store())
         return cls(world.rank(), layout, store, opener, group=world)
+
+    @classmethod
+    def at(cls, store: str | Store, *, size: int, rank: int | None = None) -> "World":
+        """Describe ranks that meet in a store outside of them all, without a process group.
+
+        For runs that lost workers may join again: ``torch.distributed.init_process_group()``
+        connects a fixed set of ranks, and its store often ends with one of them. Each rank is on a
+        node of its own. Messages go over Gloo, those of GPUs through host memory.
+
+        Args:
+            store: the address ``"host:port"`` of a ``torch.distributed.TCPStore`` in a process
+                that outlives all workers, or a store of torch.
+            size: the number of ranks that start the run.
+            rank: this rank, below ``size``, at the first start and after every restart; None for a
+                new worker, which gets the next free number when it joins.
+
+        Raises ``ValueError`` for a wrong address, size or rank.
+
+        >>> from torch.distributed import HashStore
+        >>> World.at(HashStore(), size=6, rank=2).ranks
+        (0, 1, 2, 3, 4, 5)
+        """
+        if size < 1 or not 0 <= (rank or 0) < size:
+            raise ValueError(
+                f"rank={rank} of size={size}, expected a rank from 0 to size - 1, or None for a "
+                "new worker, and the number of ranks that start the run as size"
+            )
+        place = connect_store(store) if isinstance(store, str) else store
+        nodes = tuple((r,) for r in range(size if rank is not None else size + 1))
+        opener = partial(open_group, backends=GLOO)
+        number = size if rank is None else rank
+        return cls(number, nodes, PrefixStore("offbeat", place), opener, is_new=rank is None)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
@@ -142,6 +178,17 @@ class World:
         kept = [tuple(rank for rank in node if rank in living) for node in self.nodes]
         lost = (*self.lost, *(rank for rank in self.ranks if rank not in living))
         return replace(self, nodes=tuple(node for node in kept if node), lost=lost)
+
+    def joined_by(self, rank: int) -> "World":
+        """Return this layout with ``rank`` too, on a node of its own.
+
+        >>> from torch.distributed import HashStore
+        >>> world = World(rank=2, nodes=((0,), (2,)), store=HashStore(), opener=None, lost=(1,))
+        >>> world.joined_by(1).nodes, world.joined_by(1).lost, world.joined_by(3).ranks
+        (((0,), (1,), (2,)), (), (0, 2, 3))
+        """
+        lost = tuple(other for other in self.lost if other != rank)
+        return replace(self, nodes=tuple(sorted((*self.nodes, (rank,)))), lost=lost)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 
+from offbeat.comm.failure import Phase
 from offbeat.comm.group import Group
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
@@ -63,16 +64,18 @@ class Connection:
             yield
         self.links.heartbeat.next_call(verb)
 
-    def resume(self, earlier: "Connection") -> None:
-        """Count calls on from those that were made over an earlier connection."""
-        if self.links is not None and earlier.links is not None:
-            self.links.heartbeat.resume(earlier.links.heartbeat.phase)
+    def resume(self, phase: Phase) -> None:
+        """Count calls on from ``phase``, that of an earlier connection or of another rank."""
+        if self.links is not None:
+            self.links.heartbeat.resume(phase)
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
         return self.links.heartbeat.condemn(error) if self.links is not None else error
 
-    def close(self) -> None:
-        """End the heartbeat, the threads and the process groups."""
+    def close(self, ends_run: bool = False) -> None:
+        """End the heartbeat, the threads and the process groups; and the run, for all ranks."""
         if self.links is not None:
+            if ends_run:
+                self.links.end_run()
             self.links.close()

@@ -1,7 +1,7 @@
 """The operations of a replica: a model that trains together with its copies on other ranks."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, final
 
@@ -13,9 +13,8 @@ from offbeat.comm.failure import PeerLost
 from offbeat.comm.sharding import gathering_modules, local, reshard
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved, Site
-from offbeat.replica import checkpoint, checks, survivors
+from offbeat.replica import checkpoint, checks
 from offbeat.replica.backward import BackwardWatch
-from offbeat.replica.connection import Connection
 from offbeat.replica.consensus import (
     OwnValues,
     average_buffers,
@@ -26,8 +25,8 @@ from offbeat.replica.consensus import (
 )
 from offbeat.replica.first_step import check_start, drift_note, keeps_equal
 from offbeat.replica.install import bare_optimizer
+from offbeat.replica.membership import Membership
 from offbeat.replica.norm import clip_norm
-from offbeat.replica.slots import SlotFiller
 from offbeat.telemetry.recorder import Recorder
 
 Result = TypeVar("Result")
@@ -42,28 +41,29 @@ class Replica:
     same order; every other method is local. ``gradients`` and ``parameters`` are the two slots.
     """
 
-    def __init__(self, model: nn.Module, connection: Connection, filler: SlotFiller) -> None:
-        """Fill the slots; use :func:`replicate`."""
-        self.model, self.algorithm, self.world = model, filler.algorithm, connection.world
-        self.steps, self.settled = 0, True  # settled: no step since all replicas were equal
-        self.notes = filler.notes
-        self.lost: list[dict[str, int]] = []
-        self._exchanges_from = 0  # the first step after a loss at which all survivors exchange
-        self._connection, self._filler = connection, filler
+    def __init__(self, model: nn.Module, members: Membership) -> None:
+        """Register the hooks; use :func:`replicate`."""
+        self.model, self.algorithm, self.notes = model, members.algorithm, members.notes
+        self.steps, self.settled = members.steps, not members.joined  # settled: equal since then
+        self.lost, self.joined = members.lost, members.joined
+        self._members, self._connection = members, members.connection
+        self.world = self._connection.world
+        self.gradients, self.parameters = members.gradients, members.parameters
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._held = {name: local(p) for name, p in self._trained.items()}
         self._gathering = gathering_modules(model)
         self._before = checks.Snapshot(model)
-        self.gradients = filler.gradients(connection.links, connection.control)
-        self.parameters = filler.parameters(connection.links, connection.control)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
-        self._recorder = Recorder(connection.meter, {"algorithm": repr(self.algorithm), **place})
+        self._recorder = Recorder(
+            self._connection.meter, {"algorithm": repr(self.algorithm), **place}
+        )
         self._closed: str | None = None
         self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None
         self._watch = BackwardWatch(
-            self._trained, self.gradients, self._require_open, connection.heartbeat
+            self._trained, self.gradients, self._require_open, self._connection.heartbeat
         )
+        self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
         """Exchange parameters after an optimizer step, if the algorithm does so in this step.
@@ -77,6 +77,7 @@ class Replica:
         self._require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
+        self._together(None, self._admit)
         self._together("step", self._step)
         self.steps, self.settled = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
@@ -214,7 +215,7 @@ class Replica:
             "load_state_dict",
             lambda: checkpoint.load(self._saved_parts(), saved, self._connection.control),
         )
-        self._exchanges_from = 0
+        self._members.exchanges_from = 0
         self._watch.loaded()
 
     def stats(self) -> dict[str, Any]:
@@ -227,6 +228,7 @@ class Replica:
             "notes": list(self.notes),
             "measures": self.parameters.measures(),
             "lost": [dict(loss) for loss in self.lost],
+            "joined": [dict(join) for join in self.joined],
             **self._recorder.stats(),
             **self.gradients.stats(),
         }
@@ -248,7 +250,7 @@ class Replica:
         if self._installed is not None:
             self._installed.remove()
         self._recorder.close()
-        self._connection.close()
+        self._connection.close(ends_run=True)
 
     @property
     def _shared_site(self) -> Site | None:
@@ -277,7 +279,7 @@ class Replica:
             if note := check_start(self.model, self.algorithm, self._connection, *start):
                 self.notes.append(note)
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
-        if self.steps >= self._exchanges_from:
+        if self.steps >= self._members.exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)
         self._recorder.backward(self._watch.first_gradient, self._watch.last_gradient)
@@ -317,21 +319,20 @@ class Replica:
                 with self._connection.calling(verb):
                     return call()
             except PeerLost as loss:
-                self._continue_without(loss)
+                self._adopt(self._members.continue_without(self.steps, loss))
 
-    def _continue_without(self, loss: PeerLost) -> None:
-        """Connect to the other survivors, and start from the models as they are."""
-        if self.parameters.exchange.on_failure == "raise":
-            raise loss
-        found = survivors.reconnect(self._connection, self._filler, self.steps, loss)
-        self._connection, self.parameters = found.connection, found.parameters
-        self.world = found.connection.world
-        self._watch.heartbeat = found.connection.heartbeat
+    def _admit(self) -> None:
+        if texts := self._members.admit(self.model, self.steps):
+            self._adopt(texts)
+
+    def _adopt(self, texts: Sequence[str]) -> None:
+        """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
+        self._connection, self.parameters = self._members.connection, self._members.parameters
+        self.world = self._connection.world
+        self._watch.heartbeat = self._connection.heartbeat
         self._watch.is_first = False  # others may be past their first step
-        for agreed in found.agreements:
-            self._exchanges_from = agreed.step
-            self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
-            warnings.warn(agreed.text(self.world.rank), RuntimeWarning, stacklevel=4)
+        for text in texts:
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _note(self, note: str | None) -> None:
         if note is not None and note not in self.notes:

@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from offbeat.comm.group import Group
 from offbeat.comm.links import Links
 from offbeat.comm.sharding import has_shards
-from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Saved, Site
+from offbeat.exchange import (
+    Algorithm,
+    ElasticExchange,
+    GradientExchange,
+    ParameterExchange,
+    Saved,
+    Site,
+)
 from offbeat.functional import Layout, pack
 
 State = TypeVar("State")
@@ -97,6 +104,17 @@ class ParameterSlot(Generic[State]):
     def settle(self) -> None:
         """Discard everything in flight: all replicas are equal now."""
         self.exchange.settle(self.state)
+
+    def drain(self) -> float:
+        """Merge what is in flight into the parameters; return the weight."""
+        if isinstance(self.exchange, ElasticExchange):
+            return self.exchange.drain(self.state)
+        return 1.0  # an empty slot: this rank is alone
+
+    def enter(self, weight: float) -> None:
+        """Start anew from the parameters as they are, with ``weight``."""
+        if isinstance(self.exchange, ElasticExchange):
+            self.exchange.enter(self.state, weight)
 
     def staleness(self, step: int) -> int:
         """Return the age in steps of the newest parameters received from another rank."""

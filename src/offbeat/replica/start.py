@@ -15,21 +15,26 @@ from torch.optim import Optimizer
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import default_group
 from offbeat.comm.world import World, host_name
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, ElasticExchange
 from offbeat.replica.checks import difference, fingerprint, model_fault, optimizer_fault
 from offbeat.replica.connection import Connection
 
 
 def connect(
-    model: nn.Module, algorithm: Algorithm, mesh: object, optimizers: Sequence[Optimizer]
+    model: nn.Module,
+    algorithm: Algorithm,
+    mesh: object,
+    optimizers: Sequence[Optimizer],
+    run: int = 0,
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
     The arguments are those of :func:`offbeat.replicate`. The layout of the ranks is ``mesh``, or
     made of the hosts that the ranks name. All ranks must have the same model, by a digest that each
-    one sends; only where two differ are they compared name by name.
+    one sends; only where two differ are they compared name by name. ``run``: the number of the run,
+    if others may join it.
     """
-    given, fault = None, _argument_fault(model, algorithm)
+    given, fault = None, argument_fault(model, algorithm)
     try:
         given = given_world(mesh)
     except ValueError as error:
@@ -39,16 +44,18 @@ def connect(
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
     fault = fault or model_fault(model)
-    if world.size == 1:  # alone, the optimizer is not read
+    if world.size == 1 and not run:  # alone, the optimizer is not read
         if fault is not None:
             raise ValueError(fault)
         return Connection(world, None, None)
     fault = fault or optimizer_fault(model, algorithm, optimizers)
-    links = Links.connect(world)
+    fault = fault or (join_fault(algorithm) if run else None)
+    links = Links.connect(world, run)
     try:
         hosts = _agree(links, fault, given, model, algorithm)
         links.world = given or World.on_hosts(hosts)
     except BaseException:
+        links.end_run()
         links.close()
         raise
     return Connection.over(links.world, links)
@@ -65,7 +72,8 @@ def given_world(mesh: object) -> World | None:
     )
 
 
-def _argument_fault(model: object, algorithm: object) -> str | None:
+def argument_fault(model: object, algorithm: object) -> str | None:
+    """Return why these are no arguments of :func:`offbeat.replicate`, or None."""
     if not isinstance(model, nn.Module):
         return f"the model is a {type(model).__name__}, expected a torch.nn.Module"
     if not isinstance(algorithm, Algorithm):
@@ -74,6 +82,18 @@ def _argument_fault(model: object, algorithm: object) -> str | None:
             "offbeat.sgp() or offbeat.algorithm('sgp')"
         )
     return None
+
+
+def join_fault(algorithm: object) -> str | None:
+    """Return why no rank can join a run of ``algorithm``, or None."""
+    exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
+    if isinstance(exchange, ElasticExchange) and exchange.on_failure == "continue":
+        return None
+    return (
+        f"join=True with {algorithm}: its exchanges wait for all ranks alike, and a run that loses "
+        "one ends; use sgp(on_failure='continue'), or join=False and restart all ranks from a "
+        "checkpoint"
+    )
 
 
 def _agree(

@@ -1,5 +1,6 @@
 """Continuation without a lost rank: survivors agree through the store, which still works."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -48,27 +49,54 @@ def reconnect(
     smaller world: there also those meet who had connected already. Raises as
     :func:`agree_on_survivors` does.
     """
-    current, agreements = connection, []
+    between, agreed = _without(connection, steps, loss)
+    return connect_over(between, connection, filler, steps, [agreed])
+
+
+def connect_over(
+    current: Connection,
+    earlier: Connection,
+    filler: SlotFiller,
+    steps: int,
+    agreements: list[Agreement],
+) -> Reconnected:
+    """Open the groups of ``current``, which has links only; all its ranks call.
+
+    As :func:`reconnect` if a rank is lost meanwhile. Continues the count of calls of ``earlier``.
+    """
     while True:
-        if current.links is None:
-            raise loss
         try:
-            agreements.append(agree_on_survivors(current.links, steps, loss))
-        except BaseException:
-            current.close()
-            raise
-        between = regroup(current.links, agreements[-1])
-        world = current.world.among(agreements[-1].living)
-        current = Connection(world, between, None)
-        try:
-            current = Connection.over(world, between)
-            slot = filler.parameters(between, current.control)
-        except PeerLost as another:
-            loss = another
+            current = Connection.over(current.world, current.links)
+            slot = filler.parameters(current.links, current.control)
+        except PeerLost as loss:
+            current, agreed = _without(current, steps, loss)
+            agreements.append(agreed)
             continue
         # Not before: some ranks are steps behind, and catch up alone.
-        current.resume(connection)
+        if earlier.links is not None:
+            current.resume(earlier.links.heartbeat.phase)
+        if current.links is not None:
+            current.links.announce()
         return Reconnected(current, slot, agreements)
+
+
+def _without(connection: Connection, steps: int, loss: PeerLost) -> tuple[Connection, Agreement]:
+    if connection.links is None:
+        raise loss
+    try:
+        agreed = agree_on_survivors(connection.links, steps, loss)
+    except BaseException:
+        connection.close()
+        raise
+    between = regroup(connection.links, agreed)
+    return Connection(connection.world.among(agreed.living), between, None), agreed
+
+
+def resign(links: Links) -> None:
+    """Leave as one that is lost: a rank that has no model yet cannot continue with the others."""
+    with contextlib.suppress(RuntimeError):
+        _say(links.store.under(f"{links.name}/survivors"), links.world.rank, "lost")
+    links.abandon()
 
 
 def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
@@ -104,8 +132,12 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
 
 
 def regroup(links: Links, agreed: Agreement) -> Links | None:
-    """Replace ``links`` by links between the living ranks; None for a rank that is left alone."""
-    between = links.among(agreed.living) if len(agreed.living) > 1 else None
+    """Replace ``links`` by links between the living ranks.
+
+    None for a rank that is left alone, unless others may join it.
+    """
+    goes_on = len(agreed.living) > 1 or links.run
+    between = links.among(agreed.living) if goes_on else None
     # Not before all have agreed: in the old world, it publishes that this rank has left.
     links.close()
     return between
