@@ -80,6 +80,7 @@ class Joining:
     model: Any
     algorithm: Any
     attempts: int = 0
+    number: int = -1
     store: TimedStore = field(init=False)
 
     def connect(self) -> Connection | int:
@@ -111,7 +112,10 @@ class Joining:
             self.store.close()
 
     def _rank(self, roster: Roster) -> int:
-        return roster.next_rank if self.world.is_new else self.world.rank
+        if not self.world.is_new:
+            return self.world.rank
+        # A new rank that was in, and has tried again since, keeps the number that it got.
+        return self.number if self.number in roster.lost else roster.next_rank
 
     def _wish(self, roster: Roster, pulse: Pulse) -> Links | None:
         """Make one attempt; return the links between all ranks if it succeeds.
@@ -132,7 +136,7 @@ class Joining:
                 f"rank {rank} could not join in {ATTEMPTS} attempts: each time a rank was lost "
                 "meanwhile; the others go on without it"
             )
-        self.attempts += 1
+        self.attempts, self.number = self.attempts + 1, rank
         wish = Wish(rank, self.store.add("wishes", 1))
         lost = tuple(other for other in roster.lost if other != rank)
         nodes = tuple(sorted((*roster.nodes, (rank,))))

@@ -1,0 +1,243 @@
+"""A run of gossip under random kills and joins: real processes around one TCPStore."""
+
+import json
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+import offbeat
+from offbeat.comm import heartbeat
+
+PATIENCE = {"BEAT": 0.2, "BROKEN_AFTER": 1.5, "SILENT_AFTER": 3.0}  # seconds, a fifth of the usual
+STEP = 0.02  # seconds that a step takes at least, on average
+MARGIN = 400  # steps between the announcement of the last one and that one
+FEATURES = 20
+POINTS = 10  # of the curve of the loss
+HANG = 90.0  # seconds without an answer that count as one
+WITNESS = 0  # a rank that is never killed: it has seen all who came and went
+
+
+@dataclass
+class Run:
+    """What has happened in one run.
+
+    Attributes:
+        seed: of the times, victims and delays.
+        steps: its length.
+        killed: ranks in the order of their deaths.
+        returned: how many of those came back under their old number.
+        new: how many came under a new one.
+        hung: the ranks that did not answer in time, or ended by themselves.
+        lost: the ranks that were lost, as the witness says.
+        joined: the ranks that have joined, as the witness says.
+        is_told: whether it lists all losses and joins that the killer knows of.
+        is_agreed: whether all models were equal at the end.
+        losses: mean loss of the witness in each tenth of the run.
+    """
+
+    seed: int
+    steps: int = 0
+    killed: list[int] = field(default_factory=list)
+    returned: int = 0
+    new: int = 0
+    hung: list[str] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
+    is_told: bool = False
+    is_agreed: bool = False
+    losses: list[float] = field(default_factory=list)
+
+
+def work(port: int, size: int, rank: int | None, seed: int) -> None:
+    """Train as one worker: say where it begins, and at the end what it has seen."""
+    torch.set_num_threads(1)
+    for name, value in PATIENCE.items():
+        setattr(heartbeat, name, value)
+    warnings.simplefilter("ignore")
+    draws = random.Random(f"{seed} {rank} {time.time()}")
+    torch.manual_seed(draws.randrange(2**31))
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    model = torch.nn.Linear(FEATURES, 1, bias=False)
+    world = offbeat.World.at(f"127.0.0.1:{port}", size=size, rank=rank)
+    algorithm = offbeat.sgp(overlap=1, on_failure="continue")
+    replica = offbeat.replicate(model, algorithm, mesh=world, join=True)
+    _say(store, "in", replica.world.rank, os.getpid())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses, last = [], None
+    while last is None or replica.steps < last:
+        time.sleep(draws.expovariate(1 / STEP) if draws.random() < 0.1 else STEP)
+        x = torch.randn(64, FEATURES)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        replica.step()
+        if last is None:
+            store.set("step", str(replica.steps))
+            last = int(store.get("last")) if store.check(["last"]) else None
+    replica.finish()
+    end = next(model.parameters()).detach().flatten().tolist()
+    _say(store, "out", replica.world.rank, end, replica.stats(), losses)
+    replica.detach()
+
+
+def _say(store: TCPStore, *word: object) -> None:
+    """Tell the killer, by the store: a queue would keep the lock of a worker that is killed."""
+    store.append("words", json.dumps(word) + "\n")
+
+
+class Churn:
+    """Starts the workers of a run, kills them at random, and starts others in their place."""
+
+    def __init__(self, context: BaseContext, seed: int, size: int) -> None:
+        """Start ``size`` workers."""
+        self.run, self._draws, self._size = Run(seed), random.Random(seed), size
+        self._context: Any = context
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store.set("words", "")
+        self._heard = 0
+        self._coming: list[BaseProcess] = []
+        self._living: dict[int, BaseProcess] = {}
+        self._ends: dict[int, tuple[list[float], dict[str, Any], list[float]]] = {}
+        self._was_in: list[int] = []  # killed after they had come in
+        self._came: list[int] = []
+        for rank in range(size):
+            self._start(rank)
+        self._await(lambda: len(self._living) == size, "start")
+        self._came.clear()
+
+    def disturb(self, seconds: float) -> None:
+        """Kill and start workers for some time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self.run.hung:
+            self._hear(min(left, self._draws.uniform(0.02, 0.15) * seconds))
+            victims = [*(r for r in self._living if r != WITNESS), *range(-len(self._coming), 0)]
+            for victim in self._draws.sample(victims, min(len(victims), self._victims())):
+                self._kill(victim)
+            self._hear(min(max(0.0, until - time.monotonic()), self._draws.uniform(0.0, 3.0)))
+            while len(self._living) + len(self._coming) < self._size:
+                self._replace()
+
+    def end(self) -> Run:
+        """Let all come in, train on to a common last step, and compare what they say."""
+        run = self.run
+        self._await(lambda: not self._coming, "join")
+        run.steps = int(self._store.get("step")) + MARGIN
+        self._store.set("last", str(run.steps))
+        self._await(lambda: len(self._ends) == len(self._living), "finish")
+        for process in [*self._living.values(), *self._coming]:
+            process.join(10)
+            process.kill()
+        if WITNESS in self._ends:
+            models = [model for model, _, _ in self._ends.values()]
+            _, stats, losses = self._ends[WITNESS]
+            run.is_agreed = all(model == models[0] for model in models)
+            run.lost = [loss["rank"] for loss in stats["lost"]]
+            run.joined = [join["rank"] for join in stats["joined"]]
+            # One that was killed while it joined may be among them or not.
+            run.is_told = _has(run.lost, self._was_in) and _has(run.joined, self._came)
+            run.is_told &= {*range(self._size), *run.joined} >= {*self._ends} >= {WITNESS}
+            run.losses = [*_tenths(losses)]
+        return run
+
+    def _victims(self) -> int:
+        return self._draws.choice([1, 1, 1, 2])
+
+    def _start(self, rank: int | None) -> None:
+        port, seed = self._store.port, self.run.seed
+        process = self._context.Process(
+            target=work, args=(port, self._size, rank, seed), daemon=True
+        )
+        process.start()
+        process.rank = rank
+        self._coming.append(process)
+
+    def _kill(self, victim: int) -> None:
+        """Kill a rank that takes part or, if negative, one that is about to."""
+        if victim < 0:
+            process: Any = self._coming.pop(victim % (len(self._coming) or 1))
+            number = process.rank
+        else:
+            process, number = self._living.pop(victim), victim
+            self._was_in.append(victim)
+        process.kill()
+        process.join()
+        self.run.killed.append(-1 if number is None else number)
+
+    def _replace(self) -> None:
+        busy = {*self._living, *(getattr(each, "rank", None) for each in self._coming)}
+        free = [rank for rank in range(self._size) if rank not in busy]
+        if free and self._draws.random() < 0.7:
+            self.run.returned += 1
+            self._start(self._draws.choice(free))
+        else:
+            self.run.new += 1
+            self._start(None)
+
+    def _await(self, is_done: Any, what: str) -> None:
+        since = time.monotonic()
+        while not is_done() and not self.run.hung:
+            self._hear(0.1)
+            if time.monotonic() - since > HANG:
+                coming = [getattr(each, "rank", None) for each in self._coming]
+                self.run.hung.append(f"{what}: {coming} come, {[*self._living]} are in")
+
+    def _hear(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while True:
+            words = self._store.get("words").decode().splitlines()
+            for kind, rank, *said in map(json.loads, words[self._heard :]):
+                if kind == "in":
+                    self._welcome(rank, *said)
+                else:
+                    self._ends[rank] = (said[0], said[1], said[2])
+            self._heard = len(words)
+            self._note_ended()
+            if time.monotonic() >= until:
+                return
+            time.sleep(0.05)
+
+    def _welcome(self, rank: int, pid: int) -> None:
+        process = next((p for p in self._coming if p.pid == pid), None)
+        if process is not None:  # else it was killed meanwhile
+            self._coming.remove(process)
+            self._living[rank] = process
+            self._came.append(rank)
+
+    def _note_ended(self) -> None:
+        """Count workers that have ended by themselves, before they were asked to."""
+        for process in self._coming:
+            if process.exitcode is not None:
+                self.run.hung.append(f"a worker ended with {process.exitcode} while it joined")
+        for rank, process in self._living.items():
+            if process.exitcode not in (None, 0):
+                self.run.hung.append(f"rank {rank} ended with {process.exitcode}")
+
+
+def _has(said: list[int], known: list[int]) -> bool:
+    """Return whether all of ``known``, each as often as it stands there, are in ``said``."""
+    return all(said.count(rank) >= known.count(rank) for rank in known)
+
+
+def _tenths(losses: list[float]) -> Iterator[float]:
+    size = max(1, len(losses) // POINTS)
+    for begin in range(0, size * POINTS, size):
+        part = losses[begin : begin + size]
+        yield sum(part) / max(1, len(part))
+
+
+def churn(context: BaseContext, seed: int, seconds: float, size: int = 6) -> Run:
+    """Disturb a run of ``size`` workers for so many seconds, then let it end."""
+    whole = Churn(context, seed, size)
+    whole.disturb(seconds)
+    return whole.end()

@@ -1,0 +1,381 @@
+"""Ranks that join a run of gossip: threads, some of which go silent and come back."""
+
+import copy
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
+from torch import nn
+
+import offbeat
+from offbeat.comm import heartbeat
+from offbeat.comm.failure import PeerLost
+from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.links import Links
+from offbeat.comm.world import World
+from offbeat.parameters import PushSum
+from offbeat.replica import admission, handover, joining, membership, replicate
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.topology.graph import mixing_matrix
+from problems import Quadratic, flat, gradient
+from reference import push_sum
+from reference.elastic import elastic_sgp
+from reference.participants import Array
+
+CONTINUE = "sgp(on_failure='continue')"
+OVERLAP = "sgp(overlap=1, on_failure='continue')"
+LR = 0.05
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Impatient heartbeats, all of which end with the test."""
+    for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
+        monkeypatch.setattr(heartbeat, name, seconds)
+    start, started = Heartbeat.__init__, []
+
+    def remember(self: Heartbeat, *args: Any) -> None:
+        start(self, *args)
+        started.append(self)
+
+    monkeypatch.setattr(Heartbeat, "__init__", remember)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+    for one in started:
+        one.stop()
+
+
+def perish(links: Links | None) -> None:
+    """What remains of a process that dies is silence; a thread cannot be killed."""
+    assert links is not None
+    links.heartbeat._end_thread()
+
+
+class Crowd:
+    """A world of threads, to which others come: one function for all, called with a layout."""
+
+    def __init__(self, size: int, work: Callable[[World], Any]) -> None:
+        self.world, self._work = ThreadWorld(size), work
+        self._results: dict[int, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def come(self, *places: World, after: float = 0.0) -> None:
+        """Start a thread for each of ``places``, some time after the others."""
+        for place in places:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._enter, args=(number, place, after), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _enter(self, number: int, place: World, after: float) -> None:
+        time.sleep(after)
+        try:
+            self._results[number] = self._work(place)
+        except Exception as error:
+            self._results[number] = error
+
+    def all(self, timeout: float = 60.0) -> list[Any]:
+        """Return what all return or raise: first the ranks of the start, then those who came."""
+        results: list[Any] = self.world.run(self._work, timeout)
+        for thread in self._threads:
+            thread.join(timeout)
+        return [*results, *(self._results[number] for number in range(len(self._threads)))]
+
+
+def attach(world: World, algorithm: str, model: nn.Module | None = None) -> offbeat.Replica:
+    own = Quadratic() if model is None else model
+    return offbeat.replicate(own, offbeat.algorithm(algorithm), mesh=world, join=True)
+
+
+def train(replica: offbeat.Replica, until: int, pause: Callable[[], float]) -> None:
+    model, optimizer = replica.model, torch.optim.SGD(replica.model.parameters(), lr=LR)
+    while replica.steps < until:
+        time.sleep(pause())
+        optimizer.zero_grad()
+        model(replica.world.rank).backward()
+        optimizer.step()
+        replica.step()
+
+
+def finish(replica: offbeat.Replica) -> tuple[Array, dict[str, Any]]:
+    replica.finish()
+    result = flat(snapshot(replica.model)), replica.stats()
+    replica.detach()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("more", "matrix", "overlap"),
+    [
+        ("", push_sum.one_peer_exponential, 0),
+        ("overlap=1, ", push_sum.one_peer_exponential, 1),
+        ("overlap=3, ", push_sum.one_peer_exponential, 3),
+        ("'ring', ", push_sum.ring, 0),
+        ("'complete', ", push_sum.complete, 0),
+        ("'ring', overlap=1, ", push_sum.ring, 1),
+    ],
+)
+@pytest.mark.fault(
+    "a new worker joins a run (join=True)",
+    "the others go on; numerators and weights are conserved",
+)
+def test_joins_conserve_mass(
+    more: str, matrix: push_sum.Matrix, overlap: int, draws: random.Random
+) -> None:
+    """Two ranks join at steps that the ranks choose; the reference takes these."""
+    until, pauses = 60, draws.choice([0.005, 0.03])
+
+    def work(world: World) -> tuple[int, Array, float, Array, dict[str, Any]]:
+        replica = attach(world, f"sgp({more}on_failure='continue')")
+        own = random.Random(f"{world.rank} {draws.random()}")
+        train(replica, until, lambda: own.uniform(0, pauses))
+        rank, weight = replica.world.rank, replica.parameters.state.weight
+        model = flat(snapshot(replica.model))
+        return rank, model, weight, *finish(replica)
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.1)
+    crowd.come(crowd.world.newcomer(), after=0.15)
+    results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    told = results[0][-1]
+    assert [each["rank"] for each in told["joined"]] == [3, 4]
+    start = flat(snapshot(Quadratic()))
+    z, w, in_flight = elastic_sgp(
+        dict.fromkeys(range(3), start),
+        gradient,
+        matrix=matrix,
+        joins={each["step"]: each["rank"] for each in told["joined"]},
+        steps=until,
+        lr=LR,
+        overlap=overlap,
+    )
+    assert sum(w.values()) + sum(in_flight.values()) == pytest.approx(3, abs=1e-12)
+    for rank, model, weight, end, stats in results:
+        np.testing.assert_allclose(model, z[rank], rtol=0, atol=1e-12)
+        assert weight == pytest.approx(w[rank], abs=1e-12)
+        assert np.array_equal(end, results[0][3])
+        assert (stats["size"], stats["lost"]) == (5, [])
+        assert stats["joined"] == told["joined"][max(0, rank - 3) :]
+
+
+def reached(replica: offbeat.Replica, joined: int, lost: int = 0, seconds: float = 40.0) -> None:
+    """Step until this replica has seen so many ranks come and go."""
+    until = time.monotonic() + seconds
+    while len(replica.joined) < joined or len(replica.lost) < lost:
+        assert time.monotonic() < until, (replica.world.ranks, replica.joined, replica.lost)
+        time.sleep(0.005)
+        replica.step()
+
+
+def meet(replica: offbeat.Replica, margin: int = 40) -> tuple[Array, dict[str, Any]]:
+    """Step on to a step that all can reach together, some after the last change, and finish."""
+    last = max(each["step"] for each in (*replica.joined, *replica.lost))
+    train(replica, last + margin, lambda: 0.002)
+    return finish(replica)
+
+
+@pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP])
+@pytest.mark.fault(
+    "a worker is lost, and a new process takes its number (join=True)",
+    "it waits until the loss is noticed, joins, and all train on",
+)
+def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, algorithm)
+        if world.rank == 1:
+            for _ in range(3):
+                replica.step()
+            perish(replica._connection.links)
+            replica = attach(world, algorithm)
+            reached(replica, 1)
+        else:
+            reached(replica, 1, 1)
+        return meet(replica)
+
+    results = ThreadWorld(4).run(work)
+    for rank, (end, stats) in enumerate(results):
+        assert np.array_equal(end, results[0][0])
+        assert [each["rank"] for each in stats["joined"]] == [1]
+        assert [each["rank"] for each in stats["lost"]] == ([] if rank == 1 else [1])
+        assert (stats["rank"], stats["size"]) == (rank, 4)
+
+
+@pytest.mark.fault(
+    "a lost rank returns and new ones come at the same time",
+    "they join one after the other",
+)
+def test_several_come_at_once() -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, OVERLAP)
+        if world.rank == 2:
+            perish(replica._connection.links)
+            replica = attach(world, OVERLAP)
+        reached(replica, 1)
+        while len(replica.world.ranks) < 6:
+            time.sleep(0.005)
+            replica.step()
+        return meet(replica)
+
+    crowd = Crowd(4, work)
+    crowd.come(crowd.world.newcomer(), crowd.world.newcomer(), after=0.2)
+    results = crowd.all()
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 6
+    assert sorted(each["rank"] for each in results[0][1]["joined"]) == [2, 4, 5]
+
+
+class Gone(Exception):
+    """Ends a thread that plays a process which has died."""
+
+
+@pytest.mark.parametrize("when", ["before the members know", "at the gate", "with the model"])
+@pytest.mark.fault(
+    "a rank is lost while it joins",
+    "the others go on; the next one can join",
+)
+def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one comes after it. Before it was let in, the others only read that it is gone."""
+    dead = threading.Event()
+
+    def die(links: Links) -> None:
+        perish(links)
+        dead.set()
+        raise Gone
+
+    if when == "with the model":
+
+        def take(self: membership.Membership, model: nn.Module) -> None:
+            if dead.is_set():
+                return accept(self, model)
+            return die(self.connection.links)
+
+        accept = membership.Membership.take
+        monkeypatch.setattr(membership.Membership, "take", take)
+        monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
+    else:
+
+        def pass_gate(gate: Any, links: Links, is_hindered: Any) -> bool:
+            while when == "at the gate" and not gate.check(["step"]) and not dead.is_set():
+                time.sleep(0.01)
+            return enter(gate, links, is_hindered) if dead.is_set() else die(links)
+
+        enter = joining.pass_gate
+        monkeypatch.setattr(joining, "pass_gate", pass_gate)
+        monkeypatch.setattr(joining, "close_gate", lambda gate: None)
+        monkeypatch.setattr(Links, "abandon", quiet(Links.abandon))
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, OVERLAP)
+        reached(replica, 2 if when == "with the model" and world.rank < 3 else 1)
+        return meet(replica)
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer())
+    crowd.come(crowd.world.newcomer(), after=1.0)
+    results = crowd.all()
+    assert isinstance(results.pop(3), Gone)
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 4
+    was_in = when == "with the model"
+    assert [each["rank"] for each in results[0][1]["lost"]] == ([3] if was_in else [])
+    assert [each["rank"] for each in results[0][1]["joined"]] == ([3, 4] if was_in else [3])
+
+
+def quiet(abandon: Callable[[Links], None]) -> Callable[[Links], None]:
+    """A thread that has died does not clean up."""
+
+    def only_the_living(links: Links) -> None:
+        if not links.heartbeat._ticker.stopping.is_set():
+            abandon(links)
+
+    return only_the_living
+
+
+@pytest.mark.parametrize("when", ["before the gate", "at the gate", "after it", "giving"])
+@pytest.mark.parametrize("victim", [0, 2], ids=["the sponsor", "another"])
+@pytest.mark.fault(
+    "a member is lost while a rank joins",
+    "the others go on without it, and the rank joins them",
+)
+def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 is new, so rank 0 is its sponsor."""
+    if when == "giving" and victim != 0:
+        return
+    dead = threading.Event()
+
+    def die(links: Links | None) -> None:
+        perish(links)
+        dead.set()
+        raise Gone
+
+    enter, let, connect_over, give = (
+        admission.pass_gate,
+        membership.let_in,
+        membership.survivors.connect_over,
+        handover.give,
+    )
+
+    def let_in(links: Links, wish: Any) -> Links | None:
+        if links.world.rank == victim and not dead.is_set() and when == "before the gate":
+            die(links)
+        return let(links, wish)
+
+    def pass_gate(gate: Any, between: Links, is_hindered: Any) -> bool:
+        if between.world.rank == victim and not dead.is_set() and when == "at the gate":
+            gate.add("come", 1)
+            perish(between)
+            die(old[0])
+        return enter(gate, between, is_hindered)
+
+    def over(current: Any, *more: Any) -> Any:
+        if current.world.rank == victim and not dead.is_set() and when == "after it":
+            die(current.links)
+        return connect_over(current, *more)
+
+    def giving(model: Any, place: Any, rank: int, group: Any) -> None:
+        if not dead.is_set() and when == "giving":
+            die(new[0]._members.connection.links)
+        give(model, place, rank, group)
+
+    monkeypatch.setattr("offbeat.comm.links.RECONNECT", 3.0)
+    monkeypatch.setattr(membership, "let_in", let_in)
+    monkeypatch.setattr(admission, "pass_gate", pass_gate)
+    monkeypatch.setattr(membership.survivors, "connect_over", over)
+    monkeypatch.setattr(membership, "give", giving)
+    old: list[Links] = []
+    new: list[offbeat.Replica] = []
+
+    def work(world: World) -> tuple[Array, dict[str, Any]] | None:
+        replica = attach(world, OVERLAP)
+        if world.rank == victim:
+            new.append(replica)
+            assert replica._connection.links is not None
+            old.append(replica._connection.links)
+        try:
+            while 3 not in replica.world.ranks or victim in replica.world.ranks:
+                time.sleep(0.005)
+                replica.step()
+        except Gone:
+            return None
+        return meet(replica)
+
+    crowd = Crowd(4 - 1, work)
+    crowd.come(crowd.world.newcomer(), after=0.2)
+    results = [each for each in crowd.all() if each is not None]
+    assert len(results) == 3, results
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 3
+    lost = [each["rank"] for each in results[0][1]["lost"]]
+    assert lost in ([victim], [3, victim], [victim, 3])
