@@ -1,6 +1,5 @@
 """Ranks that join a run of gossip: threads, some of which go silent and come back."""
 
-import copy
 import random
 import threading
 import time
@@ -16,14 +15,11 @@ from torch import nn
 
 import offbeat
 from offbeat.comm import heartbeat
-from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
-from offbeat.parameters import PushSum
 from offbeat.replica import admission, handover, joining, membership, replicate
 from offbeat.testing import ThreadWorld, snapshot
-from offbeat.topology.graph import mixing_matrix
 from problems import Quadratic, flat, gradient
 from reference import push_sum
 from reference.elastic import elastic_sgp

@@ -139,7 +139,9 @@ class Links:
         if len(members) < 2:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
-        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", self.world.store)
+        # An opening that was abandoned, because a rank is lost, may hold on to its client for long.
+        store = self.world.store.clone() if self.change else self.world.store
+        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", store)
         place, size = members.index(self.world.rank), len(members)
         connected = None if peers is None else sorted({*collective_peers(place, size), *peers})
         opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
