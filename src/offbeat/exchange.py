@@ -291,10 +291,7 @@ class ParameterExchange(Exchange[State]):
 
 
 class ElasticExchange(ParameterExchange[State]):
-    """An exchange that a further participant may join while it runs.
-
-    The others keep their mass, and one of them gives half of its own to the newcomer.
-    """
+    """An exchange that a further participant may join: it gets half of the mass of another one."""
 
     @abstractmethod
     def growth_fault(self, size: int) -> str | None:
@@ -304,8 +301,7 @@ class ElasticExchange(ParameterExchange[State]):
     def heard_by_all(self, size: int, sender: int, step: int) -> int:
         """Return a step that nobody begins before a word of ``sender`` has reached it.
 
-        The word is out before the exchange of ``step``, or the next one if none is due then, and
-        every message carries on what its sender has heard.
+        It is out before the first exchange from ``step`` on, and every message carries it on.
         """
 
     @abstractmethod

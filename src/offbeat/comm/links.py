@@ -16,7 +16,7 @@ from offbeat.comm.group import Group, close_at_exit, close_sockets
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
-from offbeat.comm.process_group import collective_peers, say_hello_to
+from offbeat.comm.process_group import another_client, collective_peers, say_hello_to
 from offbeat.comm.roll_call import hear, roll_call
 from offbeat.comm.roster import ENDED, Roster, name_after, write_roster
 from offbeat.comm.timed_store import TimedStore
@@ -140,7 +140,7 @@ class Links:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
         # An opening that was abandoned, because a rank is lost, may hold on to its client for long.
-        store = self.world.store.clone() if self.change else self.world.store
+        store = another_client(self.world.store) if self.change else self.world.store
         meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", store)
         place, size = members.index(self.world.rank), len(members)
         connected = None if peers is None else sorted({*collective_peers(place, size), *peers})

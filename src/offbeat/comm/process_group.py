@@ -111,6 +111,12 @@ def connect_store(address: str) -> Store:
     return dist.TCPStore(host.strip("[]"), int(port), is_master=False)
 
 
+def another_client(store: Store) -> Store:
+    """Return a client of the same store that does not wait for calls of this one."""
+    clone: Store = store.clone()  # type: ignore[attr-defined]  # not in the stubs
+    return clone
+
+
 def thread_store() -> Store:
     """Return a store in memory, for ranks that are threads of this process."""
     return dist.HashStore()
