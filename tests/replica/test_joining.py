@@ -18,8 +18,10 @@ from offbeat.comm import heartbeat
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
+from offbeat.parameters import PushSum
 from offbeat.replica import admission, handover, joining, membership, replicate
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.topology.graph import mixing_matrix
 from problems import Quadratic, flat, gradient
 from reference import push_sum
 from reference.elastic import elastic_sgp
@@ -375,3 +377,216 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
         assert stats["size"] == 3
     lost = [each["rank"] for each in results[0][1]["lost"]]
     assert lost in ([victim], [3, victim], [victim, 3])
+
+
+@pytest.mark.fault("a run grows from one rank, shrinks to it and grows again", "it trains on")
+def test_one_rank_alone_is_joined_twice() -> None:
+    place = threading.Event()
+
+    def work(world: World) -> tuple[Array, dict[str, Any]] | None:
+        replica = attach(world, OVERLAP)
+        if not world.is_new:
+            reached(replica, 2, 1)
+            return meet(replica)
+        if not place.is_set():
+            place.set()
+            perish(replica._connection.links)
+            return None
+        return meet(replica)
+
+    crowd = Crowd(1, work)
+    crowd.come(crowd.world.newcomer())
+    crowd.come(crowd.world.newcomer(), after=0.5)
+    first, _, second = crowd.all()
+    assert np.array_equal(first[0], second[0])
+    assert [each["rank"] for each in first[1]["lost"]] == [1]
+    assert [each["rank"] for each in first[1]["joined"]] == [1, 2]
+
+
+@pytest.mark.fault("all workers of a run are started again", "they start a new run")
+@pytest.mark.parametrize("ends", ["finished", "died"])
+def test_a_run_after_the_last_one(ends: str) -> None:
+    """In the same store: after detach(), and where all are silent."""
+
+    def work(world: World) -> tuple[int, Array, dict[str, Any]]:
+        replica = attach(world, CONTINUE)
+        train(replica, 5, lambda: 0.0)
+        if ends == "finished":
+            finish(replica)
+        else:
+            perish(replica._connection.links)
+        replica = attach(world, CONTINUE)
+        links = replica._connection.links
+        assert links is not None
+        train(replica, 7, lambda: 0.0)
+        return links.run, *finish(replica)
+
+    results = ThreadWorld(3).run(work)
+    for run, end, stats in results:
+        assert run == 2
+        assert np.array_equal(end, results[0][1])
+        assert (stats["step"], stats["lost"], stats["joined"]) == (7, [], [])
+
+
+def test_a_new_worker_waits_for_the_run_to_begin() -> None:
+    def work(world: World) -> int:
+        if not world.is_new:
+            time.sleep(1.0)
+        replica = attach(world, CONTINUE)
+        reached(replica, 1)
+        meet(replica)
+        return replica.world.size
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer())
+    assert crowd.all() == [3, 3, 3]
+
+
+class Other(Quadratic):
+    """Has another parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("rank", "algorithm", "model", "said"),
+    [
+        (None, CONTINUE, Other, "'more' exists on only one of them"),
+        (None, OVERLAP, Quadratic, "the algorithm is Algorithm(gradients=None"),
+        (None, "ddp", Quadratic, "join=True with Algorithm(gradients=Mean"),
+        (1, CONTINUE, Quadratic, "rank 1 takes part in the run already"),
+        (7, CONTINUE, Quadratic, "it is none of those that were lost, []; give rank=None"),
+    ],
+)
+@pytest.mark.fault(
+    "a rank that does not fit joins a run",
+    "ValueError on that rank alone; the others train on",
+)
+def test_what_does_not_fit_is_told_to_the_newcomer_alone(
+    rank: int | None, algorithm: str, model: type[nn.Module], said: str
+) -> None:
+    told = threading.Event()
+
+    def work(world: World) -> dict[str, Any]:
+        replica = attach(world, CONTINUE)
+        while not told.is_set():
+            time.sleep(0.005)
+            replica.step()
+        train(replica, 200 * (2 + replica.steps // 200), lambda: 0.0)
+        return finish(replica)[1]
+
+    crowd = Crowd(3, work)
+    place = crowd.world.newcomer()
+    if rank is not None:
+        ranks = tuple((r,) for r in range(max(3, rank + 1)))
+        place = World(rank, ranks, place.store, place.opener)
+    results = run_with_intruder(crowd, place, algorithm, model, told)
+    assert isinstance(results[3], ValueError)
+    assert said in str(results[3])
+    for stats in results[:3]:
+        assert (stats["joined"], stats["lost"], stats["size"]) == ([], [], 3)
+
+
+def run_with_intruder(
+    crowd: Crowd, place: World, algorithm: str, model: type[nn.Module], told: threading.Event
+) -> list[Any]:
+    """Let one more thread try to join, with arguments of its own."""
+    raised: list[Exception] = []
+
+    def intrude() -> None:
+        time.sleep(0.5)
+        try:
+            attach(place, algorithm, model())
+        except Exception as error:
+            raised.append(error)
+        told.set()
+
+    thread = threading.Thread(target=intrude, daemon=True)
+    thread.start()
+    results = crowd.all()
+    thread.join(20)
+    return [*results, *raised]
+
+
+@pytest.mark.fault(
+    "a state saved after a join is loaded",
+    "the same ranks continue; another membership is a ValueError on all",
+)
+def test_checkpoints_of_a_grown_world() -> None:
+    """Weights of others than this rank may vary after a join, also where this one's is 1."""
+    saved: dict[int, Any] = {}
+    before: dict[int, Any] = {}
+    ring = "sgp('ring', on_failure='continue')"
+
+    def work(world: World) -> tuple[Array, Array, str]:
+        replica = attach(world, ring)
+        if not world.is_new:
+            replica.step()
+            before[world.rank] = replica.state_dict()
+        reached(replica, 1)
+        train(replica, replica.joined[0]["step"] + 3, lambda: 0.0)
+        saved[replica.world.rank] = replica.state_dict()
+        train(replica, replica.steps + 5, lambda: 0.0)
+        first = flat(snapshot(replica.model))
+        replica.load_state_dict(saved[replica.world.rank])
+        train(replica, replica.steps + 5, lambda: 0.0)
+        try:
+            replica.load_state_dict(before.get(replica.world.rank, {}))
+        except ValueError as error:
+            said = str(error)
+        second = flat(snapshot(replica.model))
+        finish(replica)
+        return first, second, said
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer())
+    results = crowd.all()
+    assert len({said for _, _, said in results}) == 1
+    assert "for a world of 4" in results[0][2]
+    for first, second, _ in results:
+        assert np.array_equal(first, second)
+
+    def resume(world: World) -> Array:
+        replica = attach(world, ring)
+        replica.load_state_dict(saved[world.rank])
+        train(replica, replica.steps + 5, lambda: 0.0)
+        end = flat(snapshot(replica.model))
+        finish(replica)
+        return end
+
+    for end, (first, _, _) in zip(ThreadWorld(4).run(resume), results, strict=True):
+        np.testing.assert_allclose(end, first, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "topology", [offbeat.Exponential(), offbeat.Exponential(peers=2), offbeat.Ring()], ids=str
+)
+def test_who_begins_the_step_of_the_admission_has_heard_of_it(
+    topology: offbeat.Topology, overlap: int
+) -> None:
+    """By messages alone; and one step before, somebody may not have."""
+    exchange, every = PushSum(topology=topology, overlap=overlap), max(1, overlap)
+    for size in (2, 3, 5, 8, 13):
+        if size < 4 and topology != offbeat.Ring() and "2" in str(topology):
+            continue
+        for sender in (0, size - 1):
+            for step in range(5):
+                promised = exchange.heard_by_all(size, sender, step)
+                heard = np.zeros(size, dtype=bool)
+                carried = heard  # by the messages in flight
+                all_heard_at = None
+                for k in range(promised + 2):
+                    if all_heard_at is None and heard.all():
+                        all_heard_at = k
+                    if k == step:
+                        heard = heard | (np.arange(size) == sender)
+                    if k % every == 0:
+                        graph = mixing_matrix(topology, size, k // every) > 0
+                        heard = heard | carried  # waits for the last, then launches
+                        carried = graph @ heard
+                        if overlap == 0:
+                            heard, carried = heard | carried, np.zeros(size, dtype=bool)
+                assert all_heard_at == promised

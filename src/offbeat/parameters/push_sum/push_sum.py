@@ -102,6 +102,8 @@ class PushSum(ElasticExchange[PushSumState]):
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Check the graphs for this world on all ranks alike, and return the neighbours in them."""
+        if site.size == 1:  # alone until another one joins
+            return ()
         validate(self.topology, site.size)
         if self.on_failure == "continue" and not site.world.lost:
             require_shrinking(self.topology, site.size)
