@@ -17,9 +17,10 @@ from torch.distributed import TCPStore
 import offbeat
 from offbeat.comm import heartbeat
 
-PATIENCE = {"BEAT": 0.2, "BROKEN_AFTER": 1.5, "SILENT_AFTER": 3.0}  # seconds, a fifth of the usual
+PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}  # seconds, a third of the usual
 STEP = 0.02  # seconds that a step takes at least, on average
-MARGIN = 400  # steps between the announcement of the last one and that one
+MARGIN = 100  # steps between the announcement of the last one and that one
+GIVEN_UP = 3  # exit code of a worker that the others have given up, because it was too slow
 FEATURES = 20
 POINTS = 10  # of the curve of the loss
 HANG = 90.0  # seconds without an answer that count as one
@@ -36,7 +37,8 @@ class Run:
         killed: ranks in the order of their deaths.
         returned: how many of those came back under their old number.
         new: how many came under a new one.
-        hung: the ranks that did not answer in time, or ended by themselves.
+        given_up: how many workers were alive, but silent for so long that the others went on.
+        hung: what did not come in time, and workers that ended by themselves.
         lost: the ranks that were lost, as the witness says.
         joined: the ranks that have joined, as the witness says.
         is_told: whether it lists all losses and joins that the killer knows of.
@@ -49,6 +51,7 @@ class Run:
     killed: list[int] = field(default_factory=list)
     returned: int = 0
     new: int = 0
+    given_up: int = 0
     hung: list[str] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
@@ -58,12 +61,21 @@ class Run:
 
 
 def work(port: int, size: int, rank: int | None, seed: int) -> None:
-    """Train as one worker: say where it begins, and at the end what it has seen."""
+    """Train as one worker, and end as one does under a launcher that starts it again."""
     torch.set_num_threads(1)
     for name, value in PATIENCE.items():
         setattr(heartbeat, name, value)
     warnings.simplefilter("ignore")
-    draws = random.Random(f"{seed} {rank} {time.time()}")
+    try:
+        _train(port, size, rank, random.Random(f"{seed} {rank} {time.time()}"))
+    except offbeat.PeerLost as loss:
+        if "given up by the others" in str(loss):
+            os._exit(GIVEN_UP)
+        raise
+
+
+def _train(port: int, size: int, rank: int | None, draws: random.Random) -> None:
+    """Say when this worker is in, and at the end what it has seen."""
     torch.manual_seed(draws.randrange(2**31))
     store = TCPStore("127.0.0.1", port, is_master=False)
     model = torch.nn.Linear(FEATURES, 1, bias=False)
@@ -216,11 +228,12 @@ class Churn:
 
     def _note_ended(self) -> None:
         """Count workers that have ended by themselves, before they were asked to."""
-        for process in self._coming:
-            if process.exitcode is not None:
-                self.run.hung.append(f"a worker ended with {process.exitcode} while it joined")
-        for rank, process in self._living.items():
-            if process.exitcode not in (None, 0):
+        for rank, process in [*self._living.items(), *((None, p) for p in self._coming)]:
+            if process.exitcode == GIVEN_UP and rank != WITNESS and rank is not None:
+                self.run.given_up += 1
+                self._was_in.append(rank)
+                del self._living[rank]
+            elif process.exitcode not in (None, 0):
                 self.run.hung.append(f"rank {rank} ended with {process.exitcode}")
 
 

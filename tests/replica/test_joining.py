@@ -23,6 +23,7 @@ from offbeat.replica import admission, handover, joining, membership, replicate
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.topology.graph import mixing_matrix
 from problems import Quadratic, flat, gradient
+from ranks import fork_server
 from reference import push_sum
 from reference.elastic import elastic_sgp
 from reference.participants import Array
@@ -590,3 +591,20 @@ def test_who_begins_the_step_of_the_admission_has_heard_of_it(
                         if overlap == 0:
                             heard, carried = heard | carried, np.zeros(size, dtype=bool)
                 assert all_heard_at == promised
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.fault(
+    "workers are killed and started again, at random times",
+    "all train on and agree at the end; stats() lists who came and went",
+)
+def test_processes_come_and_go(seed: int) -> None:
+    from bench.scale.churn import churn
+
+    run = churn(fork_server(), seed, seconds=4.0)
+    assert run.hung == []
+    assert run.killed
+    assert run.is_agreed
+    assert run.is_told, run
+    assert run.losses[-1] < 0.5 * run.losses[0]

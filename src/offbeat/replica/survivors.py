@@ -66,6 +66,8 @@ def connect_over(
     """
     while True:
         try:
+            if current.links is not None:
+                current.links.announce()  # at once: a rank that joins must not look at the old ones
             current = Connection.over(current.world, current.links)
             slot = filler.parameters(current.links, current.control)
         except PeerLost as loss:
@@ -75,8 +77,6 @@ def connect_over(
         # Not before: some ranks are steps behind, and catch up alone.
         if earlier.links is not None:
             current.resume(earlier.links.heartbeat.phase)
-        if current.links is not None:
-            current.links.announce()
         return Reconnected(current, slot, agreements)
 
 
