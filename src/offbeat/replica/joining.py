@@ -1,5 +1,6 @@
 """The way of a rank into a run: it finds one in the store, makes a wish, and waits at the gate."""
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass, field, replace
@@ -58,16 +59,18 @@ class Pulse:
         return now - self.changed > 2 * heartbeat.SILENT_AFTER
 
     def _look(self, now: float) -> None:
-        ranks = self.roster.ranks
-        some = ranks[:: -(-len(ranks) // READ)]
         store = self.store.under(f"{self.roster.name}/heartbeat")
+        if not store.check(["ranks"]):  # the keys of a run are deleted after its end
+            return
+        ranks = sorted(map(int, store.get("ranks").split()))  # that have written a heartbeat
+        some = ranks[:: -(-len(ranks) // READ)]
         beats = store.multi_get([f"rank{rank}" for rank in some])
         if beats != self._beats:
             self._beats, self.changed = beats, now
         if self.rank in ranks:
             own = store.get(f"rank{self.rank}")
             is_late = now - self.started > heartbeat.BROKEN_AFTER
-            self.is_rank_alive = is_late and own != self._own
+            self.is_rank_alive = is_late and self._own not in (b"", own)
             self._own = own
 
 
@@ -149,7 +152,8 @@ class Joining:
             ):
                 return links
         except BaseException:
-            close_gate(gate)
+            with contextlib.suppress(RuntimeError):
+                close_gate(gate)
             links.abandon()
             raise
         links.abandon()
