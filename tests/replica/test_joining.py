@@ -607,4 +607,4 @@ def test_processes_come_and_go(seed: int) -> None:
     assert run.killed
     assert run.is_agreed
     assert run.is_told, run
-    assert run.losses[-1] < 0.5 * run.losses[0]
+    assert run.losses[-1] < 0.8 * run.losses[0]

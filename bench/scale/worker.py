@@ -1,0 +1,66 @@
+"""A worker of :mod:`bench.scale.churn`: trains, and may be killed at any time."""
+
+import json
+import os
+import random
+import time
+import warnings
+
+import torch
+from torch.distributed import TCPStore
+
+import offbeat
+from offbeat.comm import heartbeat
+
+PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}  # seconds, a third of the usual
+STEP = 0.02  # seconds that a step takes at least, on average
+FEATURES = 20
+GIVEN_UP = 3  # exit code of a worker that the others have given up, because it was too slow
+
+
+def work(port: int, size: int, rank: int | None, seed: int) -> None:
+    """Train as one worker, and end as one does under a launcher that starts it again."""
+    torch.set_num_threads(1)
+    for name, value in PATIENCE.items():
+        setattr(heartbeat, name, value)
+    warnings.simplefilter("ignore")
+    try:
+        _train(port, size, rank, random.Random(f"{seed} {rank} {time.time()}"))
+    except offbeat.PeerLost as loss:
+        if "given up by the others" in str(loss):
+            os._exit(GIVEN_UP)
+        raise
+
+
+def _train(port: int, size: int, rank: int | None, draws: random.Random) -> None:
+    """Say when this worker is in, and at the end what it has seen."""
+    torch.manual_seed(draws.randrange(2**31))
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    model = torch.nn.Linear(FEATURES, 1, bias=False)
+    world = offbeat.World.at(f"127.0.0.1:{port}", size=size, rank=rank)
+    algorithm = offbeat.sgp(overlap=1, on_failure="continue")
+    replica = offbeat.replicate(model, algorithm, mesh=world, join=True)
+    _say(store, "in", replica.world.rank, os.getpid())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses, last = [], None
+    while last is None or replica.steps < last:
+        time.sleep(draws.expovariate(1 / STEP) if draws.random() < 0.1 else STEP)
+        x = torch.randn(64, FEATURES)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        replica.step()
+        if last is None:
+            store.set("step", str(replica.steps))
+            last = int(store.get("last")) if store.check(["last"]) else None
+    replica.finish()
+    end = next(model.parameters()).detach().flatten().tolist()
+    _say(store, "out", replica.world.rank, end, replica.stats(), losses)
+    replica.detach()
+
+
+def _say(store: TCPStore, *word: object) -> None:
+    """Tell the killer, by the store: a queue would keep the lock of a worker that is killed."""
+    store.append("words", json.dumps(word) + "\n")
