@@ -429,7 +429,12 @@ def test_a_run_after_the_last_one(ends: str) -> None:
         assert (stats["step"], stats["lost"], stats["joined"]) == (7, [], [])
 
 
-def test_a_new_worker_waits_for_the_run_to_begin() -> None:
+@pytest.mark.fault(
+    "a new worker comes before there is a run", "it waits, with a warning after 15 s, and joins"
+)
+def test_a_new_worker_waits_for_the_run_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "WARN_AFTER", 0.2)
+
     def work(world: World) -> int:
         if not world.is_new:
             time.sleep(1.0)
@@ -440,7 +445,8 @@ def test_a_new_worker_waits_for_the_run_to_begin() -> None:
 
     crowd = Crowd(2, work)
     crowd.come(crowd.world.newcomer())
-    assert crowd.all() == [3, 3, 3]
+    with pytest.warns(RuntimeWarning, match="no run to join goes on in this store"):
+        assert crowd.all() == [3, 3, 3]
 
 
 class Other(Quadratic):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -12,6 +13,8 @@ from offbeat.comm import heartbeat
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.links import Links
 from offbeat.comm.notices import Board, Wish
+from offbeat.comm.process_group import TIMEOUT
+from offbeat.comm.roll_call import WARN_AFTER
 from offbeat.comm.roster import Roster, read_roster
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
@@ -84,6 +87,7 @@ class Joining:
     algorithm: Any
     attempts: int = 0
     number: int = -1
+    has_warned: bool = False
     store: TimedStore = field(init=False)
 
     def connect(self) -> Connection | int:
@@ -92,10 +96,12 @@ class Joining:
         Raises ``ValueError`` on this rank alone if it cannot join, and :class:`PeerLost` after
         many attempts.
         """
-        self.store, pulse = TimedStore(self.world.store), None
+        self.store, pulse, since = TimedStore(self.world.store), None, time.monotonic()
         try:
             while True:
                 roster = read_roster(self.store)
+                if self.world.is_new and (not roster.name or (pulse and pulse.is_over())):
+                    self._await_a_run(time.monotonic() - since)
                 if not roster.name and not self.world.is_new:
                     return roster.run + 1
                 if roster.name:
@@ -113,6 +119,19 @@ class Joining:
             raise store_lost(error) from error
         finally:
             self.store.close()
+
+    def _await_a_run(self, waited: float) -> None:
+        """Warn a new rank that no run goes on, and end its wait at last."""
+        if waited > TIMEOUT.total_seconds():
+            raise PeerLost(f"no run to join has begun in this store within {waited:.0f} s")
+        if waited > WARN_AFTER and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                f"no run to join goes on in this store after {waited:.0f} s; waiting for one to "
+                "begin. Do its ranks pass join=True and the same store?",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _rank(self, roster: Roster) -> int:
         if not self.world.is_new:
