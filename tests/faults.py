@@ -22,6 +22,7 @@ BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end -->)", re.DOTALL)
 GROUPS = {
     "Lost ranks and connections": ("comm/", "replica/test_processes.py"),
     'Losses under `on_failure="continue"`': ("replica/test_survivors.py",),
+    "Ranks that join": ("replica/test_joining.py",),
     "Starting": ("replica/test_start.py",),
     "Calls that differ between ranks": ("replica/",),
     "Models and algorithms": ("replica/test_bad_input.py", "replica/test_first_step.py"),
