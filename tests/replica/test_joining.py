@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
 from torch import nn
+from torch.distributed import HashStore
 
 import offbeat
 from offbeat.comm import heartbeat
@@ -22,6 +23,7 @@ from offbeat.parameters import PushSum
 from offbeat.replica import admission, handover, joining, membership, replicate
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.topology.graph import mixing_matrix
+from outcomes import alike
 from problems import Quadratic, flat, gradient
 from ranks import fork_server
 from reference import push_sum
@@ -614,3 +616,25 @@ def test_processes_come_and_go(seed: int) -> None:
     assert run.is_agreed
     assert run.is_told, run
     assert run.losses[-1] < 0.8 * run.losses[0]
+
+
+@pytest.mark.fault(
+    "join=True is combined with a recipe that cannot lose ranks", "`ValueError` on all ranks"
+)
+@pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd"])
+def test_recipes_that_nobody_can_join(text: str) -> None:
+    assert "join=True with" in alike(lambda world: attach(world, text))
+
+
+@pytest.mark.parametrize(
+    ("store", "size", "rank", "said"),
+    [
+        ("somewhere", 2, 0, "expected 'host:port'"),
+        ("host:port", 2, 0, "expected 'host:port'"),
+        (HashStore(), 2, 2, "rank=2 of size=2"),
+        (HashStore(), 0, None, "rank=None of size=0"),
+    ],
+)
+def test_places_that_are_none(store: Any, size: int, rank: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        World.at(store, size=size, rank=rank)

@@ -44,7 +44,7 @@ class Replica:
     def __init__(self, model: nn.Module, members: Membership) -> None:
         """Register the hooks; use :func:`replicate`."""
         self.model, self.algorithm, self.notes = model, members.algorithm, members.notes
-        self.steps, self.settled = members.steps, not members.joined  # settled: equal since then
+        self.steps, self.settled = members.steps, not members.joined  # settled: all are equal
         self.lost, self.joined = members.lost, members.joined
         self._members, self._connection = members, members.connection
         self.world = self._connection.world
