@@ -1,0 +1,1 @@
+"""One model of time for each exchange, beside the equation that it implements."""

@@ -1,0 +1,152 @@
+"""``adasum``: shares by pairwise exchange, products of all pairs, and the way back."""
+
+from typing import Literal, final
+
+from offbeat.functional import Layout, balance
+from offbeat.parameters import AdasumUpdate
+from offbeat.parameters.adasum.method import is_small
+from offbeat.parameters.adasum.participants import DIRECT
+from offbeat.plan.clocks import Clocks
+from offbeat.plan.fabric import Fabric
+from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
+from offbeat.plan.profile import Profile
+from offbeat.schedule import due
+
+Kind = Literal["gather", "gram", "rvhdd"]
+
+
+@final
+class AdasumTimes(StepTimes):
+    r"""Models :class:`offbeat.parameters.AdasumUpdate`: blocking, by one of three algorithms.
+
+    .. math::
+        gather&: (n-1) \frac{m}{B} + 2 \alpha \\
+        gram&: 2 (n-1) \left(2 \alpha + \frac{m}{n B}\right) + t(8 n^2 L) \\
+        rvhdd&: \sum_{l=1}^{\log_2 n} 2 \left(2 \alpha + \frac{m}{2^l B}\right)
+        + (2 \alpha + t(32 L)) \, l
+
+    from when the last participant has come. The inner products of all pairs of n participants, 8
+    bytes for each of L layers, go to all others at once while they are small, else through an
+    all-reduce. ``within="local"`` first adds them up inside each node.
+    """
+
+    def __init__(self, exchange: AdasumUpdate, profile: Profile, fabric: Fabric) -> None:
+        """Choose the algorithm as the exchange does, and raise its errors."""
+        self.exchange, self.period, self.axis = exchange, exchange.every, exchange.over
+        self.size, self.fabric = fabric.size(exchange.over), fabric
+        self.layers, slices = len(profile.tensors), slices_on(fabric, exchange)
+        if exchange.method == "rvhdd" and self.size & (self.size - 1):
+            raise ValueError(
+                f"method='rvhdd' halves vectors between 2, 4, 8, ... participants, found "
+                f"{self.size}; use method='gram', which works for any number"
+            )
+        self.held = self._sections(profile, slices)
+        narrow = 2 if exchange.wire is not None else 8
+        self.body = [Section(h.numel, min(h.itemsize, narrow)) for h in self.held]
+        self.sent = sum(section.nbytes for section in self.body)
+        self.kind = self._kind()
+        rows = self.size if self.kind == "gather" else 1
+        models = 2 * slices + rows + 2 * (exchange.wire is not None)
+        self.memory = float(sum(section.nbytes for section in self.held) * models)
+        self.memory += 8 * self.size**2 * self.layers if self.kind != "rvhdd" else 0
+
+    def step(self, clocks: Clocks, step: int) -> None:
+        """Combine the updates, if it is due."""
+        speeds, numel, is_due = clocks.speeds, clocks.profile.numel, due(step, self.exchange.every)
+        if not is_due or self.size == 1:
+            if self.exchange.partition:
+                clocks.spend(2 * numel * speeds.copy)
+                gather_slices(clocks, self.held)
+            return
+        clocks.spend(numel * (speeds.copy + speeds.add))
+        exchanges = {"gather": self._gather, "gram": self._gram, "rvhdd": self._rvhdd}
+        exchanges[self.kind](clocks)
+        if self.axis == "node":
+            gather_slices(clocks, self.held)
+        clocks.spend(numel * (speeds.copy + speeds.add))
+
+    def _gather(self, clocks: Clocks) -> None:
+        numel = sum(section.numel for section in self.body)
+        self._cast(clocks)
+        clocks.wait(clocks.at_once(clocks.now, self.sent, self.axis))
+        clocks.spend(numel * self.size**2 * clocks.speeds.products / 2)
+        self._total(clocks, 8 * self.size**2 * self.layers, over_group=False)
+        clocks.spend(numel * self.size * clocks.speeds.combine)
+
+    def _gram(self, clocks: Clocks) -> None:
+        share = self.sent // self.size
+        numel = sum(section.numel for section in self.body) // self.size
+        self._cast(clocks)
+        clocks.wait(clocks.staged(clocks.now, share, self.axis))
+        clocks.spend(numel * self.size**2 * clocks.speeds.products / 2)
+        self._total(clocks, 8 * self.size**2 * self.layers)
+        clocks.spend(numel * self.size * clocks.speeds.combine)
+        clocks.wait(clocks.staged(clocks.now, share, self.axis))
+
+    def _rvhdd(self, clocks: Clocks) -> None:
+        speeds, numel = clocks.speeds, sum(section.numel for section in self.body)
+        distance, levels, products = 1, 0, 32 * self.layers
+        while distance < self.size:
+            levels += 1
+            self._swap(clocks, self.sent // (2 * distance), distance)
+            clocks.spend(numel / (2 * distance) * (3 * speeds.products + 2 * speeds.combine))
+            if self.axis == "node" and self.fabric.ranks_per_node > 1:
+                clocks.wait(clocks.all_reduce(clocks.now, products, "local"))
+            for level in range(levels):
+                self._swap(clocks, products, distance >> level)
+            distance *= 2
+        while distance > 1:
+            distance //= 2
+            self._swap(clocks, self.sent // (2 * distance), distance)
+
+    def _swap(self, clocks: Clocks, nbytes: int, distance: int) -> None:
+        """Exchange ``nbytes`` with the partner at a distance, a power of two."""
+        clocks.count(self.axis, nbytes)
+        fabric, local = clocks.fabric, clocks.fabric.ranks_per_node
+        pairs = clocks.now.reshape(-1, 2, distance, 1 if self.axis == "world" else local)
+        latest = pairs.max(axis=1, keepdims=True)
+        ready = latest.repeat(2, axis=1).reshape(clocks.now.shape)
+        if self.axis == "world" and distance < local and local & (local - 1) == 0:
+            clocks.wait(ready + 2 * fabric.inside(nbytes))
+        else:
+            clocks.crossed += local * nbytes
+            clocks.wait(ready + fabric.latency + fabric.seconds(local * nbytes))
+
+    def _total(self, clocks: Clocks, nbytes: int, over_group: bool = True) -> None:
+        """Sum the products over the ranks that hold other parts of the layers."""
+        local = self.fabric.ranks_per_node
+        inside = self.axis == "node" and local > 1
+        if inside:
+            self._add(clocks, nbytes, "local")
+        if over_group:
+            self._add(clocks, nbytes, self.axis)
+        elif self.size < self.fabric.ranks:
+            clocks.count(self.axis, nbytes)
+            hops = (self.size - 1).bit_length()
+            seconds = hops * self.fabric.seconds(local * nbytes)
+            clocks.wait(clocks.collective(clocks.now, seconds, self.axis))
+
+    def _add(self, clocks: Clocks, nbytes: int, axis: Literal["world", "node", "local"]) -> None:
+        if (clocks.fabric.size(axis) - 1) * nbytes <= DIRECT:
+            clocks.wait(clocks.at_once(clocks.now, nbytes, axis))
+        else:
+            clocks.wait(clocks.all_reduce(clocks.now, nbytes, axis))
+
+    def _cast(self, clocks: Clocks) -> None:
+        if self.exchange.wire is not None:
+            clocks.spend(sum(section.numel for section in self.body) * clocks.speeds.narrow)
+
+    def _kind(self) -> Kind:
+        if self.exchange.method != "auto":
+            return self.exchange.method
+        return "gather" if is_small(self.sent, self.size) or self.size == 1 else "gram"
+
+    def _sections(self, profile: Profile, slices: int) -> list[Section]:
+        if not self.exchange.partition:
+            padded = sections(profile.tensors, slices * self.size)
+            return [Section(held.numel * self.size, held.itemsize) for held in padded]
+        sizes = [tensor.nbytes for tensor in profile.tensors.values()]
+        owners = dict(zip(profile.tensors, balance(sizes, slices), strict=True))
+        layout = Layout.whole(profile.tensors, owners, slices, self.size)
+        found = zip(layout.numels, layout.dtypes, strict=True)
+        return [Section(numel // slices, dtype.itemsize) for numel, dtype in found]

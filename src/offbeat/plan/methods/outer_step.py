@@ -1,0 +1,139 @@
+"""``diloco``, ``sparse_loco`` and ``local_sgd(outer=...)``: a mean that an optimizer steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import Tensor
+
+from offbeat.functional import Layout, accumulation_dtype, divide_layers
+from offbeat.functional.narrowing import GROUP, narrow_bytes
+from offbeat.functional.sparse_messages import SparseFormat, chunks_of
+from offbeat.parameters import OuterStep, Sparse
+from offbeat.plan.clocks import Array, Clocks
+from offbeat.plan.fabric import Fabric
+from offbeat.plan.methods.slot import CALL, Section, StepTimes, gather_slices, slices_on
+from offbeat.plan.profile import Profile
+from offbeat.schedule import due
+
+MODELS = 3  # a mean, an anchor, and the momentum of an outer SGD
+
+
+@dataclass(eq=False)
+class _Part:
+    """A fragment: its flat sections, the bytes of its sparse messages, its mean in flight."""
+
+    numel: int
+    held: Sequence[Section]
+    sparse: Sequence[tuple[int, int]] = ()  # bytes and entries of each section
+    arrivals: list[Array] = field(default_factory=list)
+
+
+@final
+class OuterStepTimes(StepTimes):
+    r"""Models :class:`offbeat.parameters.OuterStep`: a mean that travels for ``delay`` steps.
+
+    .. math::
+        f = \max_j t_j(k) + 2 (n-1) \left(\alpha + \frac{m}{n B}\right), \qquad
+        t_i(k + delay) \leftarrow \max(t_i, f)
+
+    "bf16" and "int8" are two staged pairwise exchanges, and :class:`offbeat.parameters.Sparse`
+    one all-gather. Fragments take turns; where two are in flight, one follows the other.
+    """
+
+    def __init__(self, exchange: OuterStep, profile: Profile, fabric: Fabric) -> None:
+        """Divide the model into fragments as the exchange does."""
+        self.exchange, self.period, self.size = exchange, exchange.every, fabric.size(exchange.over)
+        sizes = {name: tensor.nbytes for name, tensor in profile.tensors.items()}
+        sets = divide_layers(sizes, exchange.fragments)
+        if not all(sets):
+            layers = sum(1 for names in divide_layers(sizes, len(sizes)) if names)
+            raise ValueError(
+                f"fragments={exchange.fragments} for a model of {layers} layers: a fragment is a "
+                f"set of whole layers; use fragments <= {layers}"
+            )
+        slices = slices_on(fabric, exchange)
+        self.parts = [
+            _part({name: profile.tensors[name] for name in names}, slices, exchange.wire)
+            for names in sets
+        ]
+        extra = {"bf16": 2 + 1 / self.size, "int8": 1.5 + 1 / self.size}
+        wire = 0.0 if exchange.wire is None else extra.get(str(exchange.wire), 1.0)
+        self.memory = 4 * profile.numel * (1 + (MODELS - 1 + wire) / slices)
+        for nbytes, entries in (each for part in self.parts for each in part.sparse):
+            self.memory += self.size * nbytes + 16 * entries
+
+    def restart(self) -> None:
+        """Begin with nothing in flight."""
+        for part in self.parts:
+            part.arrivals.clear()
+
+    def step(self, clocks: Clocks, step: int) -> None:
+        """Merge the means that are due, then send those whose turn it is."""
+        delay = self.exchange.delay
+        for turn, part in enumerate(self.parts):
+            if part.arrivals and self._is_turn(step - delay, turn):
+                self._merge(part, clocks)
+            if self._is_turn(step, turn):
+                self._send(part, clocks)
+                if delay == 0:
+                    self._merge(part, clocks)
+
+    def _is_turn(self, step: int, turn: int) -> bool:
+        every = self.exchange.every
+        return due(step - turn * every // self.exchange.fragments, every)
+
+    def _send(self, part: _Part, clocks: Clocks) -> None:
+        wire, axis, speeds = self.exchange.wire, self.exchange.over, clocks.speeds
+        clocks.spend(part.numel * speeds.copy)
+        for index, section in enumerate(part.held):
+            ready = clocks.now
+            if isinstance(wire, Sparse):
+                clocks.spend(section.numel * (2 * speeds.add + speeds.select))
+                arrival = clocks.all_gather(clocks.now, part.sparse[index][0], axis)
+            elif wire is not None:
+                clocks.spend(section.numel * (2 * speeds.add + speeds.narrow))
+                share = -(-section.numel // (self.size * GROUP)) * GROUP
+                nbytes = narrow_bytes(share, wire)
+                arrival = clocks.staged(clocks.now, nbytes, axis, rounds=2)
+            else:
+                arrival = clocks.mean(ready, section.numel, section.itemsize, axis)
+            part.arrivals.append(arrival)
+
+    def _merge(self, part: _Part, clocks: Clocks) -> None:
+        speeds, numel = clocks.speeds, sum(section.numel for section in part.held)
+        for arrival in part.arrivals:
+            clocks.wait(arrival)
+        part.arrivals.clear()
+        for _, entries in part.sparse:
+            clocks.spend(self.size * entries * speeds.scatter)
+        outer_step(clocks, numel, self.exchange.over == "node")
+        gather_slices(clocks, part.held if self.exchange.over == "node" else ())
+        clocks.spend(part.numel * speeds.copy)
+
+
+def outer_step(clocks: Clocks, numel: int, by_nodes: bool) -> None:
+    """Check and divide a mean, step the anchor and blend it: five passes over ``numel``."""
+    if by_nodes and clocks.fabric.ranks_per_node > 1:  # whether any slice is not finite
+        clocks.wait(clocks.all_gather(clocks.now, CALL, "local"))
+    clocks.spend(5 * numel * clocks.speeds.add)
+
+
+def _part(tensors: Mapping[str, Tensor], slices: int, wire: object) -> _Part:
+    wide = {n: t.to(accumulation_dtype(t.dtype)) for n, t in tensors.items()}
+    layout = Layout.of(wide, slices)
+    held = [
+        Section(numel // slices, dtype.itemsize)
+        for numel, dtype in zip(layout.numels, layout.dtypes, strict=True)
+    ]
+    numel = sum(tensor.numel() for tensor in tensors.values())
+    if not isinstance(wire, Sparse):
+        return _Part(numel, held)
+    sparse = []
+    for index, section in enumerate(held):
+        chunks = chunks_of(layout.segments(index, 0, section.numel), wire.density)
+        form = SparseFormat(
+            chunks, wire.bits, layout.dtypes[index], next(iter(wide.values())).device
+        )
+        sparse.append((form.nbytes, form.count))
+    return _Part(numel, held, sparse)

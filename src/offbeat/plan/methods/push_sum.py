@@ -1,0 +1,185 @@
+"""``sgp`` and ``d_psgd``: gossip with the peers of a graph, at once or some steps later."""
+
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.functional import accumulation_dtype
+from offbeat.parameters import PushSum
+from offbeat.plan.clocks import Array, Clocks
+from offbeat.plan.fabric import Fabric
+from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
+from offbeat.plan.profile import Profile
+from offbeat.topology.graph import Topology
+
+HEADER = 16  # bytes: the weight and the number of the exchange
+CHECK = 32  # participants at most whose whole graphs are validated; larger ones take minutes
+
+
+class Graph(NamedTuple):
+    """The edges of one exchange.
+
+    ``near`` holds for each participant itself and all whom it sends to or receives from, filled
+    up with itself (participants, most neighbours); ``sent`` the messages that each one sends,
+    ``out`` and ``into`` those that pass the link of its node. ``keeps`` tells whether all weights
+    stay as they are.
+    """
+
+    near: NDArray[np.int64]
+    sent: Array
+    out: Array
+    into: Array
+    received: Array
+    keeps: bool
+
+
+@final
+class PushSumTimes(StepTimes):
+    r"""Models :class:`offbeat.parameters.PushSum`: each participant waits for its neighbours.
+
+    .. math::
+        f_i = \max_{j \in N_i} s_j + 2 \alpha + \max_{j \in N_i}
+        \frac{\max(out_j, in_j)}{B}, \qquad s_i(k) = \max\big(t_i, f_i(k - \tau)\big)
+
+    with the neighbours N that i sends to or receives from, itself among them, and the bytes that
+    pass a node's link. Without overlap :math:`t_i \leftarrow f_i`; with it the next message is
+    sent, and the step goes on, when the last one has arrived. A mean of all participants is an
+    all-reduce.
+    """
+
+    def __init__(self, exchange: PushSum, profile: Profile, fabric: Fabric) -> None:
+        """Look up the peers of every participant, and raise the errors of the exchange."""
+        self.exchange, self.axis, self.fabric = exchange, exchange.over, fabric
+        self.size, slices = fabric.size(exchange.over), slices_on(fabric, exchange)
+        if self.size <= CHECK:
+            exchange.topology.peers(0, self.size, 0)
+        self.held = sections(profile.tensors, slices)
+        narrow = exchange.wire == "bf16"
+        widths = [min(held.itemsize, 2) if narrow else held.itemsize for held in self.held]
+        self.body = [Section(h.numel, width) for h, width in zip(self.held, widths, strict=True)]
+        self.message = sum(section.nbytes for section in self.body)
+        wide = all(t.dtype == accumulation_dtype(t.dtype) for t in profile.tensors.values())
+        self.is_exact = wide and not narrow
+        self.graphs: dict[int, Graph] = {}
+        self.ahead = max(1, exchange.overlap)
+        topology = exchange.topology
+        self.period = self.ahead * topology.period(self.size)
+        self.lead = self.ahead * sum(count or 0 for count in phase_lengths(topology))
+        first = self.graph(0) if not topology.is_mean(self.size, 0) else None
+        peers = 1.0 if first is None else float(first.received.max())
+        self.has_anchor = (exchange.overlap > 0 or not self._keeps()) and not exchange.biased
+        buffers = (1 + peers) * (2 if exchange.overlap else 1) * self.message
+        self.memory = buffers + sum(s.nbytes for s in self.held) * self.has_anchor
+        self.memory += profile.nbytes if slices > 1 else 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with nothing in flight."""
+        self.pending: Array | None = None
+
+    def step(self, clocks: Clocks, step: int) -> None:
+        """Exchange with the peers of this step, if it is a sending step."""
+        speeds, numel = clocks.speeds, sum(section.numel for section in self.held)
+        by_nodes = self.axis == "node"
+        clocks.spend(clocks.profile.numel * speeds.copy if by_nodes else 0.0)
+        if step % self.ahead == 0:
+            clocks.spend(numel * speeds.fill)
+            if self.exchange.overlap:
+                if self.pending is not None:
+                    clocks.wait(self.pending)
+                self.pending = self.launch(clocks, step // self.ahead)
+            else:
+                clocks.wait(self.launch(clocks, step))
+            clocks.spend(numel * speeds.merge)
+        elif self.has_anchor:
+            clocks.spend(numel * speeds.add)
+        if by_nodes:
+            gather_slices(clocks, self.held)
+            clocks.spend(clocks.profile.numel * speeds.copy)
+
+    def launch(self, clocks: Clocks, index: int) -> Array:
+        """Return when the messages of exchange ``index`` have been sent and received."""
+        topology = self.exchange.topology
+        if topology.is_mean(self.size, index):
+            if self.is_exact:
+                ends = [clocks.all_reduce(clocks.now, HEADER, self.axis)]
+                ends += [clocks.all_reduce(clocks.now, s.nbytes, self.axis) for s in self.body]
+                return ends[-1]
+            return clocks.at_once(clocks.now, HEADER + self.message, self.axis)
+        return self._push(clocks, self.graph(index))
+
+    def graph(self, index: int) -> Graph:
+        """Return the edges of exchange ``index``."""
+        lead = sum(count or 0 for count in phase_lengths(self.exchange.topology))
+        period = self.exchange.topology.period(self.size)
+        key = index if index < lead else lead + (index - lead) % period
+        if key not in self.graphs:
+            self.graphs[key] = _graph(self.exchange.topology, self.size, key, self._home)
+        return self.graphs[key]
+
+    def _push(self, clocks: Clocks, graph: Graph) -> Array:
+        nbytes = HEADER + self.message
+        # Participants that are nodes exchange by all their ranks at once, each its slice.
+        shape, by_nodes = clocks.now.shape, self.axis == "node"
+        ready = clocks.now if by_nodes else clocks.now.reshape(-1, 1)
+        clocks.count(
+            self.axis, nbytes * (graph.sent[:, None] if by_nodes else graph.sent.reshape(shape))
+        )
+        many = clocks.fabric.ranks_per_node if by_nodes else 1
+        clocks.crossed += many * nbytes * graph.out
+        busy = np.array([clocks.fabric.busy(nbytes * many, 0.0)]) * (
+            np.maximum(graph.out, graph.into)
+            if clocks.fabric.full_duplex
+            else graph.out + graph.into
+        )
+        per = busy if by_nodes else np.repeat(busy, clocks.fabric.ranks_per_node)
+        slowest = per[graph.near].max(axis=1)
+        inside = 2 * clocks.fabric.inside(nbytes)
+        wires = np.where(slowest > 0, 2 * clocks.fabric.latency + slowest, inside)
+        arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
+        return arrival.reshape(shape)
+
+    def _home(self, participants: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the node of each participant."""
+        return participants if self.axis == "node" else participants // self.fabric.ranks_per_node
+
+    def _keeps(self) -> bool:
+        topology = self.exchange.topology
+        return all(
+            topology.is_mean(self.size, index) or self.graph(index).keeps
+            for index in range(topology.period(self.size))
+        )
+
+
+def phase_lengths(topology: Topology) -> list[int | None]:
+    """Return the numbers of exchanges of the phases of a topology; None for the last one."""
+    phases = getattr(topology, "phases", ())
+    return [count for count, _ in phases]
+
+
+def _graph(
+    topology: Topology,
+    size: int,
+    index: int,
+    home: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+) -> Graph:
+    found = [topology.peers(rank, size, index) for rank in range(size)]
+    edges = [(rank, to, p) for rank, peers in enumerate(found) for to, p in peers.send]
+    source, target = (np.array([edge[i] for edge in edges], np.int64) for i in (0, 1))
+    mass = np.bincount(target, [p for *_, p in edges], size) + [peers.keep for peers in found]
+    groups = [{r, *(to for to, _ in p.send), *p.receive} for r, p in enumerate(found)]
+    most = max(map(len, groups))
+    near = np.array([[*g, *[r] * (most - len(g))] for r, g in enumerate(groups)], np.int64)
+    here, there = home(source), home(target)
+    nodes = int(home(np.array([size - 1]))[0]) + 1
+    crossing = here != there
+    return Graph(
+        near,
+        np.bincount(source, minlength=size).astype(float),
+        np.bincount(here[crossing], minlength=nodes).astype(float),
+        np.bincount(there[crossing], minlength=nodes).astype(float),
+        np.bincount(target, minlength=size).astype(float),
+        bool(np.allclose(mass, 1.0, rtol=0, atol=1e-9)),
+    )

@@ -1,0 +1,89 @@
+"""How much longer than usual each rank computes in each step."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Stragglers:
+    r"""Draws the factor by which a rank computes longer than the mean in one step.
+
+    .. math:: f = r \cdot (1 + (F - 1)\,[u < q]), \qquad u \sim U(0, 1)
+
+    Independent for every rank and step, and the same for all methods. r is one of ``measured``,
+    drawn at random, or else log-normal with a mean of 1 and a standard deviation of ``jitter``.
+    With the probability q = ``late_share`` a step takes F = ``late_factor`` times as long.
+    Rank 0 computes ``first_factor`` times as long in every step.
+
+    >>> Stragglers(late_share=1.0, late_factor=3.0).draw(steps=1, nodes=2, ranks_per_node=1)
+    array([[[3.],
+            [3.]]])
+    """
+
+    jitter: float = 0.0
+    measured: Sequence[float] = ()
+    late_share: float = 0.0
+    late_factor: float = 1.0
+    first_factor: float = 1.0
+    seed: int = 0
+
+    def draw(self, steps: int, nodes: int, ranks_per_node: int) -> Array:
+        """Return the factors (steps, nodes, ranks per node)."""
+        random, shape = np.random.default_rng(self.seed), (steps, nodes, ranks_per_node)
+        if self.measured:
+            factors = random.choice(np.array(self.measured), shape)
+        else:
+            width = float(np.log1p(self.jitter**2)) ** 0.5
+            factors = random.lognormal(-(width**2) / 2, width, shape)
+        late = random.random(shape) < self.late_share
+        factors = np.where(late, self.late_factor, 1.0) * factors
+        factors[:, 0, 0] *= self.first_factor
+        return factors
+
+
+def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, float | Sequence[float]]:
+    """Parse "measured", or a standard deviation such as "5%", into arguments of Stragglers.
+
+    ``measured`` are the times of the profile's steps over their mean.
+
+    >>> parse_jitter("5%", ())
+    {'jitter': 0.05}
+    """
+    if text.strip() == "measured":
+        if not measured:
+            raise ValueError(
+                "jitter: got 'measured', but the profile has no \"spread\"; give a standard "
+                "deviation, for example 5%"
+            )
+        return {"measured": measured}
+    return {"jitter": _percent(text, "jitter", "'measured' or a percentage, for example 5%")}
+
+
+def parse_late(text: str) -> dict[str, float]:
+    """Parse a share of late steps and their factor, "1%:3x", into arguments of Stragglers.
+
+    >>> parse_late("1%:3x")
+    {'late_share': 0.01, 'late_factor': 3.0}
+    """
+    expected = "a percentage and a factor, for example 1%:3x"
+    share, _, factor = text.partition(":")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", factor.strip().lower())
+    late = _percent(share, "late", expected)
+    if match is None or late > 1 or float(match[1]) < 1:
+        raise ValueError(f"late: got {text!r}, expected {expected}")
+    return {"late_share": late, "late_factor": float(match[1])}
+
+
+def _percent(text: str, name: str, expected: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
+    if match is None:
+        raise ValueError(f"{name}: got {text!r}, expected {expected}")
+    return float(match[1]) / 100

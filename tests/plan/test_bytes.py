@@ -1,0 +1,121 @@
+"""The bytes that a plan predicts are those that the replicas of a real world count."""
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import offbeat
+from offbeat.comm.world import World
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, Stragglers
+from offbeat.plan.methods.choice import slots_of
+from offbeat.plan.predict import play_run
+from offbeat.testing import ThreadWorld
+from recipe_cases import CASES
+
+STEPS, LEAD = 24, 12  # LEAD: the first steps, whose start-up exchanges are not counted
+TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
+    "ddp(bucket_mb=0.01)",
+    "lags(density=0.01, message_mb=0.001)",
+    "lags(density=0.01, momentum=0.5)",
+    "slgs(density=0.001)",
+    "adasum(method='gather')",
+    "adasum(method='gram', wire='fp16')",
+    "adasum(method='rvhdd')",
+    "adasum(method='rvhdd', within='local')",
+    "adasum(method='gather', within='local')",
+    "sgp(peers=2)",
+    "sgp('complete', wire='bf16')",
+    "d_psgd('bipartite', wire='bf16', within='local')",
+    "local_sgd(every=4, within='local')",
+    "diloco(every=4, wire='int8', within='local')",
+    "diloco(every=6, fragments=3, delay=2, wire='bf16')",
+    "sparse_loco(every=4)",
+    "sparse_loco(every=4, bits=8, fragments=2, delay=1, within='local')",
+    "daso(every=4, report_every=6)",
+    "daso(every=2, total_steps=24, warmup_steps=6, cooldown_steps=6)",
+    "alone",
+]
+
+
+def start() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(30, 150), nn.Tanh(), nn.Linear(150, 61), nn.Tanh(), nn.Linear(61, 3)
+    )
+
+
+def counted(text: str, nodes: tuple[tuple[int, ...], ...]) -> list[list[Mapping[str, int]]]:
+    """What each rank's replica has counted by axis after LEAD steps, and after all."""
+    model = start()
+
+    def work(world: World) -> list[Mapping[str, int]]:
+        own = copy.deepcopy(model)
+        replica = offbeat.replicate(own, offbeat.algorithm(text), mesh=world)
+        generator = torch.Generator().manual_seed(world.rank)
+        optimizer = torch.optim.Adam(replica.owned_parameters(), lr=1e-3)
+        found = []
+        for step in range(STEPS):
+            own(torch.randn(4, 30, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if step + 1 in (LEAD, STEPS):
+                found.append(dict(replica.stats()["bytes_by_axis"]))
+        replica.detach()
+        return found
+
+    return ThreadWorld(nodes=nodes).run(work)
+
+
+def profile() -> Profile:
+    """The profile of the model, with the order in which its gradients are really ready."""
+    model, order = start(), list[str]()
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    model(torch.randn(4, 30)).square().mean().backward()
+    parameters = tuple(
+        Parameter(name, p.numel(), ready=0.01 * (1 + order.index(name)))
+        for name, p in model.named_parameters()
+    )
+    speeds = Speeds.of_bandwidth(1e10)
+    return Profile(parameters, 0.1, 0.01 * len(order), 0.1, speeds)
+
+
+def predicted(text: str, fabric: Fabric) -> Mapping[str, np.ndarray]:
+    """The bytes of each rank (nodes, ranks per node) by axis in the steps after LEAD."""
+    algorithm = offbeat.algorithm(text)
+    clocks = play_run(
+        slots_of(algorithm, profile(), fabric),
+        profile(),
+        fabric,
+        Stragglers().draw(STEPS, fabric.nodes, fabric.ranks_per_node),
+        LEAD,
+    )
+    return {axis: sent for axis, sent in clocks.sent.items() if sent.any()}
+
+
+@pytest.mark.parametrize(("nodes", "local"), [(4, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_are_those_of_a_real_world(text: str, nodes: int, local: int) -> None:
+    fabric = Fabric(nodes=nodes, ranks_per_node=local, rate=1e9)
+    layout = tuple(tuple(range(n * local, (n + 1) * local)) for n in range(nodes))
+    try:
+        real = counted(text, layout)
+    except ValueError as refusal:
+        with pytest.raises(ValueError, match=".") as raised:
+            predicted(text, fabric)
+        assert str(raised.value).split(";")[-1] == str(refusal).split(";")[-1]
+        return
+    ours = predicted(text, fabric)
+    axes = {axis for before, after in real for axis in after if after[axis] > before.get(axis, 0)}
+    assert axes == set(ours)
+    for axis, sent in ours.items():
+        expected = [after.get(axis, 0) - before.get(axis, 0) for before, after in real]
+        expected = np.reshape(expected, (nodes, local))
+        if text.startswith("daso"):  # local ranks take turns: the model shares them out
+            sent, expected = sent.sum(axis=1), expected.sum(axis=1)
+        np.testing.assert_allclose(sent, expected, rtol=1e-12)
