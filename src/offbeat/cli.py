@@ -12,6 +12,7 @@ from rich.table import Table
 import offbeat
 from offbeat.compare import command as compare_command
 from offbeat.lab import command as lab_command
+from offbeat.plan import command as plan_command
 from offbeat.recipes import ALGORITHM_VARIABLE, RECIPES
 
 EPILOG = """
@@ -24,6 +25,8 @@ Examples:
 - offbeat compare train.py --algorithms 'ddp,sgp(overlap=1)' --rate 250mbit --steps 60
 
 - offbeat lab --nodes 4 --rate 250mbit -- python train.py
+
+- offbeat plan train.py --nodes 4,64,1024 --rate 1gbit
 """
 
 app = typer.Typer(
@@ -105,6 +108,7 @@ app.command(
     epilog=lab_command.EPILOG,
 )(lab_command.lab)
 app.command("compare", epilog=compare_command.EPILOG)(compare_command.compare)
+app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
 
 
 def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:

@@ -64,6 +64,7 @@ def counted(text: str, nodes: tuple[tuple[int, ...], ...]) -> list[list[Mapping[
             optimizer.zero_grad()
             replica.step()
             if step + 1 in (LEAD, STEPS):
+                replica.state_dict()  # waits for what threads send, and count, in the background
                 found.append(dict(replica.stats()["bytes_by_axis"]))
         replica.detach()
         return found

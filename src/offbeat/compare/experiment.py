@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -54,8 +54,9 @@ class Experiment:
     chooses). Speed-ups are relative to ``baseline``. ``arguments`` are passed to the script.
     ``target_loss`` is the training loss for the time to loss (None: the highest final loss).
     ``env_only`` is for a script without the options ``--algorithm`` and ``--steps``: nothing is
-    added to its command line. Raises ValueError if the script does not exist, for a number of
-    rounds or steps below 1, and for ``steps`` together with ``env_only``.
+    added to its command line. ``environment`` holds further variables of every rank. Raises
+    ValueError if the script does not exist, for a number of rounds or steps below 1, and for
+    ``steps`` together with ``env_only``.
     """
 
     script: Path
@@ -66,6 +67,7 @@ class Experiment:
     rounds: int = 3
     target_loss: float | None = None
     env_only: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate what can be validated before anything runs."""

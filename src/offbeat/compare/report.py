@@ -36,6 +36,11 @@ def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Pa
 
 def load_template() -> "Template":
     """Compile the template of the report; raises ValueError if jinja2 is not installed."""
+    return compile_template(_resource("report.html.j2"))
+
+
+def compile_template(text: str) -> "Template":
+    """Compile the text of a template; raises ValueError if jinja2 is not installed."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -46,7 +51,7 @@ def load_template() -> "Template":
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_resource("report.html.j2"))
+    return environment.from_string(text)
 
 
 def _resource(name: str) -> str:

@@ -108,6 +108,7 @@ def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
             output.write(f"[{'lab' if rank is None else rank}] {line}\n")
 
         env = {
+            **experiment.environment,
             FOLDER_VARIABLE: str(run.folder.absolute()),
             ALGORITHM_VARIABLE: run.method.text,
         }

@@ -107,13 +107,15 @@ class Clocks:
         self.count(axis, 2 * (size - 1) * nbytes // size)
         return self.ring(ready, nbytes / size, axis, 2)
 
-    def all_gather(self, ready: Array, nbytes: int, axis: Axis) -> Array:
+    def all_gather(self, ready: Array, nbytes: "int | Array", axis: Axis) -> Array:
         r"""Return the end of an all-gather of ``nbytes`` from everybody: n-1 hops.
 
         .. math:: \max_i s_i + (n-1) \left(\alpha + \frac{m}{B}\right)
+
+        ``nbytes`` may differ between the ranks of a node, which are in groups of their own.
         """
         self.count(axis, (self.fabric.size(axis) - 1) * nbytes)
-        return self.ring(ready, nbytes, axis, 1)
+        return self.ring(ready, float(np.mean(nbytes)), axis, 1)
 
     def staged(self, ready: Array, nbytes: int, axis: Axis, rounds: int = 1) -> Array:
         r"""Return the end of pairwise exchanges with all others, one distance after the other.

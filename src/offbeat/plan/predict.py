@@ -101,6 +101,13 @@ def predict(
     )
 
 
+def seconds_of_step(
+    algorithm: Algorithm, profile: Profile, fabric: Fabric, stragglers: Stragglers
+) -> float:
+    """Predict the time of a step alone, from a few steps."""
+    return play(slots_of(algorithm, profile, fabric), profile, fabric, stragglers, EVEN)[0]
+
+
 def play(
     slots: Slots, profile: Profile, fabric: Fabric, stragglers: Stragglers, steps: int
 ) -> tuple[float, Clocks, int]:

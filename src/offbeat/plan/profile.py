@@ -214,7 +214,7 @@ def _require_known(found: Mapping[str, Any], known: set[str], where: str) -> Non
 
 
 def _number(found: Mapping[str, Any], name: str, where: str) -> float:
-    value = found.get(name)
+    value: Any = found.get(name)
     if not _is_number(value) or value < 0:
         raise ValueError(f'{where}: "{name}" is {value!r}, expected a number, 0 or more')
     return float(value)

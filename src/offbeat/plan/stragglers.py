@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +46,10 @@ class Stragglers:
         late = random.random(shape) < self.late_share
         factors = np.where(late, self.late_factor, 1.0) * factors
         factors[:, 0, 0] *= self.first_factor
-        return factors
+        return np.asarray(factors, np.float64)
 
 
-def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, float | Sequence[float]]:
+def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, Any]:
     """Parse "measured", or a standard deviation such as "5%", into arguments of Stragglers.
 
     ``measured`` are the times of the profile's steps over their mean.
@@ -67,12 +67,16 @@ def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, float | Sequ
     return {"jitter": _percent(text, "jitter", "'measured' or a percentage, for example 5%")}
 
 
-def parse_late(text: str) -> dict[str, float]:
+def parse_late(text: str | None) -> dict[str, float]:
     """Parse a share of late steps and their factor, "1%:3x", into arguments of Stragglers.
+
+    None stands for no late steps.
 
     >>> parse_late("1%:3x")
     {'late_share': 0.01, 'late_factor': 3.0}
     """
+    if text is None:
+        return {}
     expected = "a percentage and a factor, for example 1%:3x"
     share, _, factor = text.partition(":")
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x", factor.strip().lower())

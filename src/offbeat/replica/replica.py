@@ -54,9 +54,8 @@ class Replica:
         self._gathering = gathering_modules(model)
         self._before = checks.Snapshot(model)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
-        self._recorder = Recorder(
-            self._connection.meter, {"algorithm": repr(self.algorithm), **place}
-        )
+        about: Saved = {"algorithm": repr(self.algorithm), **place}
+        self._recorder = Recorder(self._connection.meter, about, self._trained)
         self._closed: str | None = None
         self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None

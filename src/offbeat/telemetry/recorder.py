@@ -3,13 +3,14 @@
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from offbeat.comm.meter import Meter
+from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE, GradientTimes
 from offbeat.telemetry.writers import JsonLines, Stats
 
 FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment variable: the folder for recordings
@@ -21,19 +22,26 @@ class Recorder:
     If the environment variable OFFBEAT_TELEMETRY names a folder, every rank appends JSON lines to
     ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the spans of
     forward, backward, stalls and exchanges), one per held-out loss and one for ``finish``.
+    If OFFBEAT_TELEMETRY_GRADIENTS is set too, a step also has the sizes of ``parameters``, when
+    each gradient was ready, and the peak of memory (:class:`~.gradient_times.GradientTimes`).
     Otherwise it only reads the counters. :mod:`~offbeat.telemetry.recording` reads the files.
     """
 
-    def __init__(self, meter: Meter, about: Stats) -> None:
+    def __init__(
+        self, meter: Meter, about: Stats, parameters: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Start counting; ``about`` holds "rank" and "nodes", and begins a recording."""
         self.meter = meter
         self.loss: float | Tensor | None = None
         self._write: JsonLines | None = None
+        self._gradients: GradientTimes | None = None
         if os.environ.get(FOLDER_VARIABLE):
             self._write = _open(Path(os.environ[FOLDER_VARIABLE]) / f"rank{about['rank']}.jsonl")
         if self._write is not None:
             self._record("attached", **about)
             meter.spans = []
+            if parameters is not None and os.environ.get(GRADIENTS_VARIABLE):
+                self._gradients = GradientTimes(parameters)
         self.last: dict[str, float] = {}
         self._before, self._sent = meter.totals(), dict(meter.bytes_sent)
         self._time = time.perf_counter()
@@ -61,6 +69,8 @@ class Recorder:
             totals_by_axis = dict(self.meter.bytes_sent).items()
             sent = {axis: count - self._sent.get(axis, 0) for axis, count in totals_by_axis}
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
+            if self._gradients is not None:
+                more |= self._gradients.take(since=self._time)
             self._record("step", **self.last, **more)
             self.loss = None
         self.restart()
@@ -96,6 +106,8 @@ class Recorder:
 
     def close(self) -> None:
         """Close the recording; further events are not recorded."""
+        if self._gradients is not None:
+            self._gradients.remove()
         if self._write is not None:
             self._write.close()
             self._write = None

@@ -19,6 +19,11 @@ class Step:
     loss: float | None = None
     # (kind, start, end) in seconds since the start of the step; a message may start before it.
     spans: tuple[tuple[str, float, float], ...] = ()
+    # Of a profile: when each gradient was ready, in seconds since the start of the step; the number
+    # of values and the dtype of each parameter; the peak of memory in bytes.
+    ready: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    memory: int | None = None
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> "Step":
@@ -30,6 +35,9 @@ class Step:
             seconds_stalled=line["seconds_stalled"],
             loss=line.get("loss"),
             spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
+            ready=line.get("ready", {}),
+            parameters={n: (numel, d) for n, (numel, d) in line.get("parameters", {}).items()},
+            memory=line.get("memory"),
         )
 
     def spans_of(self, kind: str) -> Iterator[tuple[float, float]]:

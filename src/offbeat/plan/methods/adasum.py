@@ -56,13 +56,12 @@ class AdasumTimes(StepTimes):
         if not is_due or self.size == 1:
             if self.exchange.partition:
                 clocks.spend(2 * numel * speeds.copy)
-                gather_slices(clocks, self.held)
+                gather_slices(clocks, self.held, self.axis)
             return
         clocks.spend(numel * (speeds.copy + speeds.add))
         exchanges = {"gather": self._gather, "gram": self._gram, "rvhdd": self._rvhdd}
         exchanges[self.kind](clocks)
-        if self.axis == "node":
-            gather_slices(clocks, self.held)
+        gather_slices(clocks, self.held, self.axis)
         clocks.spend(numel * (speeds.copy + speeds.add))
 
     def _gather(self, clocks: Clocks) -> None:
@@ -115,6 +114,8 @@ class AdasumTimes(StepTimes):
     def _total(self, clocks: Clocks, nbytes: int, over_group: bool = True) -> None:
         """Sum the products over the ranks that hold other parts of the layers."""
         local = self.fabric.ranks_per_node
+        if self.exchange.wire == "fp16":  # the scale of every layer
+            clocks.wait(clocks.all_gather(clocks.now, 8 * self.layers, self.axis))
         inside = self.axis == "node" and local > 1
         if inside:
             self._add(clocks, nbytes, "local")

@@ -34,5 +34,5 @@ class AverageTimes(StepTimes):
         for section in self.held:
             axis = self.exchange.over
             clocks.wait(clocks.mean(clocks.now, section.numel, section.itemsize, axis))
-        gather_slices(clocks, self.held)
+        gather_slices(clocks, self.held, self.exchange.over)
         clocks.spend(numel * (speeds.add + speeds.copy))

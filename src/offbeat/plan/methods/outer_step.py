@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from offbeat.comm.world import Axis
 from offbeat.functional import Layout, accumulation_dtype, divide_layers
 from offbeat.functional.narrowing import GROUP, narrow_bytes
 from offbeat.functional.sparse_messages import SparseFormat, chunks_of
@@ -25,7 +28,7 @@ class _Part:
 
     numel: int
     held: Sequence[Section]
-    sparse: Sequence[tuple[int, int]] = ()  # bytes and entries of each section
+    sparse: Sequence[tuple[Array, Array]] = ()  # bytes and entries of each section, by slice
     arrivals: list[Array] = field(default_factory=list)
 
 
@@ -61,7 +64,7 @@ class OuterStepTimes(StepTimes):
         wire = 0.0 if exchange.wire is None else extra.get(str(exchange.wire), 1.0)
         self.memory = 4 * profile.numel * (1 + (MODELS - 1 + wire) / slices)
         for nbytes, entries in (each for part in self.parts for each in part.sparse):
-            self.memory += self.size * nbytes + 16 * entries
+            self.memory += self.size * float(nbytes.max()) + 16 * float(entries.max())
 
     def restart(self) -> None:
         """Begin with nothing in flight."""
@@ -106,15 +109,15 @@ class OuterStepTimes(StepTimes):
             clocks.wait(arrival)
         part.arrivals.clear()
         for _, entries in part.sparse:
-            clocks.spend(self.size * entries * speeds.scatter)
-        outer_step(clocks, numel, self.exchange.over == "node")
-        gather_slices(clocks, part.held if self.exchange.over == "node" else ())
+            clocks.spend(self.size * float(entries.max()) * speeds.scatter)
+        outer_step(clocks, numel, self.exchange.over)
+        gather_slices(clocks, part.held, self.exchange.over)
         clocks.spend(part.numel * speeds.copy)
 
 
-def outer_step(clocks: Clocks, numel: int, by_nodes: bool) -> None:
+def outer_step(clocks: Clocks, numel: int, over: Axis) -> None:
     """Check and divide a mean, step the anchor and blend it: five passes over ``numel``."""
-    if by_nodes and clocks.fabric.ranks_per_node > 1:  # whether any slice is not finite
+    if over == "node" and clocks.fabric.ranks_per_node > 1:  # whether any slice is not finite
         clocks.wait(clocks.all_gather(clocks.now, CALL, "local"))
     clocks.spend(5 * numel * clocks.speeds.add)
 
@@ -129,11 +132,20 @@ def _part(tensors: Mapping[str, Tensor], slices: int, wire: object) -> _Part:
     numel = sum(tensor.numel() for tensor in tensors.values())
     if not isinstance(wire, Sparse):
         return _Part(numel, held)
-    sparse = []
-    for index, section in enumerate(held):
-        chunks = chunks_of(layout.segments(index, 0, section.numel), wire.density)
-        form = SparseFormat(
-            chunks, wire.bits, layout.dtypes[index], next(iter(wide.values())).device
-        )
-        sparse.append((form.nbytes, form.count))
-    return _Part(numel, held, sparse)
+    forms = [
+        [
+            _sparse_format(layout, i, s * part.numel, (s + 1) * part.numel, wire)
+            for s in range(slices)
+        ]
+        for i, part in enumerate(held)
+    ]
+    return _Part(numel, held, [(np.array(form)[:, 0], np.array(form)[:, 1]) for form in forms])
+
+
+def _sparse_format(
+    layout: Layout, section: int, start: int, stop: int, wire: Sparse
+) -> tuple[int, int]:
+    """Return the bytes and the entries of a message of ``flat[section][start:stop]``."""
+    chunks = chunks_of(layout.segments(section, start, stop), wire.density)
+    form = SparseFormat(chunks, wire.bits, layout.dtypes[section], torch.device("cpu"))
+    return form.nbytes if chunks else 0, form.count

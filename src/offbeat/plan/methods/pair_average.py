@@ -42,9 +42,8 @@ class PairAverageTimes(StepTimes):
         speeds, numel = clocks.speeds, clocks.profile.numel
         clocks.spend(numel * 3 * speeds.copy)
         self._start(clocks)
-        if self.axis == "node":
-            gather_slices(clocks, self.held)
-            clocks.spend(numel * speeds.copy)
+        gather_slices(clocks, self.held, self.axis)
+        clocks.spend(numel * speeds.copy if self.axis == "node" else 0.0)
 
     def _start(self, clocks: Clocks) -> None:
         by_nodes, fabric = self.axis == "node", clocks.fabric

@@ -1,6 +1,6 @@
 """``sgp`` and ``d_psgd``: gossip with the peers of a graph, at once or some steps later."""
 
-from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, final
 
 import numpy as np
@@ -15,7 +15,6 @@ from offbeat.plan.profile import Profile
 from offbeat.topology.graph import Topology
 
 HEADER = 16  # bytes: the weight and the number of the exchange
-CHECK = 32  # participants at most whose whole graphs are validated; larger ones take minutes
 
 
 class Graph(NamedTuple):
@@ -53,8 +52,6 @@ class PushSumTimes(StepTimes):
         """Look up the peers of every participant, and raise the errors of the exchange."""
         self.exchange, self.axis, self.fabric = exchange, exchange.over, fabric
         self.size, slices = fabric.size(exchange.over), slices_on(fabric, exchange)
-        if self.size <= CHECK:
-            exchange.topology.peers(0, self.size, 0)
         self.held = sections(profile.tensors, slices)
         narrow = exchange.wire == "bf16"
         widths = [min(held.itemsize, 2) if narrow else held.itemsize for held in self.held]
@@ -62,7 +59,6 @@ class PushSumTimes(StepTimes):
         self.message = sum(section.nbytes for section in self.body)
         wide = all(t.dtype == accumulation_dtype(t.dtype) for t in profile.tensors.values())
         self.is_exact = wide and not narrow
-        self.graphs: dict[int, Graph] = {}
         self.ahead = max(1, exchange.overlap)
         topology = exchange.topology
         self.period = self.ahead * topology.period(self.size)
@@ -95,9 +91,8 @@ class PushSumTimes(StepTimes):
             clocks.spend(numel * speeds.merge)
         elif self.has_anchor:
             clocks.spend(numel * speeds.add)
-        if by_nodes:
-            gather_slices(clocks, self.held)
-            clocks.spend(clocks.profile.numel * speeds.copy)
+        gather_slices(clocks, self.held, self.axis)
+        clocks.spend(clocks.profile.numel * speeds.copy if by_nodes else 0.0)
 
     def launch(self, clocks: Clocks, index: int) -> Array:
         """Return when the messages of exchange ``index`` have been sent and received."""
@@ -112,12 +107,10 @@ class PushSumTimes(StepTimes):
 
     def graph(self, index: int) -> Graph:
         """Return the edges of exchange ``index``."""
-        lead = sum(count or 0 for count in phase_lengths(self.exchange.topology))
-        period = self.exchange.topology.period(self.size)
+        lead, period = self.lead // self.ahead, self.exchange.topology.period(self.size)
         key = index if index < lead else lead + (index - lead) % period
-        if key not in self.graphs:
-            self.graphs[key] = _graph(self.exchange.topology, self.size, key, self._home)
-        return self.graphs[key]
+        each = 1 if self.axis == "node" else self.fabric.ranks_per_node
+        return _graph(self.exchange.topology, self.size, key, each)
 
     def _push(self, clocks: Clocks, graph: Graph) -> Array:
         nbytes = HEADER + self.message
@@ -141,10 +134,6 @@ class PushSumTimes(StepTimes):
         arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
         return arrival.reshape(shape)
 
-    def _home(self, participants: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the node of each participant."""
-        return participants if self.axis == "node" else participants // self.fabric.ranks_per_node
-
     def _keeps(self) -> bool:
         topology = self.exchange.topology
         return all(
@@ -159,12 +148,9 @@ def phase_lengths(topology: Topology) -> list[int | None]:
     return [count for count, _ in phases]
 
 
-def _graph(
-    topology: Topology,
-    size: int,
-    index: int,
-    home: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-) -> Graph:
+@lru_cache(maxsize=256)  # at 4,096 participants a period takes a quarter of a second
+def _graph(topology: Topology, size: int, index: int, each: int) -> Graph:
+    """Return the edges of an exchange between participants, of which a node has ``each``."""
     found = [topology.peers(rank, size, index) for rank in range(size)]
     edges = [(rank, to, p) for rank, peers in enumerate(found) for to, p in peers.send]
     source, target = (np.array([edge[i] for edge in edges], np.int64) for i in (0, 1))
@@ -172,9 +158,8 @@ def _graph(
     groups = [{r, *(to for to, _ in p.send), *p.receive} for r, p in enumerate(found)]
     most = max(map(len, groups))
     near = np.array([[*g, *[r] * (most - len(g))] for r, g in enumerate(groups)], np.int64)
-    here, there = home(source), home(target)
-    nodes = int(home(np.array([size - 1]))[0]) + 1
-    crossing = here != there
+    here, there = source // each, target // each
+    crossing, nodes = here != there, size // each
     return Graph(
         near,
         np.bincount(source, minlength=size).astype(float),

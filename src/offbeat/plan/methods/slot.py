@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from offbeat.comm.world import Axis
 from offbeat.exchange import ParameterExchange
 from offbeat.functional import Layout, accumulation_dtype
 from offbeat.plan.clocks import Clocks
@@ -84,8 +85,8 @@ def sections(
     return [Section(numel // slices, dtype.itemsize) for numel, dtype in found]
 
 
-def gather_slices(clocks: Clocks, held: Sequence[Section]) -> None:
-    """Let every node gather its slices, and every rank wait for them."""
-    if clocks.fabric.ranks_per_node > 1:
+def gather_slices(clocks: Clocks, held: Sequence[Section], over: Axis) -> None:
+    """Let every node gather its slices of an exchange over "node"; every rank waits for them."""
+    if over == "node" and clocks.fabric.ranks_per_node > 1:
         for section in held:
             clocks.wait(clocks.all_gather(clocks.now, section.nbytes, "local"))

@@ -41,15 +41,15 @@ class SlowMomentumTimes(StepTimes):
         self.gossip.step(clocks, step)
         if not due(step, self.exchange.every):
             return
-        axis, speeds, by_nodes = self.exchange.over, clocks.speeds, self.exchange.over == "node"
+        axis, speeds = self.exchange.over, clocks.speeds
         if self.gossip.pending is not None:
             clocks.wait(self.gossip.pending)
         clocks.spend(clocks.profile.numel * (2 * speeds.copy + 2 * speeds.add))
-        gather_slices(clocks, self.gossip.held if by_nodes else ())
+        gather_slices(clocks, self.gossip.held, axis)
         clocks.wait(clocks.all_gather(clocks.now, CALL, axis))
         for section in self.held:
             clocks.wait(clocks.all_reduce(clocks.now, section.nbytes, axis))
-        outer_step(clocks, sum(section.numel for section in self.held), by_nodes)
-        gather_slices(clocks, self.held if by_nodes else ())
+        outer_step(clocks, sum(section.numel for section in self.held), axis)
+        gather_slices(clocks, self.held, axis)
         clocks.spend(clocks.profile.numel * speeds.copy)
         self.gossip.restart()

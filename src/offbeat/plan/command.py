@@ -1,0 +1,154 @@
+"""The command line: ``offbeat plan``."""
+
+import signal
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from offbeat.compare.experiment import parse_methods
+from offbeat.compare.report import load_template
+from offbeat.lab.network import parse_rate
+from offbeat.plan import options
+from offbeat.plan.fabric import Fabric, parse_latency
+from offbeat.plan.measure import measure_profile
+from offbeat.plan.profile import Profile
+from offbeat.plan.report import write_report
+from offbeat.plan.result import Plan, Question, Setup, make_plan, win_map
+from offbeat.plan.table import details, overview
+
+EPILOG = """
+Examples:
+
+- offbeat plan train.py --nodes 4,64,1024 --rate 1gbit --profile train.json
+
+- offbeat plan --profile gpt2.json --rate 10gbit --latency 50us --late 1%:3x --report plan.html
+
+- offbeat plan --profile gpt2.json --ranks-per-node 8 --algorithms "ddp,sgp(within='local')"
+
+- offbeat plan --profile gpt2.json --json | jq '.rows[].prediction.seconds'
+"""
+
+
+def plan(
+    script: options.Script = None,
+    arguments: options.Arguments = None,
+    nodes: options.Nodes = "4,8,16,64,256,1024,4096",
+    ranks_per_node: options.RanksPerNode = 1,
+    rate: options.Rate = "1gbit",
+    latency: options.Latency = "100us",
+    inside: options.Inside = "100gbit",
+    half_duplex: options.HalfDuplex = False,
+    jitter: options.Jitter = None,
+    late: options.Late = None,
+    algorithms: options.Algorithms = options.DEFAULT,
+    baseline: options.Baseline = None,
+    device_factor: options.DeviceFactor = 1.0,
+    profile: options.ProfileFile = None,
+    steps: options.Steps = 30,
+    env_only: options.EnvOnly = False,
+    at: options.At = None,
+    as_json: options.Json = False,
+    report: options.Report = None,
+) -> None:
+    """Predict what each algorithm would take on a cluster, from a profile of one rank.
+
+    The script runs alone on this machine for some steps, with the requirements of offbeat compare.
+    Its profile holds the sizes of parameters, when their gradients are ready, the times of a step
+    and their spread, and the speed of passes over memory. With --profile it is kept and reused. A
+    profile of a model that does not fit here can be written by hand.
+
+    A model of time then plays the exchanges of every algorithm on all ranks: which ranks wait for
+    which, what overlaps with backward, and how links are shared. It does not know how fast an
+    algorithm converges.
+
+    Exit codes: 0 on success, 1 if the script failed, 2 for invalid options, 130 after Ctrl-C.
+    """
+    console = Console(stderr=True)
+    try:
+        if report is not None:
+            load_template()  # a missing jinja2 is reported before the work, not after it
+        counts = options.parse_nodes(nodes)
+        methods, against = parse_methods(algorithms, baseline)
+        links = (parse_rate(rate), parse_latency(latency), parse_rate(inside), not half_duplex)
+        fabrics = [_fabric(count, ranks_per_node, *links) for count in counts]
+        shown = options.choose_at(at, counts)
+        stretch = options.parse_late(late)
+        given = script, tuple(arguments or ()), steps, env_only
+        alone = _profile(profile, *given, console)
+        stragglers, spread = options.stragglers(jitter, stretch, alone)
+        name = (script or profile or Path("profile")).name
+        found = alone.on_device(options.positive(device_factor, "device factor"))
+        setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), device_factor)
+        question = Question(setup, tuple(methods), against, found, tuple(fabrics), stragglers)
+        made = _predict(question, shown, console)
+        if report is not None:
+            with console.status("drawing the map of nodes and rates"):
+                write_report(made, win_map(question), report)
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except RuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    _show(made, as_json, report)
+
+
+def _fabric(nodes: int, each: int, rate: int, latency: float, inside: int, full: bool) -> Fabric:
+    return Fabric(
+        nodes=nodes,
+        ranks_per_node=each,
+        rate=float(rate),
+        latency=latency,
+        inside_rate=float(inside),
+        full_duplex=full,
+    )
+
+
+def _profile(
+    path: Path | None,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    steps: int,
+    env_only: bool,
+    console: Console,
+) -> Profile:
+    """Read the profile if its file exists; else measure it, and write it if there is a file."""
+    if path is not None and path.exists():
+        return Profile.read(path)
+    if script is None:
+        missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
+        raise ValueError(
+            f"profile: got {missing}; give a training script to measure, or a profile written by "
+            "hand: offbeat plan --profile FILE"
+        )
+    found = measure_profile(script, arguments, steps, env_only, console)
+    if path is not None:
+        found.write(path)
+        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def _predict(question: Question, at: int, console: Console) -> Plan:
+    """Predict all methods, with a progress bar in a terminal."""
+    total = len(question.methods) * len(question.fabrics)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("predicting", total=total)
+        return make_plan(question, at, lambda: progress.advance(task))
+
+
+def _show(made: Plan, as_json: bool, report: Path | None) -> None:
+    if as_json:
+        typer.echo(made.to_json())
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # a file has no width at which a table must fold
+    console.print(overview(made))
+    console.print(details(made))
+    if report is not None:
+        console.print(str(report), markup=False, highlight=False, soft_wrap=True)

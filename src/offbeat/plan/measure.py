@@ -1,0 +1,94 @@
+"""The profile of a script, which runs alone on this machine for some steps."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from offbeat.compare import Experiment, Method, Run, open_runner, run_experiment
+from offbeat.compare.measure import warm_up
+from offbeat.compare.progress import open_view
+from offbeat.plan.profile import Parameter, Profile
+from offbeat.plan.speeds import Speeds
+from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
+from offbeat.telemetry.recording import Recording, Step
+
+LEAST = 5  # steps that count
+
+
+def measure_profile(
+    script: Path, arguments: Sequence[str], steps: int, env_only: bool, console: Console
+) -> Profile:
+    """Run ``script`` as one rank that exchanges nothing, and measure the passes over memory.
+
+    Progress is printed to ``console``. Raises ``ValueError`` if the script ends before enough
+    steps, and RuntimeError if it fails.
+    """
+    alone = Method.parse("alone")
+    experiment = Experiment(
+        script,
+        (alone,),
+        alone,
+        tuple(arguments),
+        steps=None if env_only else steps,
+        rounds=1,
+        env_only=env_only,
+        environment={GRADIENTS_VARIABLE: "1"},
+    )
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as folder, open_runner(1, 1, None) as (runner, _):
+        with open_view(experiment, console).shown() as view:
+            run_experiment(experiment, runner, Path(folder), runs, view)
+        run = runs[0]
+        if run.failure:
+            raise RuntimeError(f"profile: the script failed ({run.failure}); its output is above")
+        recordings = run.recordings()
+    with console.status("measuring passes over memory"):
+        speeds = Speeds.measure()
+    return profile_of(recordings, speeds)
+
+
+def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
+    """Return the means over the steps of a recorded rank after its warm-up."""
+    steps = recordings[0].steps if recordings else []
+    counted = steps[warm_up(len(steps)) :] if steps else []
+    if len(counted) < LEAST:
+        raise ValueError(
+            f"profile: the script ended after {len(steps)} steps, before the profile was done; "
+            f"{len(counted)} of them count after the warm-up, expected at least {LEAST}: give "
+            "more --steps, and call replica.step() after every optimizer step"
+        )
+    begun = [_first(step) for step in counted]
+    forward = fmean(begun)
+    backward = fmean(_last(step) for step in counted) - forward
+    total = fmean(step.seconds for step in counted)
+    parameters = [
+        Parameter(name, numel, dtype, min(backward, _ready(name, counted, begun, backward)))
+        for name, (numel, dtype) in counted[-1].parameters.items()
+    ]
+    return Profile(
+        parameters=tuple(parameters),
+        forward=forward,
+        backward=backward,
+        optimizer=total - forward - backward,
+        speeds=speeds,
+        spread=tuple(step.seconds / total for step in counted),
+        memory=max((step.memory for step in counted if step.memory is not None), default=None),
+    )
+
+
+def _first(step: Step) -> float:
+    """Return when backward has begun: at its first gradient."""
+    return max((end for _, end in step.spans_of("forward")), default=0.0)
+
+
+def _last(step: Step) -> float:
+    return max((end for _, end in step.spans_of("backward")), default=0.0)
+
+
+def _ready(name: str, steps: Sequence[Step], begun: Sequence[float], unused: float) -> float:
+    """Return when a gradient is ready after the first one; ``unused`` if it never is."""
+    times = [s.ready[name] - b for s, b in zip(steps, begun, strict=True) if name in s.ready]
+    return max(0.0, fmean(times)) if times else unused
