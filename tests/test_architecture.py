@@ -18,7 +18,7 @@ FLOORS = {
     3: ("gradients", "parameters", "replica"),
     4: ("recipes", "testing", "virtual", "hogwild"),
     5: ("compare", "integrations"),
-    6: ("__init__",),
+    6: ("__init__", "plan"),
     7: ("cli",),
     8: ("__main__",),
 }

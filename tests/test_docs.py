@@ -73,6 +73,7 @@ def public_names() -> set[str]:
         "topology",
         "lab",
         "compare",
+        "plan",
         "hogwild",
     )
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
@@ -110,6 +111,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
         "offbeat.functional.top_k": "offbeat.functional.top_k.top_k",
         "offbeat.hogwild.launch": "offbeat.hogwild.launch.launch",
         "offbeat.compare.table": "offbeat.compare.table.table",
+        "offbeat.plan.predict": "offbeat.plan.predict.predict",
     }
     unimportable = {  # a string, type variables
         "offbeat.__version__",

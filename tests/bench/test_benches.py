@@ -17,7 +17,7 @@ import offbeat
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale")
+METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan")
 BENCHES = sorted(
     f"{path.parent.name}/{path.stem}"
     for method in METHODS

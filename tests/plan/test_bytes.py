@@ -40,6 +40,12 @@ TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
     "alone",
 ]
 
+REFUSED_BY_THREE = {
+    "adasum(method='rvhdd')",
+    "adasum(method='rvhdd', within='local')",
+    "d_psgd('bipartite', wire='bf16', within='local')",
+}
+
 
 def start() -> nn.Module:
     torch.manual_seed(0)
@@ -104,13 +110,12 @@ def predicted(text: str, fabric: Fabric) -> Mapping[str, np.ndarray]:
 def test_bytes_are_those_of_a_real_world(text: str, nodes: int, local: int) -> None:
     fabric = Fabric(nodes=nodes, ranks_per_node=local, rate=1e9)
     layout = tuple(tuple(range(n * local, (n + 1) * local)) for n in range(nodes))
-    try:
-        real = counted(text, layout)
-    except ValueError as refusal:
-        with pytest.raises(ValueError, match=".") as raised:
-            predicted(text, fabric)
-        assert str(raised.value).split(";")[-1] == str(refusal).split(";")[-1]
+    if nodes == 3 and text in REFUSED_BY_THREE:
+        for refuse in (lambda: counted(text, layout), lambda: predicted(text, fabric)):
+            with pytest.raises(ValueError, match=r"found 3|an even number"):
+                refuse()
         return
+    real = counted(text, layout)
     ours = predicted(text, fabric)
     axes = {axis for before, after in real for axis in after if after[axis] > before.get(axis, 0)}
     assert axes == set(ours)

@@ -14,7 +14,7 @@ __all__ = ["Arguments", "EnvOnly", "parse_late"]
 
 DEFAULT = (
     "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"
-    "diloco(fragments=4,delay=5,wire='int8'),sparse_loco,ad_psgd,alone"
+    "diloco(delay=5,wire='int8'),sparse_loco,ad_psgd,alone"
 )
 
 Script = Annotated[

@@ -170,14 +170,18 @@ def _parsed(found: Any, where: str) -> Profile:
                 "give seconds from the start of backward"
             )
         made = replace(made, parameters=tuple(parameters))
-    spread = tuple(_positive(x, f'"spread"[{i}]', where) for i, x in enumerate(_spread(found)))
     memory = None if found.get("memory") is None else int(_number(found, "memory", where))
-    return replace(made, spread=spread, memory=memory)
+    return replace(made, spread=_spread(found, where), memory=memory)
 
 
-def _spread(found: Mapping[str, Any]) -> list[Any]:
-    spread = found.get("spread")
-    return list(spread) if isinstance(spread, list) else []
+def _spread(found: Mapping[str, Any], where: str) -> tuple[float, ...]:
+    spread = found.get("spread", [])
+    if not isinstance(spread, list):
+        raise ValueError(
+            f'{where}: "spread" is {spread!r}, expected a list of the times of single steps over '
+            "their mean: [0.98, 1.02]"
+        )
+    return tuple(_positive(each, f'"spread"[{i}]', where) for i, each in enumerate(spread))
 
 
 def _parameter(each: Any, index: int, where: str) -> Parameter:

@@ -1,0 +1,1 @@
+"""Benchmarks of the model of time behind ``offbeat plan``."""

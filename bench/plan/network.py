@@ -1,0 +1,122 @@
+"""Predicted against measured times of a step on emulated nodes.
+
+Computing is a pause, so that two cores do not decide. The link is measured once for each rate, by
+``offbeat lab --check``; the step of a rank alone is the profile. Nothing is fitted to a cell.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+from bench.plan.cells import Cell, Layout, Method, cells, check, dump, load
+from offbeat.plan import Speeds
+
+GOAL, MIDDLE = 0.10, 0.05
+BENCH = Bench(
+    name="plan/network",
+    claim="The model of time predicts the step of every method behind slow links",
+    minutes=10,
+    full_minutes=20,
+)
+RATES = ("25mbit", "100mbit", "250mbit")
+METHODS = [
+    Method("ddp"),
+    Method("ddp(wire='bf16')"),
+    Method("lags(density=0.01)"),
+    Method("sgp"),
+    Method("sgp(overlap=1)", 8, 3),
+    Method("d_psgd"),
+    Method("adasum"),
+    Method("local_sgd(every=4)", 8, 4),
+    Method("daso(every=4)", 8, 8),
+    Method("diloco(every=4,delay=2)", 8, 8),
+    Method("diloco(every=4,wire='int8')", 8, 4),
+    Method("sparse_loco(every=4)", 8, 4),
+    Method("ad_psgd"),
+]
+INSIDE = [
+    Method("ddp"),
+    Method("sgp(within='local')"),
+    Method("adasum(within='local')"),
+    Method("local_sgd(every=4,within='local')", 8, 4),
+    Method("daso(every=4)", 8, 8),
+    Method("diloco(every=4,delay=2,within='local')", 8, 8),
+]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def rows(found: Sequence[Cell], rates: Sequence[str]) -> list[tuple[str, ...]]:
+    """One line for each layout and method: measured, predicted and the error at every rate."""
+    table = []
+    for layout, method in dict.fromkeys((cell.layout, cell.method) for cell in found):
+        by_rate = {c.rate: c for c in found if (c.layout, c.method) == (layout, method)}
+        line = [layout, method]
+        for rate in rates:
+            cell = by_rate.get(rate)
+            line += ["", "", ""] if cell is None else [
+                f"{cell.measured:.3f} s", f"{cell.predicted:.3f} s", f"{cell.error:+.1%}"
+            ]  # fmt: skip
+        table.append(tuple(line))
+    return table
+
+
+def claims(found: Sequence[Cell]) -> list[Claim]:
+    """On the errors of all cells."""
+    errors = sorted(abs(cell.error) for cell in found)
+    far = [cell for cell in found if abs(cell.error) > GOAL]
+    worst = max(found, key=lambda cell: abs(cell.error))
+    return [
+        Claim(f"every cell of {len(found)} is predicted", f"within {GOAL:.0%}",
+              f"{len(far)} are not; the worst, {worst.method} on {worst.layout} at {worst.rate}, "
+              f"by {worst.error:+.1%}", not far),
+        Claim("the median error is small", f"at most {MIDDLE:.0%}", f"{median(errors):.1%}",
+              median(errors) <= MIDDLE),
+    ]  # fmt: skip
+
+
+@app.command(epilog=BENCH.examples("--nodes 4 --rates 100mbit", "--full", "--resume"))
+def main(
+    full: Annotated[
+        bool, typer.Option("--full", help="Also 16 nodes, 4x2, and one node 4 times slower.")
+    ] = False,
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, and 2x2.")] = "2,4,8,2x2",
+    rates: Annotated[str, typer.Option(help="Of every node's link.")] = ",".join(RATES),
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells recorded.")] = False,
+) -> None:
+    """Measure and predict every method on every layout, at every rate."""
+    layouts = [_layout(each) for each in nodes.split(",")]
+    layouts += [Layout(4, slow=4.0), Layout(4, 2), Layout(16)] if full else []
+    kept = files.raw(f"{BENCH.name}-cells")
+    found = load(kept) if resume else []
+    speeds, asked = Speeds.measure(), rates.split(",")
+    for rate in asked:
+        links = check(rate)
+        console.print(f"{rate}: {links.both_ways_mbit:.1f} Mbit/s, {links.round_trip_ms:.2f} ms")
+        for layout in layouts:
+            if any((c.layout, c.rate) == (str(layout), rate) for c in found):
+                continue
+            methods = METHODS if layout.each == 1 else INSIDE
+            found += cells(methods, layout, rate, links, speeds)
+            dump(found, kept)
+    headings = ["nodes", "method"]
+    headings += [f"{rate}, {kind}" for rate in asked for kind in ("measured", "predicted", "error")]
+    report(
+        BENCH, "Seconds of a step, eight layers of 1.6 MB together, 0.2 s of computing", headings,
+        rows(found, asked), claims(found), measured=found,
+    )  # fmt: skip
+
+
+def _layout(text: str) -> Layout:
+    nodes, _, each = text.partition("x")
+    return Layout(int(nodes), int(each or 1))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,181 @@
+"""Profiles: measured, kept, written by hand, and refused with an error that teaches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clusters import profile
+from rich.console import Console
+
+import offbeat
+from offbeat.plan import Parameter, Profile, Speeds
+from offbeat.plan.measure import measure_profile, profile_of
+from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
+from offbeat.telemetry.recorder import FOLDER_VARIABLE
+from offbeat.telemetry.recording import Recording, Step, read_run
+from offbeat.testing import ThreadWorld
+
+SCRIPT = """
+import argparse, time
+import torch
+import offbeat
+
+class Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(0.02)
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.04)
+        return grad
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--algorithm")
+parser.add_argument("--steps", type=int)
+args = parser.parse_args()
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.Linear(300, 2))
+model[0].bias.requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm))
+for _ in range(args.steps):
+    hidden = Pause.apply(model[0](torch.ones(4, 8, requires_grad=True)))
+    Pause.apply(model[1](hidden)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+    replica.step()
+replica.detach()
+torch.distributed.destroy_process_group()
+"""
+BY_HAND: dict[str, Any] = {
+    "parameters": [{"name": "w", "numel": 300}, {"name": "b", "numel": 100, "dtype": "bfloat16"}],
+    "forward": 0.1,
+    "backward": 0.2,
+    "optimizer": 0.01,
+    "bandwidth": 1e10,
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    found = {name: value for name, value in (BY_HAND | changes).items() if value != "missing"}
+    (folder / "profile.json").write_text(json.dumps(found))
+    return folder / "profile.json"
+
+
+def test_a_script_runs_alone_and_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    found = measure_profile(tmp_path / "train.py", (), 8, False, Console(quiet=True))
+    sizes = {p.name: p.numel for p in found.parameters}
+    assert sizes == {"0.weight": 2400, "1.weight": 600, "1.bias": 2}
+    assert found.order[-1] == "0.weight"
+    # Until the first gradient: two pauses, and the first one of backward. Sleeps only last longer.
+    assert 0.08 <= found.forward < 0.16
+    assert 0.04 <= found.backward < 0.08
+    assert 0.01 <= found.optimizer < 0.04
+    assert found.ready["0.weight"] == pytest.approx(found.backward, abs=0.005)
+    assert found.ready["1.bias"] < 0.01
+    assert len(found.spread) == 6
+    assert sum(found.spread) == pytest.approx(6)
+    assert found.memory is not None
+    assert found.memory > 10**7
+    assert all(value > 0 for value in vars(found.speeds).values())
+    found.write(tmp_path / "kept.json")
+    assert Profile.read(tmp_path / "kept.json") == found
+
+
+def test_gradients_are_recorded_only_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(world: Any) -> None:
+        model = torch.nn.Linear(3, 2)
+        replica = offbeat.replicate(model, offbeat.alone(), mesh=world)
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            replica.step()
+        replica.detach()
+        model(torch.ones(1, 3)).sum().backward()  # no hook is left
+
+    for folder, wanted in (("without", ""), ("with", "1")):
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / folder))
+        monkeypatch.setenv(GRADIENTS_VARIABLE, wanted)
+        ThreadWorld(1).run(work)
+    without, recorded = (read_run(tmp_path / name)[0].steps[-1] for name in ("without", "with"))
+    assert not without.ready
+    assert not without.parameters
+    assert recorded.parameters == {"weight": (6, "float32"), "bias": (2, "float32")}
+    assert set(recorded.ready) == {"weight", "bias"}
+    assert all(0 < moment < recorded.seconds for moment in recorded.ready.values())
+    # Offset and base of both clocks are the same: the last gradient ends backward.
+    ((_, end),) = recorded.spans_of("backward")
+    assert max(recorded.ready.values()) == pytest.approx(end, abs=0.01)
+
+
+@pytest.mark.parametrize("steps", [0, 3, 6])
+def test_a_script_that_ends_early_is_an_error(steps: int) -> None:
+    recording = Recording(Path(), steps=[Step(0.0, 1.0, {}, 0.0)] * steps)
+    with pytest.raises(ValueError, match=rf"ended after {steps} steps.*more --steps"):
+        profile_of([recording] if steps else [], profile(1).speeds)
+
+
+def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
+    found = Profile.read(write(tmp_path))
+    assert found.compute == pytest.approx(0.31)
+    assert found.nbytes == 300 * 4 + 100 * 2
+    assert found.order == ("b", "w")
+    assert found.ready == pytest.approx({"b": 0.05, "w": 0.2})
+    assert found.speeds == Speeds.of_bandwidth(1e10)
+    parameters = [{"name": "w", "numel": 5, "ready": 0.1}, {"name": "b", "numel": 5, "ready": 0.2}]
+    assert Profile.read(write(tmp_path, parameters=parameters)).order == ("w", "b")
+    assert Profile.read(write(tmp_path, spread=[0.9, 1.1], memory=10)).memory == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"forward": "missing"}, '"forward" is None, expected a number, 0 or more'),
+        ({"backward": -1}, '"backward" is -1'),
+        ({"optimizer": "1 s"}, "\"optimizer\" is '1 s'"),
+        ({"bandwidth": "missing"}, '"bandwidth" is None, expected a number above 0'),
+        ({"parameters": []}, '"parameters" is [], expected a list'),
+        ({"parameters": [3]}, "parameter 0: got 3"),
+        ({"parameters": [{"name": "w"}]}, 'parameter 0: "numel" is None'),
+        ({"parameters": [{"name": "w", "numel": 2.5}]}, '"numel" is 2.5, expected a whole number'),
+        ({"parameters": [{"numel": 2}]}, '"name" is None'),
+        ({"parameters": [{"name": "w", "numel": 2, "dtype": "int8"}]}, "expected one of ['bfloat1"),
+        ({"parameters": [{"name": "w", "numel": 2, "size": 3}]}, "unknown field 'size'"),
+        ({"parameters": [{"name": "w", "numel": 2}] * 2}, "'w' is listed twice"),
+        ({"parameters": [{"name": "w", "numel": 2, "ready": 1.0}]}, "after the end of backward"),
+        ({"spread": [1.0, 0.0]}, '"spread"[1] is 0.0, expected a number above 0'),
+        ({"spread": 3}, '"spread" is 3, expected a list'),
+        ({"speeds": {"copy": 1}}, '"speeds" is'),
+        ({"speed": 1}, "unknown field 'speed'"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_the_field(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match="profile") as raised:
+        Profile.read(write(tmp_path, **changes))
+    assert message in str(raised.value)
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{")
+    for path in (tmp_path / "p.json", tmp_path / "none.json", tmp_path):
+        with pytest.raises(ValueError, match="cannot read"):
+            Profile.read(path)
+    (tmp_path / "p.json").write_text("[]")
+    with pytest.raises(ValueError, match="expected an object"):
+        Profile.read(tmp_path / "p.json")
+
+
+def test_a_faster_device_computes_in_less_time() -> None:
+    found = profile(10, 20, speeds=Speeds.of_bandwidth(1e9)).on_device(4.0)
+    assert found.compute == pytest.approx(0.35 / 4)
+    assert found.ready["0.w"] == pytest.approx(0.05)
+    assert found.speeds == Speeds.of_bandwidth(4e9)
+    assert found.parameters[0] == Parameter("0.w", 10, ready=found.ready["0.w"])
