@@ -100,7 +100,7 @@ def nodes_chart(plan: Plan) -> LineChart | None:
     ]
     x_ticks = [Tick(frame.to_percent((math.log10(n), 0.0))[0], f"{n}") for n in plan.nodes]
     y_ticks = [
-        Tick(frame.to_percent((left, math.log10(y)))[1], quantity.seconds(y).replace(".00", ""))
+        Tick(frame.to_percent((left, math.log10(y)))[1], f"{y:g} s")
         for y in _decades(frame.bottom, frame.top)
     ]
     return LineChart(tuple(lines), tuple(x_ticks), tuple(y_ticks), None)
