@@ -100,11 +100,12 @@ def test_a_node_sends_one_model_if_its_ranks_exchange_slices() -> None:
 
 
 def test_half_duplex_links_take_twice_as_long() -> None:
-    full, half = (
-        seconds("sgp", profile(1_000_000), fabric(4, full_duplex=duplex))
-        for duplex in (True, False)
-    )
-    assert half - full == pytest.approx((4_000_000 + 16) / RATE)
+    for text, nbytes in (("sgp", 4_000_016), ("local_sgd(every=1)", 6_000_000)):
+        full, half = (
+            seconds(text, profile(1_000_000), fabric(4, full_duplex=duplex))
+            for duplex in (True, False)
+        )
+        assert half - full == pytest.approx(nbytes / RATE)
 
 
 def test_everybody_waits_for_the_slowest_or_nobody() -> None:
@@ -113,6 +114,22 @@ def test_everybody_waits_for_the_slowest_or_nobody() -> None:
     assert seconds("ddp", small, quick, first_factor=4.0) == pytest.approx(4 * COMPUTE, rel=1e-3)
     found = played("ad_psgd", small, quick, np.array([[4.0, *[1.0] * 7]] * 10))
     assert found.now.ravel() == pytest.approx([40 * COMPUTE, *[10 * COMPUTE] * 7])
+
+
+def test_daso_sends_one_model_per_node_and_waits_for_it_one_step_later() -> None:
+    numel, where = 8_000_000, fabric(4, 2, inside_rate=1e17, inside_latency=0.0)
+    summed = 2 * 3 * (ALPHA + numel / RATE)
+    found = seconds("daso(every=4)", profile(numel), where)
+    assert found == pytest.approx(COMPUTE + (summed - COMPUTE) / 4, rel=1e-6)
+    made = predict(offbeat.algorithm("daso(every=4)"), profile(numel), where)
+    assert made.bytes_per_node == pytest.approx(2 * 3 / 4 * 4 * numel / 4)
+
+
+def test_a_pair_exchanges_again_only_when_it_has_ended() -> None:
+    numel = round((2.5 * COMPUTE - 3 * ALPHA) * RATE / 4)
+    made = predict(offbeat.algorithm("ad_psgd"), profile(numel), fabric(2))
+    assert made.seconds == pytest.approx(COMPUTE)
+    assert made.bytes_per_node == pytest.approx(4 * numel / 3, rel=0.02)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])

@@ -12,7 +12,7 @@ from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
-from offbeat.topology.graph import Topology
+from offbeat.topology import Phases, Symmetric, Topology
 
 HEADER = 16  # bytes: the weight and the number of the exchange
 
@@ -63,9 +63,12 @@ class PushSumTimes(StepTimes):
         topology = exchange.topology
         self.period = self.ahead * topology.period(self.size)
         self.lead = self.ahead * sum(count or 0 for count in phase_lengths(topology))
-        first = self.graph(0) if not topology.is_mean(self.size, 0) else None
-        peers = 1.0 if first is None else float(first.received.max())
-        self.has_anchor = (exchange.overlap > 0 or not self._keeps()) and not exchange.biased
+        graphs = [graph for part in topology.parts() for graph in self._period(part)]
+        keeps = all(graph.keeps for graph in graphs)
+        # Also of a mean of all, which is an all-reduce, a buffer for each sender is allocated.
+        means = any(part.is_mean(self.size, 0) for part in topology.parts())
+        peers = max([means * (self.size - 1), *(int(graph.received.max()) for graph in graphs)])
+        self.has_anchor = (exchange.overlap > 0 or not keeps) and not exchange.biased
         buffers = (1 + peers) * (2 if exchange.overlap else 1) * self.message
         self.memory = buffers + sum(s.nbytes for s in self.held) * self.has_anchor
         self.memory += profile.nbytes if slices > 1 else 0
@@ -109,8 +112,7 @@ class PushSumTimes(StepTimes):
         """Return the edges of exchange ``index``."""
         lead, period = self.lead // self.ahead, self.exchange.topology.period(self.size)
         key = index if index < lead else lead + (index - lead) % period
-        each = 1 if self.axis == "node" else self.fabric.ranks_per_node
-        return _graph(self.exchange.topology, self.size, key, each)
+        return _graph(self.exchange.topology, self.size, key, self._each)
 
     def _push(self, clocks: Clocks, graph: Graph) -> Array:
         nbytes = HEADER + self.message
@@ -134,17 +136,21 @@ class PushSumTimes(StepTimes):
         arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
         return arrival.reshape(shape)
 
-    def _keeps(self) -> bool:
-        topology = self.exchange.topology
-        return all(
-            topology.is_mean(self.size, index) or self.graph(index).keeps
-            for index in range(topology.period(self.size))
-        )
+    def _period(self, part: Topology) -> list[Graph]:
+        """Return the edges of one period of a topology, but for means of all participants."""
+        indices = [i for i in range(part.period(self.size)) if not part.is_mean(self.size, i)]
+        return [_graph(part, self.size, index, self._each) for index in indices]
+
+    @property
+    def _each(self) -> int:
+        """The number of participants of a node."""
+        return 1 if self.axis == "node" else self.fabric.ranks_per_node
 
 
 def phase_lengths(topology: Topology) -> list[int | None]:
     """Return the numbers of exchanges of the phases of a topology; None for the last one."""
-    phases = getattr(topology, "phases", ())
+    inner = topology.graph if isinstance(topology, Symmetric) else topology
+    phases = inner.phases if isinstance(inner, Phases) else ()
     return [count for count, _ in phases]
 
 
