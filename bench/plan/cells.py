@@ -7,7 +7,6 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from torch import nn
 import offbeat
 from bench.harness.pause import Paused
 from bench.harness.ranks import on_nodes
+from bench.harness.step_times import Loss, task
 from offbeat.lab import Lab
 from offbeat.lab.check import PAYLOAD, LinkMeasurements, measure_links
 from offbeat.plan import Fabric, Profile, Speeds, Stragglers, predict
@@ -30,14 +30,19 @@ ALONE = 12  # steps of the profile
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, ranks on each of them, and by how much longer the first rank computes."""
+    """Nodes, ranks on each of them, and by how much longer the first rank pauses.
+
+    With ``computes`` a GPT of 13.0 MB is trained, else a model that pauses.
+    """
 
     nodes: int
     each: int = 1
     slow: float = 1.0
+    computes: bool = False
 
     def __str__(self) -> str:
         kind = f"{self.nodes}" if self.each == 1 else f"{self.nodes}x{self.each}"
+        kind += ", computing" if self.computes else ""
         return kind if self.slow == 1 else f"{kind}, one {self.slow:g}x slower"
 
 
@@ -77,8 +82,7 @@ def cells(
     methods: list[Method], layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds
 ) -> list[Cell]:
     """Measure all methods in one run, and predict them from the step of a rank alone."""
-    question = methods, layout.slow
-    profile, times = on_nodes(measure, question, layout.nodes, layout.each, rate)
+    profile, times = on_nodes(measure, (methods, layout), layout.nodes, layout.each, rate)
     fabric = Fabric(
         nodes=layout.nodes,
         ranks_per_node=layout.each,
@@ -97,16 +101,16 @@ def cells(
     return found
 
 
-def measure(question: tuple[list[Method], float]) -> tuple[Profile, list[float]]:
+def measure(question: tuple[list[Method], Layout]) -> tuple[Profile, list[float]]:
     """The profile of rank 0 alone, and the seconds of a step of every method; on every rank."""
-    methods, slow = question
-    torch.manual_seed(0)
-    start = Paused(PAUSE, WIDTH)
-    profile = alone(start)
+    methods, layout = question
+    start, loss_of = task(None if layout.computes else (PAUSE, WIDTH))
+    profile = alone(start, loss_of)
+    if isinstance(start, Paused) and dist.get_rank() == 0:
+        start.seconds *= layout.slow
     times = []
     for method in methods:
-        mine = train(method, copy.deepcopy(start), slow if dist.get_rank() == 0 else 1.0)
-        seconds = torch.tensor([mine])
+        seconds = torch.tensor([train(method, copy.deepcopy(start), loss_of)])
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         times.append(seconds.item())
         if dist.get_rank() == 0:
@@ -114,37 +118,30 @@ def measure(question: tuple[list[Method], float]) -> tuple[Profile, list[float]]
     return profile, times
 
 
-def alone(start: nn.Module) -> Profile:
+def alone(start: nn.Module, loss_of: Loss) -> Profile:
     """Record a rank that exchanges nothing, while the others do the same."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {FOLDER_VARIABLE: folder, GRADIENTS_VARIABLE: "1"}
-        train(Method("alone", ALONE, 0), copy.deepcopy(start), 1.0)
+        train(Method("alone", ALONE, 0), copy.deepcopy(start), loss_of)
         del os.environ[FOLDER_VARIABLE], os.environ[GRADIENTS_VARIABLE]
         profile = profile_of(read_run(Path(folder)), Speeds.of_bandwidth(1e10))
     return replace(profile, spread=())
 
 
-def train(method: Method, model: nn.Module, slow: float) -> float:
+def train(method: Method, model: nn.Module, loss_of: Loss) -> float:
     """Train; the mean seconds of a step after the warm-up, on this rank."""
-    assert isinstance(model, Paused)
-    model.seconds *= slow
     replica = offbeat.replicate(model, offbeat.algorithm(method.text))
     optimizer = torch.optim.SGD(replica.owned_parameters(), lr=1e-3)
-    ends = []
+    ends = [time.perf_counter()]
     for _ in range(method.warm_up + method.steps):
-        model(torch.ones(1, model.width)).square().mean().backward()
+        loss_of(model).backward()
         optimizer.step()
         optimizer.zero_grad()
         replica.step()
         ends.append(time.perf_counter())
     replica.finish()
     replica.detach()
-    return fmean(
-        b - a
-        for a, b in zip(
-            ends[max(0, method.warm_up - 1) :], ends[max(1, method.warm_up) :], strict=False
-        )
-    )
+    return (ends[-1] - ends[method.warm_up]) / method.steps
 
 
 def dump(found: list[Cell], path: Path) -> None:

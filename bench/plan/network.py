@@ -49,6 +49,7 @@ INSIDE = [
     Method("daso(every=4)", 8, 8),
     Method("diloco(every=4,delay=2,within='local')", 8, 8),
 ]
+EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(4, computes=True), Layout(16)]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -84,7 +85,10 @@ def claims(found: Sequence[Cell]) -> list[Claim]:
 @app.command(epilog=BENCH.examples("--nodes 4 --rates 100mbit", "--full", "--resume"))
 def main(
     full: Annotated[
-        bool, typer.Option("--full", help="Also 16 nodes, 4x2, and one node 4 times slower.")
+        bool,
+        typer.Option(
+            "--full", help="Also 16 nodes, 4x2, one node 4 times slower, and real computing."
+        ),
     ] = False,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes, and 2x2.")] = "2,4,8,2x2",
     rates: Annotated[str, typer.Option(help="Of every node's link.")] = ",".join(RATES),
@@ -92,7 +96,7 @@ def main(
 ) -> None:
     """Measure and predict every method on every layout, at every rate."""
     layouts = [_layout(each) for each in nodes.split(",")]
-    layouts += [Layout(4, slow=4.0), Layout(4, 2), Layout(16)] if full else []
+    layouts += EXTRA if full else []
     kept = files.raw(f"{BENCH.name}-cells")
     found = load(kept) if resume else []
     speeds, asked = Speeds.measure(), rates.split(",")

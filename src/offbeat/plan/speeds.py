@@ -71,7 +71,7 @@ class Speeds:
 
     @classmethod
     def measure(cls) -> "Speeds":
-        """Measure all passes on this machine by the kernels themselves, in about a second."""
+        """Measure all passes on this machine by the kernels themselves, in a few seconds."""
         torch.manual_seed(0)
         a, b, c = (torch.randn(NUMEL) for _ in range(3))
         gossip, select = push_sum_passes(a.device), top_k_of_blocks(a.device)
