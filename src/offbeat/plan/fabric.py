@@ -10,7 +10,7 @@ from offbeat.comm.world import Axis
 from offbeat.lab.check import PAYLOAD
 from offbeat.settings import above, at_least, check_settings
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 
 def parse_latency(text: str) -> float:
@@ -24,7 +24,7 @@ def parse_latency(text: str) -> float:
         raise ValueError(
             f"latency: got {text!r}, expected a number with ns, us, ms or s; for example 100us"
         )
-    return float(f"{match[1]}") * _SECONDS[match[2]]
+    return float(match[1]) / _PER_SECOND[match[2]]
 
 
 @final
