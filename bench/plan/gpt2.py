@@ -17,7 +17,7 @@ from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.report import report
 from offbeat.lab.network import parse_rate
-from offbeat.plan import Fabric, Prediction, Profile, Stragglers, predict
+from offbeat.plan import Fabric, Prediction, Stragglers, predict, read_profile
 
 BENCH = Bench(
     name="plan/gpt2",
@@ -69,7 +69,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of a prediction, at least.")] = 200,
 ) -> None:
     """Predict all methods at three rates, and draw the picture."""
-    profile = Profile.read(ASSETS / "gpt2.json")
+    profile = read_profile(ASSETS / "gpt2.json")
     found: Found = {}
     largest = dict.fromkeys(RATES, 0.0)
     cases = [(rate, nodes, method) for rate in RATES for nodes in NODES for method in METHODS]

@@ -14,7 +14,8 @@ import offbeat
 from offbeat.cli import app
 from offbeat.plan import Stragglers, predict, table
 from offbeat.plan.options import DEFAULT
-from offbeat.plan.result import CLOSE, Row, choose
+from offbeat.plan.recommend import CLOSE, choose
+from offbeat.plan.result import Row
 from offbeat.recipes import RECIPES
 
 FEW = "ddp,sgp(overlap=1),local_sgd(every=4),alone"

@@ -11,8 +11,9 @@ from browser import OVERLAPPING_LABELS, PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
 from offbeat.compare import parse_methods
 from offbeat.plan import Speeds, Stragglers
 from offbeat.plan.options import DEFAULT
+from offbeat.plan.question import Question, make_plan, win_map
 from offbeat.plan.report import write_report
-from offbeat.plan.result import Question, Setup, make_plan, win_map
+from offbeat.plan.result import Setup
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from clusters import profile
 from rich.console import Console
 
 import offbeat
-from offbeat.plan import Parameter, Profile, Speeds
+from offbeat.plan import Parameter, Speeds, read_profile
 from offbeat.plan.measure import measure_profile, profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
@@ -84,7 +84,7 @@ def test_a_script_runs_alone_and_is_measured(tmp_path: Path) -> None:
     assert found.memory > 10**7
     assert all(value > 0 for value in vars(found.speeds).values())
     found.write(tmp_path / "kept.json")
-    assert Profile.read(tmp_path / "kept.json") == found
+    assert read_profile(tmp_path / "kept.json") == found
 
 
 def test_gradients_are_recorded_only_where_it_is_asked_for(
@@ -122,15 +122,15 @@ def test_a_script_that_ends_early_is_an_error(steps: int) -> None:
 
 
 def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
-    found = Profile.read(write(tmp_path))
+    found = read_profile(write(tmp_path))
     assert found.compute == pytest.approx(0.31)
     assert found.nbytes == 300 * 4 + 100 * 2
     assert found.order == ("b", "w")
     assert found.ready == pytest.approx({"b": 0.05, "w": 0.2})
     assert found.speeds == Speeds.of_bandwidth(1e10)
     parameters = [{"name": "w", "numel": 5, "ready": 0.1}, {"name": "b", "numel": 5, "ready": 0.2}]
-    assert Profile.read(write(tmp_path, parameters=parameters)).order == ("w", "b")
-    assert Profile.read(write(tmp_path, spread=[0.9, 1.1], memory=10)).memory == 10
+    assert read_profile(write(tmp_path, parameters=parameters)).order == ("w", "b")
+    assert read_profile(write(tmp_path, spread=[0.9, 1.1], memory=10)).memory == 10
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_wrong_profile_is_refused_with_the_field(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match="profile") as raised:
-        Profile.read(write(tmp_path, **changes))
+        read_profile(write(tmp_path, **changes))
     assert message in str(raised.value)
 
 
@@ -167,10 +167,10 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("{")
     for path in (tmp_path / "p.json", tmp_path / "none.json", tmp_path):
         with pytest.raises(ValueError, match="cannot read"):
-            Profile.read(path)
+            read_profile(path)
     (tmp_path / "p.json").write_text("[]")
     with pytest.raises(ValueError, match="expected an object"):
-        Profile.read(tmp_path / "p.json")
+        read_profile(tmp_path / "p.json")
 
 
 def test_a_faster_device_computes_in_less_time() -> None:

@@ -4,6 +4,7 @@ A profile is measured on one machine or written by hand. A model of time plays e
 exchanges on the clocks of all ranks. The command line is ``offbeat plan``.
 """
 
+from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.predict import Parts, Prediction, predict
 from offbeat.plan.profile import Parameter, Profile
@@ -19,4 +20,5 @@ __all__ = [
     "Speeds",
     "Stragglers",
     "predict",
+    "read_profile",
 ]

@@ -11,11 +11,13 @@ from offbeat.compare.experiment import parse_methods
 from offbeat.compare.report import load_template
 from offbeat.lab.network import parse_rate
 from offbeat.plan import options
+from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric, parse_latency
 from offbeat.plan.measure import measure_profile
 from offbeat.plan.profile import Profile
+from offbeat.plan.question import Question, make_plan, win_map
 from offbeat.plan.report import write_report
-from offbeat.plan.result import Plan, Question, Setup, make_plan, win_map
+from offbeat.plan.result import Plan, Setup
 from offbeat.plan.table import details, overview
 
 EPILOG = """
@@ -116,7 +118,7 @@ def _profile(
 ) -> Profile:
     """Read the profile if its file exists; else measure it, and write it if there is a file."""
     if path is not None and path.exists():
-        return Profile.read(path)
+        return read_profile(path)
     if script is None:
         missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
         raise ValueError(

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from offbeat.compare import quantity
 from offbeat.compare.chart import Frame, Line, LineChart, Mark, Pair, Tick, separate_labels
 from offbeat.compare.page import Tile
-from offbeat.plan.result import WORDS, Plan, Row, WinMap
+from offbeat.plan.question import WinMap
+from offbeat.plan.recommend import WORDS
+from offbeat.plan.result import Plan, Row
 
 COLOURS = 13  # defined by the style sheets
 

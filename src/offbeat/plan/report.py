@@ -5,7 +5,8 @@ from pathlib import Path
 
 from offbeat.compare.report import compile_template
 from offbeat.plan import page
-from offbeat.plan.result import Plan, WinMap
+from offbeat.plan.question import WinMap
+from offbeat.plan.result import Plan
 from offbeat.plan.table import HEADINGS, MEANINGS, UNKNOWN, cells, title
 
 

@@ -4,7 +4,8 @@ from rich import box
 from rich.table import Table
 
 from offbeat.compare import quantity
-from offbeat.plan.result import WORDS, Plan, Row
+from offbeat.plan.recommend import WORDS
+from offbeat.plan.result import Plan, Row
 
 UNKNOWN = (
     "A plan knows times and bytes, not convergence: how the methods learn is measured on the page "

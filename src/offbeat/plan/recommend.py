@@ -1,0 +1,48 @@
+"""The recommendation of a plan: which method, and why."""
+
+from collections.abc import Sequence
+
+from offbeat.compare import quantity
+from offbeat.plan.result import Row, Setup
+
+CLOSE = 1.1  # times the fastest step: methods within that are taken as equally fast
+WORDS = {
+    "compute": "computing",
+    "passes": "passes over memory",
+    "latency": "the latency of messages",
+    "bandwidth": "the bytes of messages",
+    "stragglers": "waiting for slow ranks",
+}
+
+
+def choose(rows: Sequence[Row]) -> Row:
+    """Return the first row whose step takes at most 1.1 times as long as the fastest one.
+
+    Methods are listed in the order of preference: what is not slower is not given up.
+    """
+    fastest = min(row.prediction.seconds for row in rows)
+    return next(row for row in rows if row.prediction.seconds <= CLOSE * fastest)
+
+
+def reason(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str:
+    """Return one sentence on the method that was chosen among ``rows``."""
+    where = f"On {chosen.nodes} nodes at {quantity.rate(int(setup.rate))}"
+    took = quantity.seconds(chosen.prediction.seconds)
+    fastest = min(rows, key=lambda row: row.prediction.seconds)
+    other = next((row for row in rows if row.name == baseline), None)
+    ending = ""
+    if fastest is not chosen:
+        ending = f"; {fastest.name} is faster by less than {CLOSE - 1:.0%}".replace("%", " %")
+    if other is None or other is chosen:
+        share = chosen.prediction.parts.compute / chosen.prediction.seconds
+        return (
+            f"{where}, use {chosen.name}: a step takes {took}, of which "
+            f"{quantity.percent(share)} is computing{ending}."
+        )
+    parts = other.prediction.parts
+    limit = float(vars(parts)[parts.limit]) / other.prediction.seconds
+    return (
+        f"{where}, use {chosen.name}: a step takes {took}, {quantity.times(chosen.faster)} faster "
+        f"than {baseline}, which spends {quantity.percent(limit)} of its step on "
+        f"{WORDS[parts.limit]}{ending}."
+    )
