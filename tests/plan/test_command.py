@@ -54,12 +54,16 @@ def test_json_holds_what_was_predicted(tmp_path: Path) -> None:
     assert alone["bytes_per_node"] == 0
 
 
-def test_every_recipe_is_planned_unless_the_methods_are_given(tmp_path: Path) -> None:
-    done = plan("--profile", str(write(tmp_path)), "--nodes", "4", "--json")
+@pytest.mark.parametrize("each", [1, 2])
+def test_every_recipe_is_planned_unless_the_methods_are_given(tmp_path: Path, each: int) -> None:
+    words = ("--nodes", "4", "--ranks-per-node", str(each), "--json")
+    done = plan("--profile", str(write(tmp_path)), *words)
     names = {row["name"].partition("(")[0] for row in json.loads(done.output)["rows"]}
     # slgs is the baseline of lags, and torch_ddp takes the time of ddp.
     assert names == {recipe.__name__ for recipe in RECIPES} - {"slgs", "torch_ddp"}
     assert DEFAULT.startswith("ddp,")
+    texts = [row["name"] for row in json.loads(done.output)["rows"]]
+    assert sum("within='local'" in text for text in texts) == (9 if each > 1 else 0)
 
 
 def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def plan(
     half_duplex: options.HalfDuplex = False,
     jitter: options.Jitter = None,
     late: options.Late = None,
-    algorithms: options.Algorithms = options.DEFAULT,
+    algorithms: options.Algorithms = None,
     baseline: options.Baseline = None,
     device_factor: options.DeviceFactor = 1.0,
     profile: options.ProfileFile = None,
@@ -72,7 +72,8 @@ def plan(
         if report is not None:
             load_template()  # a missing jinja2 is reported before the work, not after it
         counts = options.parse_nodes(nodes)
-        methods, against = parse_methods(algorithms, baseline)
+        chosen = options.algorithms_for(algorithms, ranks_per_node)
+        methods, against = parse_methods(chosen, baseline)
         links = (parse_rate(rate), parse_latency(latency), parse_rate(inside), not half_duplex)
         fabrics = [_fabric(count, ranks_per_node, *links) for count in counts]
         shown = options.choose_at(at, counts)

@@ -17,6 +17,13 @@ DEFAULT = (
     "diloco(delay=5,wire='int8'),sparse_loco,ad_psgd,alone"
 )
 
+DEFAULT_INSIDE = (
+    "ddp,adasum(within='local'),lags,sgp(within='local'),sgp(overlap=1,wire='bf16',within='local'),"
+    "d_psgd(within='local'),local_sgd(within='local'),daso,diloco(within='local'),"
+    "diloco(delay=5,wire='int8',within='local'),sparse_loco(within='local'),"
+    "ad_psgd(within='local'),alone"
+)
+
 Script = Annotated[
     Path | None,
     typer.Argument(
@@ -58,11 +65,11 @@ Late = Annotated[
     ),
 ]
 Algorithms = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="A,B,...",
         help="Algorithms, separated by commas, in the order of preference. `offbeat recipes` "
-        "lists them.",
+        "lists them. Default: all kinds, with within='local' if nodes have several ranks.",
     ),
 ]
 Baseline = Annotated[
@@ -96,6 +103,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of the ta
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE.html", help="Write an HTML report to this file.")
 ]
+
+
+def algorithms_for(given: str | None, ranks_per_node: int) -> str:
+    """Return the algorithms to plan."""
+    return given or (DEFAULT if ranks_per_node == 1 else DEFAULT_INSIDE)
 
 
 def choose_at(at: int | None, counts: Sequence[int]) -> int:
