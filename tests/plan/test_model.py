@@ -1,6 +1,8 @@
 """The model of time: closed forms, a naive simulation, and what must grow with what."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,6 +232,16 @@ def test_parts_add_up_and_none_is_negative(text: str) -> None:
     assert sum(parts.values()) == pytest.approx(made.seconds, rel=0.02)
     assert 0 <= made.wire_share <= 1
     assert made.memory >= 0
+
+
+def test_memory_is_that_of_the_measured_recipes() -> None:
+    results = Path(__file__).parents[2] / "bench" / "results" / "outer" / "memory.json"
+    found = profile(*[1_000_000] * 50)
+    rows = json.loads(results.read_text("utf-8"))["rows"]
+    assert len(rows) > 10
+    for text, _, held, *_ in rows:  # in models, on four nodes
+        made = predict(offbeat.algorithm(text), found, fabric(4), steps=8)
+        assert made.memory / found.nbytes == pytest.approx(float(held), abs=0.25), text
 
 
 def test_every_recipe_has_a_model() -> None:

@@ -18,8 +18,7 @@ from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import CALL, Section, StepTimes, gather_slices, slices_on
 from offbeat.plan.profile import Profile
 from offbeat.schedule import due
-
-MODELS = 3  # a mean, an anchor, and the momentum of an outer SGD
+from offbeat.settings import read_call
 
 
 @dataclass(eq=False)
@@ -62,7 +61,7 @@ class OuterStepTimes(StepTimes):
         ]
         extra = {"bf16": 2 + 1 / self.size, "int8": 1.5 + 1 / self.size}
         wire = 0.0 if exchange.wire is None else extra.get(str(exchange.wire), 1.0)
-        self.memory = 4 * profile.numel * (1 + (MODELS - 1 + wire) / slices)
+        self.memory = 4 * profile.numel * (1 + (1 + models_of(exchange.outer) + wire) / slices)
         for nbytes, entries in (each for part in self.parts for each in part.sparse):
             self.memory += self.size * float(nbytes.max()) + 16 * float(entries.max())
 
@@ -120,6 +119,18 @@ def outer_step(clocks: Clocks, numel: int, over: Axis) -> None:
     if over == "node" and clocks.fabric.ranks_per_node > 1:  # whether any slice is not finite
         clocks.wait(clocks.all_gather(clocks.now, CALL, "local"))
     clocks.spend(5 * numel * clocks.speeds.add)
+
+
+def models_of(outer: object) -> int:
+    """Return how many models of state an outer optimizer has.
+
+    >>> models_of("SGD(lr=1.0)"), models_of("SGD(lr=0.7, momentum=0.9)"), models_of("Adam(lr=0.1)")
+    (0, 1, 2)
+    """
+    if not isinstance(outer, str):
+        return 1
+    name, _, settings = read_call(outer, "cannot read the outer optimizer", "'SGD(lr=0.7)'")
+    return int(bool(settings.get("momentum"))) if name == "SGD" else 2
 
 
 def _part(tensors: Mapping[str, Tensor], slices: int, wire: object) -> _Part:

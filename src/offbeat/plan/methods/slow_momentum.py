@@ -5,7 +5,7 @@ from typing import final
 from offbeat.parameters import SlowMomentum
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
-from offbeat.plan.methods.outer_step import MODELS, outer_step
+from offbeat.plan.methods.outer_step import models_of, outer_step
 from offbeat.plan.methods.push_sum import PushSumTimes
 from offbeat.plan.methods.slot import CALL, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
@@ -30,7 +30,9 @@ class SlowMomentumTimes(StepTimes):
         self.period, self.lead = exchange.every, self.gossip.lead
         slices = slices_on(fabric, exchange)
         self.held = sections(profile.tensors, slices, wide=True)
-        self.memory = self.gossip.memory + 4 * profile.numel * (1 + (MODELS - 1) / slices)
+        self.memory = self.gossip.memory + 4 * profile.numel * (
+            1 + (1 + models_of(exchange.outer)) / slices
+        )
 
     def restart(self) -> None:
         """Begin with no gossip in flight."""
