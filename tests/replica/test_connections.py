@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 from torch.optim import SGD
 
 import offbeat
-from offbeat.comm.failure import PeerLost
+from offbeat.comm.failure import NoHeartbeat, PeerLost
+from offbeat.comm.group import Group, close_at_exit, close_sockets
 from offbeat.comm.links import Links
-from offbeat.comm.process_group import collective_peers
+from offbeat.comm.meter import Meter
+from offbeat.comm.process_group import collective_peers, open_loopback, say_hello_to
 from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
 from offbeat.topology.graph import neighbours
@@ -85,6 +89,38 @@ def test_connections_grow_with_the_logarithm_of_the_world(recipe: str) -> None:
     slot = [a | b if recipe == "sgp" else a for a, b in zip(control, graph, strict=True)]
     listeners = 2 * SIZE
     assert len(found) == listeners + sum(map(len, (*control, *slot)))
+
+
+def test_a_message_that_nobody_reads_does_not_keep_a_group_alive() -> None:
+    """As that of an overlapped step before detach(): the thread of Gloo polled it for ever."""
+    before, store, barrier = threading.active_count(), HashStore(), threading.Barrier(2, timeout=30)
+
+    def member(rank: int) -> None:
+        group = open_loopback(store, rank, 2, is_lazy=True)
+        say_hello_to(group, [1 - rank])
+        held = Group(group, (0, 1), "world", NoHeartbeat(rank, (0, 1)), Meter(), [1 - rank])
+        close_at_exit(held)
+        if rank == 1:
+            work = group.recv([torch.empty(1000)], 0, 5)
+            barrier.wait()
+            del work
+            barrier.wait()
+        else:
+            barrier.wait()
+            barrier.wait()
+            work = group.send([torch.zeros(1000)], 1, 5)
+            time.sleep(0.3)
+            del work
+        barrier.wait()
+        del group
+        close_sockets([held])
+
+    members = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+    for thread in members:
+        thread.start()
+    for thread in members:
+        thread.join(20)
+    assert threading.active_count() <= before
 
 
 def test_a_rank_that_is_lost_while_others_connect_to_it_is_named(

@@ -19,6 +19,7 @@ from offbeat.comm.meter import Meter
 from offbeat.comm.process_group import (
     backends_of,
     default_group,
+    end_waits,
     leave_to_parent,
     world_ranks,
 )
@@ -48,6 +49,7 @@ class Group:
         axis: "world", "node" (between nodes) or "local" (inside one), for the counters.
         detector: what ends the waits of this group.
         meter: counts bytes, messages and stalled seconds.
+        connected: the members that are connected to this one; None for all.
         closed: whether the replica that opened this group has been detached.
         alike: questions that the members have compared their answers to, and whether all answers
             were equal.
@@ -59,6 +61,7 @@ class Group:
     axis: Axis
     detector: FailureDetector
     meter: Meter
+    connected: Collection[int] | None = None
     closed: bool = False
     alike: dict[str, bool] = field(default_factory=dict)
     in_flight: "weakref.WeakSet[InFlight]" = field(default_factory=weakref.WeakSet)
@@ -149,7 +152,7 @@ def close_sockets(groups: Iterable[Group]) -> None:
         group.detector.forget_groups()
         for holder in list(group.in_flight):
             holder.drop()
-        dropped.append(group.process_group)
+        dropped.append((group.process_group, group.connected))
         del group.process_group
     threads = [
         threading.Thread(target=_empty, args=(dropped,), daemon=True) for _ in dropped[:_DROPPERS]
@@ -189,7 +192,12 @@ def _leave_all_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
-def _empty(dropped: list[ProcessGroup]) -> None:
+def _empty(dropped: list[tuple[ProcessGroup, Collection[int] | None]]) -> None:
     with contextlib.suppress(IndexError):  # another thread had the last
         while dropped:
-            dropped.pop()
+            group, connected = dropped.pop()
+            # Gloo ends a lazy group's thread before its sockets, and that thread only once no
+            # socket has anything to read: one with a message in flight would never end.
+            if connected is not None:
+                end_waits(group, connected)
+            del group

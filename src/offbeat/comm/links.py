@@ -147,7 +147,7 @@ class Links:
         opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
         process_group = self._open_watched(opener, connected or ())
         self.heartbeat.guard(process_group, connected)
-        group = Group(process_group, members, axis, self.heartbeat, self.meter)
+        group = Group(process_group, members, axis, self.heartbeat, self.meter, connected)
         close_at_exit(group)
         self.opened.append(group)
         return group
