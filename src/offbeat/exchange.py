@@ -139,9 +139,8 @@ class Exchange(ABC, Generic[State]):
         """Return the participants with which this one exchanges messages beside collectives.
 
         By their number; None, the default, for any of them. Groups connect only these, and those
-        that sums, gathers and broadcasts from the first need. Two participants must name each
-        other, if each is to be connected to the other. ``site`` has no groups but ``control`` yet.
-        All ranks call, before :meth:`init`, and raise alike.
+        that sums, gathers and broadcasts from the first need. Participants must name each other.
+        ``site`` has no group but ``control``. All ranks call before :meth:`init`, and raise alike.
         """
         return None
 
