@@ -14,9 +14,12 @@ from torch.distributed import HashStore
 
 import offbeat
 from offbeat.comm import heartbeat, timed_store
+from offbeat.comm.notices import Board, Notices, Wish
 from offbeat.comm.process_group import open_loopback
+from offbeat.comm.roster import Roster
 from offbeat.comm.timed_store import StoreSilent, TimedStore
 from offbeat.comm.world import World
+from offbeat.replica.joining import Pulse
 from ranks import Spawned, fork_server, free_port
 
 
@@ -138,3 +141,20 @@ def test_a_store_that_freezes_ends_every_wait(ends: str) -> None:
         assert "no longer answers" in error, f"rank {rank} said {error}"
         assert waited < 6, "it was the end of the pause that ended this wait"
         assert leaving < 3
+
+
+def test_a_read_of_deleted_keys_does_not_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that wishes to join reads keys of others, which delete them when they change."""
+    monkeypatch.setattr(timed_store, "LIMIT", 2.0)
+    for store in (HashStore(), dist.TCPStore("127.0.0.1", free_port(), is_master=True)):
+        timed = TimedStore(store)
+        board = Board(timed)
+        assert board.post(wish=Wish(4, 1)).wish == Wish(4, 1) == board.read().wish
+        timed.delete_key("notices")
+        assert timed.find("notices") is None
+        assert board.read() == Notices() == board.post(wish=Wish(4, 1))
+        timed.under("run1/heartbeat").append("ranks", "0 1 ")  # whose heartbeats are deleted
+        assert not Pulse(timed, Roster(1, 0, "run1"), 4, changed=-1e9).is_over()
+        timed.close()

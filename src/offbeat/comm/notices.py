@@ -102,8 +102,8 @@ class Board:
         return Notices.parse(self.text)
 
     def read(self) -> Notices:
-        """Read the notices."""
-        self.text = self._store.get(KEY).decode()
+        """Read the notices; there are none where all ranks have left, which deletes them."""
+        self.text = self._store.find(KEY) or Notices().dump()
         return self.notices
 
     def post(self, **notices: Any) -> Notices:

@@ -51,12 +51,13 @@ def name_after(name: str, change: int, wish: int = 0) -> str:
 
 def read_roster(store: TimedStore) -> Roster:
     """Return the latest roster, an empty one if there is none."""
-    return _parse(store.get(KEY).decode()) if store.check([KEY]) else Roster()
+    text = store.find(KEY)
+    return Roster() if text is None else _parse(text)
 
 
 def write_roster(store: TimedStore, roster: Roster) -> None:
     """Write ``roster`` unless there is a later one, whoever of its ranks comes first."""
-    text, wanted = store.get(KEY).decode() if store.check([KEY]) else "", json.dumps(roster)
+    text, wanted = store.find(KEY) or "", json.dumps(roster)
     while text != wanted and (not text or _parse(text)[:2] < roster[:2]):
         text = store.compare_set(KEY, text, wanted).decode()
 

@@ -15,6 +15,7 @@ from torch.distributed import Store
 
 LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
 TICK = 0.5  # seconds of one wait
+ABSENT = "?"  # a value that no key has
 
 
 class StoreSilent(RuntimeError):
@@ -44,9 +45,15 @@ class TimedStore:
         self._call("set", self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key that exists; see :meth:`check`."""
+        """Return the value of a key that exists, and that no rank deletes meanwhile."""
         found: bytes = self._call("get", self._prefix + key)
         return found
+
+    def find(self, key: str) -> str | None:
+        """Return the value of a key, None if it does not exist or was deleted; never waits."""
+        # One call: a key that another rank deletes after a check would block the get.
+        found: str = self._call("compare_set", self._prefix + key, ABSENT, ABSENT).decode()
+        return None if found == ABSENT else found
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that exist."""

@@ -82,7 +82,8 @@ class Admission:
         gate, ranks = gate_of(links.store, links.name, wish.number), links.world.ranks
         sponsor = sponsor_of(ranks, wish.rank)
         if links.world.rank != sponsor:
-            return int(gate.get("step")) if gate.check(["step"]) else None
+            decision = gate.find("step")
+            return None if decision is None else int(decision)
         if not self._lives(wish, links) or gate.add("acknowledged", 0) < len(ranks):
             return None
         sender, begin = ranks.index(sponsor), max(steps, first)
@@ -134,7 +135,7 @@ def pass_gate(gate: TimedStore, between: Links, is_hindered: Callable[[], bool])
     wait = 0.002
     gate.add("come", 1)
     with between.heartbeat.attending():
-        while not gate.check(["outcome"]):
+        while (outcome := gate.find("outcome")) is None:
             if gate.add("come", 0) == between.world.size:
                 gate.compare_set("outcome", "", IN)
             elif is_hindered() or between.heartbeat.has_verdict:
@@ -142,7 +143,7 @@ def pass_gate(gate: TimedStore, between: Links, is_hindered: Callable[[], bool])
             else:
                 time.sleep(wait)
                 wait = min(2 * wait, POLL)
-    return gate.get("outcome").decode() == IN
+    return outcome == IN
 
 
 def close_gate(gate: TimedStore) -> None:

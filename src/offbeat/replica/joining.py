@@ -49,8 +49,8 @@ class Pulse:
     started: float = field(default_factory=time.monotonic)
     changed: float = field(default_factory=time.monotonic)
     is_rank_alive: bool = False  # another process has the number of this rank
-    _beats: list[bytes] = field(default_factory=list)
-    _own: bytes = b""
+    _beats: list[str | None] = field(default_factory=list)
+    _own: str | None = None
     _looked: float = 0.0
 
     def is_over(self) -> bool:
@@ -62,18 +62,19 @@ class Pulse:
         return now - self.changed > 2 * heartbeat.SILENT_AFTER
 
     def _look(self, now: float) -> None:
+        # Its keys are deleted at any time: after a change of its ranks, and after its end.
         store = self.store.under(f"{self.roster.name}/heartbeat")
-        if not store.check(["ranks"]):  # the keys of a run are deleted after its end
+        begun = store.find("ranks")
+        if begun is None:
             return
-        ranks = sorted(map(int, store.get("ranks").split()))  # that have written a heartbeat
-        some = ranks[:: -(-len(ranks) // READ)]
-        beats = store.multi_get([f"rank{rank}" for rank in some])
+        ranks = sorted(map(int, begun.split()))  # that have written a heartbeat
+        beats = [store.find(f"rank{rank}") for rank in ranks[:: -(-len(ranks) // READ)]]
         if beats != self._beats:
             self._beats, self.changed = beats, now
         if self.rank in ranks:
-            own = store.get(f"rank{self.rank}")
+            own = store.find(f"rank{self.rank}")
             is_late = now - self.started > heartbeat.BROKEN_AFTER
-            self.is_rank_alive = is_late and self._own not in (b"", own)
+            self.is_rank_alive = is_late and None not in (self._own, own) and self._own != own
             self._own = own
 
 
