@@ -349,7 +349,6 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
             die(new[0]._members.connection.links)
         give(model, place, rank, group)
 
-    monkeypatch.setattr("offbeat.comm.links.RECONNECT", 3.0)
     monkeypatch.setattr(membership, "let_in", let_in)
     monkeypatch.setattr(admission, "pass_gate", pass_gate)
     monkeypatch.setattr(membership.survivors, "connect_over", over)

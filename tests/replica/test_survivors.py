@@ -379,7 +379,6 @@ def test_two_ranks_lost_at_once() -> None:
 def test_another_loss_while_survivors_connect_is_survived(
     connects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.comm.links.RECONNECT", 2.0)
     regroup = survivors.regroup
 
     def dies_here(links: Links, agreed: Agreement) -> Links | None:
@@ -508,7 +507,8 @@ def test_another_loss_while_survivors_connect_ends_in_an_error(
         time.sleep(1)
         raise AssertionError("nobody waits for this")
 
-    links = Links.connect(World(0, ((0,), (1,)), HashStore(), waits_for_the_dead, lost=(2,)))
+    world = World(0, ((0,), (1,), (2,)), HashStore(), waits_for_the_dead)
+    links = Links.connect(world).among([0, 1])
     with pytest.raises(PeerLost, match=r"could not connect within .* s: another rank was lost"):
         links.open("world")
 

@@ -58,7 +58,7 @@ class Heartbeat(FailureDetector):
         self._has_met_another = False
         self._verdict: Exception | None = None
         self.wish: Wish | None = None  # of a rank that waits to join, as read at the last beat
-        self._count, self._process = 0, os.getpid()
+        self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
         several_replicas.add(self)
         self._beat(1.0)
         self._ring = Ring(self._store, rank, ranks)  # now: whoever is announced can be read
@@ -186,18 +186,21 @@ class Heartbeat(FailureDetector):
         self._ticker.stop()
         end_waits(group, next((peers for known, peers in self._groups if known is group), None))
 
-    def gone(self, suspects: Collection[int], since: float) -> dict[int, Literal["left", "lost"]]:
+    @property
+    def absent(self) -> list[int]:
+        """The ranks without a first heartbeat, once this rank has waited for it for long."""
+        is_late = time.monotonic() - self._started > SILENT_AFTER * self._ticker.stretch
+        return sorted({*self.ranks}.difference(self._ring.begun)) if is_late else []
+
+    def gone(self, suspects: Collection[int]) -> dict[int, Literal["left", "lost"]]:
         """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.
 
-        From now on every look reads their heartbeats too, with the patience of a failure. A rank
-        may be lost before its first heartbeat, once some time has passed ``since``.
+        From now on every look reads their heartbeats too, with the patience of a failure.
         """
         self._ring.suspects = suspects
         self._fail(None)
         found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
-        if time.monotonic() - since > BROKEN_AFTER * self._ticker.stretch:
-            found |= dict.fromkeys({*suspects}.difference(self._ring.begun), "lost")
-        return found
+        return found | dict.fromkeys({*suspects}.intersection(self.absent), "lost")
 
     def withdraw(self, wish: Wish) -> None:
         """Remove ``wish`` from the notices: another one may be made."""

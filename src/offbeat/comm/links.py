@@ -229,16 +229,32 @@ class Links:
                 opening = lane.submit(connect)
                 while not opened:
                     self.heartbeat.require_no_verdict()
-                    if (self.world.lost or self.change) and time.monotonic() - started > RECONNECT:
-                        raise self.heartbeat.condemn(PeerLost(_NOT_ALL_AGAIN))
+                    if self.change:
+                        self._require_connecting(time.monotonic() - started)
                     with contextlib.suppress(TimeoutError):
                         opening.result(0.1)
         finally:
             lane.close()
         return opened[0]
 
+    def _require_connecting(self, waited: float) -> None:
+        """Condemn a rank that was lost after a loss or a join, and before the others connected.
 
-_NOT_ALL_AGAIN = (
-    f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: another rank "
-    "was lost meanwhile; start again from the last checkpoint"
-)
+        Nobody watches one that has no heartbeat yet. At the attach it may start much later than
+        the others; here all have been in one call just now.
+        """
+        if absent := self.heartbeat.absent:
+            raise self.heartbeat.condemn(
+                PeerLost(
+                    f"rank {absent[0]} is lost: it has not come to connect with the others after a "
+                    "loss or a join. Look at the end of its log, then start again from the last "
+                    "checkpoint"
+                )
+            )
+        if waited > RECONNECT:
+            raise self.heartbeat.condemn(
+                PeerLost(
+                    f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: "
+                    "another rank was lost meanwhile; start again from the last checkpoint"
+                )
+            )

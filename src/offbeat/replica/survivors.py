@@ -158,7 +158,7 @@ def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
                     return None
                 living, lost, step = agreed
                 return Agreement(tuple(living), tuple(lost), step)
-        for rank, how in heartbeat.gone(_suspects(heartbeat, words), since).items():
+        for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
             if words.get(rank) != how:
                 _say(meet, rank, how)
         time.sleep(POLL)
