@@ -290,7 +290,7 @@ class ParameterExchange(Exchange[State]):
 
 
 class ElasticExchange(ParameterExchange[State]):
-    """An exchange that a further participant may join: it gets half of the mass of another one."""
+    """An exchange that others may join: each gets half of the mass of a participant."""
 
     @abstractmethod
     def growth_fault(self, size: int) -> str | None:
@@ -341,9 +341,10 @@ class Algorithm:
                 f"partition=True in one slot of {self}: one slot reduces gradients to the owners "
                 "of layers, the other gathers the layers they have stepped; set it in both"
             )
-        if self.gradients is not None and self.parameters and self.parameters.on_failure != "raise":
-            raise ValueError(
-                f"on_failure='continue' beside {self.gradients!r} in the gradients slot: a rank "
-                "may be lost inside backward, which leaves .grad without a valid gradient; leave "
-                "the gradients slot empty, or use on_failure='raise'"
-            )
+        if self.parameters is not None and self.parameters.on_failure == "continue":
+            near = "local" if self.parameters.over == "node" else None
+            if (self.gradients and self.gradients.over) != near:
+                raise ValueError(
+                    f"{self} with on_failure='continue' may lose a rank inside backward, and those "
+                    "that wait for it; use within=None, within='local', or on_failure='raise'"
+                )

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -468,19 +468,24 @@ def test_raise_is_the_default_everywhere() -> None:
     ("text", "said"),
     [
         ("sgp(on_failure='stop')", "on_failure='stop', expected 'raise' or 'continue'"),
-        ("sgp(on_failure='continue', within='local')", "a rank may be lost inside backward"),
     ],
 )
-@pytest.mark.fault("on_failure='continue' is combined with an exchange in backward", "ValueError")
 def test_settings_that_mean_nothing(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         offbeat.algorithm(text)
 
 
-@pytest.mark.fault("on_failure='continue' is combined with an exchange in backward", "ValueError")
-def test_no_exchange_inside_backward_beside_it() -> None:
-    with pytest.raises(ValueError, match="leave the gradients slot empty"):
-        offbeat.Algorithm(Mean(), PushSum(on_failure="continue"))
+@pytest.mark.parametrize("over", ["world", "node"])
+@pytest.mark.fault(
+    "on_failure='continue' is combined with an exchange of all ranks in backward", "ValueError"
+)
+def test_no_exchange_of_all_inside_backward_beside_it(over: Literal["world", "node"]) -> None:
+    gossip = PushSum(over=over, on_failure="continue")
+    with pytest.raises(ValueError, match="may lose a rank inside backward"):
+        offbeat.Algorithm(Mean(), gossip)
+    near = None if over == "node" else Mean(over="local")
+    with pytest.raises(ValueError, match="use within=None, within='local'"):
+        offbeat.Algorithm(near, gossip)
 
 
 @pytest.mark.fault(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions
 
-from offbeat.comm.group import Group
+from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
 from offbeat.comm.process_group import all_gather_flat
@@ -78,6 +78,18 @@ def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
     work = group.process_group.broadcast([tensor.view(-1).view(torch.uint8)], options)
     group.meter.sent(group.axis, tensor.nbytes)
     return Handle(group, [work], [tensor])
+
+
+def copy_from_first(tensors: Iterable[Tensor], group: Group) -> None:
+    """Copy all ``tensors`` from the first member to the others, in place; all members call."""
+    copies = []
+    for tensor in tensors:
+        message = tensor.detach().to(message_device(group, tensor.device)).contiguous()
+        copies.append((tensor.detach(), message, broadcast(message, 0, group)))
+    for tensor, message, handle in copies:
+        handle.wait()
+        if group.rank != 0:
+            tensor.copy_(message)
 
 
 def mean(tensor: Tensor, group: Group) -> Handle:

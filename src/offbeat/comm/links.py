@@ -69,6 +69,25 @@ class Links:
         except RuntimeError as error:
             raise store_lost(error) from error
 
+    @classmethod
+    def inside(cls, world: World, place: str, meter: Meter) -> "Links":
+        """Return links between the ranks of this node; ``place``: what its ranks alone share."""
+        try:
+            name = f"node {world.node} of {place}"
+            own = world.among(world.nodes[world.node])
+            return cls._named(name, own, TimedStore(world.store), meter, run=0, change=1)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    def between_nodes(self) -> "Links":
+        """Return links between the first ranks of all nodes, with the same counters."""
+        world = self.world.between_nodes()
+        try:
+            store = TimedStore(world.store)
+            return self._named(f"nodes of {self.name}", world, store, self.meter, self.run)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
         return self._changed(self.world.among(living), name_after(self.name, self.change))
@@ -78,12 +97,10 @@ class Links:
         return self._changed(self.world.joined_by(rank), name_after(self.name, self.change, wish))
 
     @classmethod
-    def joining(cls, world: World, roster: Roster, wish: int) -> "Links":
+    def joining(cls, world: World, roster: Roster, wish: int, meter: Meter) -> "Links":
         """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
-        name = name_after(roster.name, roster.change, wish)
-        return cls._named(
-            name, world, TimedStore(world.store), Meter(), roster.run, roster.change + 1
-        )
+        name, store = name_after(roster.name, roster.change, wish), TimedStore(world.store)
+        return cls._named(name, world, store, meter, roster.run, roster.change + 1)
 
     def _changed(self, world: World, name: str) -> "Links":
         try:

@@ -98,12 +98,14 @@ class World:
         return cls(world.rank(), layout, store, opener, group=world)
 
     @classmethod
-    def at(cls, store: str | Store, *, size: int, rank: int | None = None) -> "World":
+    def at(
+        cls, store: str | Store, *, size: int, rank: int | None = None, ranks_per_node: int = 1
+    ) -> "World":
         """Describe ranks that meet in a store outside of them all, without a process group.
 
         For runs that lost workers may join again: ``torch.distributed.init_process_group()``
-        connects a fixed set of ranks, and its store often ends with one of them. Each rank is on a
-        node of its own. Messages go over Gloo, those of GPUs through host memory.
+        connects a fixed set of ranks, and its store often ends with one of them. Messages go over
+        Gloo, those of GPUs through host memory.
 
         Args:
             store: the address ``"host:port"`` of a ``torch.distributed.TCPStore`` in a process
@@ -111,20 +113,28 @@ class World:
             size: the number of ranks that start the run.
             rank: this rank, below ``size``, at the first start and after every restart; None for a
                 new worker, which gets the next free number when it joins.
+            ranks_per_node: how many ranks in a row are on one node. Those of a node are started
+                again together; a new worker is a node of its own.
 
-        Raises ``ValueError`` for a wrong address, size or rank.
+        Raises ``ValueError`` for a wrong address, size, rank or number of ranks per node.
 
         >>> from torch.distributed import HashStore
-        >>> World.at(HashStore(), size=6, rank=2).ranks
-        (0, 1, 2, 3, 4, 5)
+        >>> World.at(HashStore(), size=6, rank=2, ranks_per_node=2).nodes
+        ((0, 1), (2, 3), (4, 5))
         """
+        if ranks_per_node < 1 or size % ranks_per_node or (rank is None and ranks_per_node > 1):
+            raise ValueError(
+                f"ranks_per_node={ranks_per_node} with size={size}, rank={rank}, expected a "
+                "divisor of size, and a rank: only one that is a node of its own can be new"
+            )
         if size < 1 or not 0 <= (rank or 0) < size:
             raise ValueError(
                 f"rank={rank} of size={size}, expected a rank from 0 to size - 1, or None for a "
                 "new worker, and the number of ranks that start the run as size"
             )
         place = connect_store(store) if isinstance(store, str) else store
-        nodes = tuple((r,) for r in range(size if rank is not None else size + 1))
+        count, each = size if rank is not None else size + 1, ranks_per_node
+        nodes = tuple(tuple(range(first, first + each)) for first in range(0, count, each))
         opener = partial(open_group, backends=GLOO)
         number = size if rank is None else rank
         return cls(number, nodes, PrefixStore("offbeat", place), opener, is_new=rank is None)
@@ -189,6 +199,17 @@ class World:
         """
         lost = tuple(other for other in self.lost if other != rank)
         return replace(self, nodes=tuple(sorted((*self.nodes, (rank,)))), lost=lost)
+
+    def between_nodes(self) -> "World":
+        """Return the layout in which each node is one rank: for the first rank of every node.
+
+        >>> from torch.distributed import HashStore
+        >>> world = World(rank=2, nodes=((0, 1), (2, 3)), store=HashStore(), opener=None)
+        >>> world.between_nodes().rank, world.between_nodes().nodes
+        (1, ((0,), (1,)))
+        """
+        nodes = tuple((number,) for number in range(len(self.nodes)))
+        return World(self.node, nodes, self.store, self.opener)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 from offbeat.comm import heartbeat
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.links import Links
+from offbeat.comm.meter import Meter
 from offbeat.comm.notices import Board, Wish
 from offbeat.comm.process_group import TIMEOUT
 from offbeat.comm.roll_call import WARN_AFTER
@@ -86,6 +87,7 @@ class Joining:
     world: World
     model: Any
     algorithm: Any
+    meter: Meter = field(default_factory=Meter)
     attempts: int = 0
     number: int = -1
     has_warned: bool = False
@@ -164,7 +166,7 @@ class Joining:
         lost = tuple(other for other in roster.lost if other != rank)
         nodes = tuple(sorted((*roster.nodes, (rank,))))
         world = replace(self.world, rank=rank, nodes=nodes, lost=lost, is_new=False)
-        links = Links.joining(world, roster, wish.number)
+        links = Links.joining(world, roster, wish.number, self.meter)
         gate = gate_of(self.store, roster.name, wish.number)
         try:
             if board.post(wish=wish).wish == wish and pass_gate(

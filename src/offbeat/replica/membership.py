@@ -1,28 +1,38 @@
 """Who takes part in the training of one replica: losses that it survives, and ranks that join."""
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, final
 
 from torch import nn
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group
+from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.meter import Meter
+from offbeat.comm.sharding import local
+from offbeat.comm.world import World
 from offbeat.exchange import ElasticExchange
 from offbeat.replica import survivors
 from offbeat.replica.admission import Admission, let_in, sponsor_of
 from offbeat.replica.connection import Connection
 from offbeat.replica.handover import Place, give, take
-from offbeat.replica.slots import SlotFiller
+from offbeat.replica.node import Node
+from offbeat.replica.slots import GradientSlot, SlotFiller, empty_slot
 from offbeat.replica.survivors import Agreement, Reconnected
+
+Result = TypeVar("Result")
 
 
 @final
 class Membership:
     """The connection to the other ranks, with the slots over it, and its changes.
 
+    Where whole nodes come and go, ``node`` connects the ranks of this one, ``connection`` joins the
+    nodes, each as one rank, and all but the first rank of a node are alone in theirs.
+
     Attributes:
         connection: the connection at present.
-        gradients: the gradients slot.
         parameters: the parameters slot at present.
         steps: the number of steps before this rank came.
         lost: the ranks that were lost, each with the step from which the others exchanged again.
@@ -30,17 +40,101 @@ class Membership:
         exchanges_from: the first step after a loss at which all survivors exchange.
     """
 
-    def __init__(self, connection: Connection, filler: SlotFiller) -> None:
-        """Fill the slots; all ranks call."""
-        self.connection, self._filler = connection, filler
+    def __init__(
+        self, connection: Connection, filler: SlotFiller, node: Node | None = None
+    ) -> None:
+        """Fill the parameters slot; all ranks call."""
+        self.connection, self._filler, self.node = connection, filler, node
+        self._gradients: GradientSlot[Any] | None = None
         self.algorithm, self.notes = filler.algorithm, filler.notes
-        self.gradients = filler.gradients(connection.links, connection.control)
-        self.parameters = filler.parameters(connection.links, connection.control)
+        if node is None or node.is_first:
+            self.parameters = filler.parameters(connection.links, connection.control)
+        else:
+            self.parameters = empty_slot(None)
         self.steps = 0
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.exchanges_from = 0
         self._admission = Admission()
+
+    @property
+    def gradients(self) -> GradientSlot[Any]:
+        """The gradients slot, filled when it is first asked for; all ranks ask together."""
+        if self._gradients is None:
+            near = self.connection if self.node is None else self.node
+            self._gradients = self._filler.gradients(near.links, near.control)
+        return self._gradients
+
+    @property
+    def world(self) -> World:
+        """The layout of the ranks that take part."""
+        return self.connection.world if self.node is None else self.node.world
+
+    @property
+    def meter(self) -> Meter:
+        """The counters of all that this rank sends."""
+        return self.connection.meter if self.node is None else self.node.meter
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The heartbeat inside the node where it has one, otherwise that of the connection."""
+        near = self.node.links if self.node is not None else None
+        return near.heartbeat if near is not None else self.connection.heartbeat
+
+    def together(
+        self,
+        verb: str | None,
+        call: Callable[[], Result],
+        steps: Callable[[], int],
+        adopt: Callable[[list[str]], None],
+    ) -> Result:
+        """Make a call that waits for others; after a loss that the run survives, repeat it.
+
+        ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
+        ``adopt`` takes over the connection after a change of those that take part.
+        """
+
+        def survive() -> Result:
+            while True:
+                try:
+                    with self.connection.calling(verb):
+                        return call()
+                except PeerLost as loss:
+                    adopt(self.continue_without(steps(), loss))
+
+        if self.node is None:
+            return survive()
+        with self._as_node():
+            if verb is None:
+                return survive()
+            model = self._filler.model
+            parameters = [local(p) for p in model.parameters() if p.requires_grad]
+            changes, buffers = (self.lost, self.joined), [*model.buffers()]
+            with self.node.calling(verb):
+                return self.node.together(verb, survive, changes, parameters, buffers)
+
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
+        found = self.connection.condemn(error)
+        if self.node is not None and self.node.links is not None:
+            return self.node.links.heartbeat.condemn(found)
+        return found
+
+    def first_fault(self, fault: str | None) -> str | None:
+        """Return the fault of the first rank of this node that has one; all its ranks call."""
+        return fault if self.node is None else self.node.first_fault(fault)
+
+    def close(self, ends_run: bool = True) -> None:
+        """End the heartbeats, the threads and the process groups; and the run, for all ranks.
+
+        If a rank of this node is lost, the other nodes go on.
+        """
+        links = self.connection.links
+        if self.node is not None and self.node.is_lost and links is not None:
+            survivors.resign(links)
+        self.connection.close(ends_run)
+        if self.node is not None and self.node.links is not None:
+            self.node.links.close()
 
     def continue_without(self, steps: int, loss: PeerLost) -> list[str]:
         """Connect to the other survivors after ``steps``, or raise ``loss``.
@@ -69,7 +163,8 @@ class Membership:
         between = let_in(links, wish)
         if between is None:
             self._admission.is_refused = True
-            return [f"rank {links.world.rank}: rank {wish.rank} was lost while it joined"]
+            unit = self._unit
+            return [f"{unit} {links.world.rank}: {unit} {wish.rank} was lost while it joined"]
         members, earlier = links.world.ranks, self.connection
         current = Connection(between.world, between, None)
         try:
@@ -89,7 +184,21 @@ class Membership:
         self.parameters.enter(place.weight)
         self.connection.resume(place.phase)
         self.steps = place.steps
-        self.joined.append({"rank": world.rank, "step": place.steps})
+        self.joined.append({self._unit: world.rank, "step": place.steps})
+
+    @property
+    def _unit(self) -> str:
+        return "rank" if self.node is None else "node"
+
+    @contextmanager
+    def _as_node(self) -> Iterator[None]:
+        """Leave the other nodes to themselves if this one can no longer take part."""
+        try:
+            yield
+        except PeerLost:
+            if self.connection.links is not None:
+                survivors.resign(self.connection.links)
+            raise
 
     @property
     def _control(self) -> Group:
@@ -101,21 +210,24 @@ class Membership:
     ) -> list[str]:
         """Go on with the weight of this rank; the sponsor gives half of it."""
         world, phase = self.connection.world, self._control.detector.phase
-        self.joined.append({"rank": newcomer, "step": steps})
+        self.joined.append({self._unit: newcomer, "step": steps})
         is_sponsor = sponsor_of(members, newcomer) == world.rank
         self.parameters.enter(weight / 2 if is_sponsor else weight)
         if is_sponsor:
             give(model, Place(steps, weight / 2, phase), newcomer, self._control)
+        unit = self._unit
         return [
-            f"rank {world.rank}: rank {newcomer} has joined; {list(world.ranks)} train on, with "
-            f"exchanges between all from step {steps}"
+            f"{unit} {world.rank}: {unit} {newcomer} has joined; {list(world.ranks)} train on, "
+            f"with exchanges between all from step {steps}"
         ]
 
     def _adopt(self, found: Reconnected) -> list[str]:
         self.connection, self.parameters = found.connection, found.parameters
+        if self.node is not None:
+            self.node.go_on(self.connection.world.ranks)
         return [self._note(agreed) for agreed in found.agreements]
 
     def _note(self, agreed: Agreement) -> str:
         self.exchanges_from = agreed.step
-        self.lost += [{"rank": rank, "step": agreed.step} for rank in agreed.lost]
-        return agreed.text(self.connection.world.rank)
+        self.lost += [{self._unit: rank, "step": agreed.step} for rank in agreed.lost]
+        return agreed.text(self.connection.world.rank, self._unit)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.comm.failure import PeerLost
 from offbeat.comm.sharding import gathering_modules, local, reshard
 from offbeat.comm.small_gathers import raise_alike
+from offbeat.comm.world import World
 from offbeat.exchange import Saved, Site
 from offbeat.replica import checkpoint, checks
 from offbeat.replica.backward import BackwardWatch
@@ -47,7 +47,6 @@ class Replica:
         self.steps, self.settled = members.steps, not members.joined  # settled: all are equal
         self.lost, self.joined = members.lost, members.joined
         self._members, self._connection = members, members.connection
-        self.world = self._connection.world
         self.gradients, self.parameters = members.gradients, members.parameters
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._held = {name: local(p) for name, p in self._trained.items()}
@@ -55,12 +54,12 @@ class Replica:
         self._before = checks.Snapshot(model)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
         about: Saved = {"algorithm": repr(self.algorithm), **place}
-        self._recorder = Recorder(self._connection.meter, about, self._trained)
+        self._recorder = Recorder(members.meter, about, self._trained)
         self._closed: str | None = None
         self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None
         self._watch = BackwardWatch(
-            self._trained, self.gradients, self._require_open, self._connection.heartbeat
+            self._trained, self.gradients, self._require_open, members.heartbeat
         )
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
@@ -238,7 +237,8 @@ class Replica:
         A rank that raised for itself would leave the others waiting.
         """
         self._require_open()
-        self._together("raise_alike", lambda: raise_alike(fault, self._connection.control))
+        first = self._members.first_fault(fault)
+        self._together("raise_alike", lambda: raise_alike(first, self._connection.control))
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
@@ -249,7 +249,12 @@ class Replica:
         if self._installed is not None:
             self._installed.remove()
         self._recorder.close()
-        self._connection.close(ends_run=True)
+        self._members.close()
+
+    @property
+    def world(self) -> World:
+        """The layout of the ranks that take part."""
+        return self._members.world
 
     @property
     def _shared_site(self) -> Site | None:
@@ -269,7 +274,7 @@ class Replica:
     def _require_unchanged(self) -> None:
         reshard(self._gathering)
         if (change := self._before.change(self.model, self.world.rank)) is not None:
-            raise self._connection.condemn(change)
+            raise self._members.condemn(change)
         self._watch.require_closed()
 
     def _step(self) -> None:
@@ -308,17 +313,8 @@ class Replica:
             average_buffers(list(buffers.values()), control)
 
     def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
-        """Make a call that waits for others; after a loss that the run survives, repeat it.
-
-        ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
-        """
         reshard(self._gathering)
-        while True:
-            try:
-                with self._connection.calling(verb):
-                    return call()
-            except PeerLost as loss:
-                self._adopt(self._members.continue_without(self.steps, loss))
+        return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
     def _admit(self) -> None:
         if texts := self._members.admit(self.model, self.steps):
@@ -327,8 +323,7 @@ class Replica:
     def _adopt(self, texts: Sequence[str]) -> None:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
         self._connection, self.parameters = self._members.connection, self._members.parameters
-        self.world = self._connection.world
-        self._watch.heartbeat = self._connection.heartbeat
+        self._watch.heartbeat = self._members.heartbeat
         self._watch.is_first = False  # others may be past their first step
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=5)

@@ -1,15 +1,15 @@
 """The entry point, which turns a model into a replica."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
-from offbeat.comm.collectives import broadcast
+from offbeat.comm.collectives import copy_from_first
 from offbeat.comm.failure import PeerLost
-from offbeat.comm.group import Group, message_device
 from offbeat.comm.process_group import default_group
 from offbeat.comm.sharding import gathering_modules, has_shards, local_parameters, reshard
 from offbeat.comm.small_gathers import raise_alike
@@ -20,6 +20,7 @@ from offbeat.replica.checks import require_shares, shards_fault
 from offbeat.replica.connection import Connection
 from offbeat.replica.joining import Joining, announce
 from offbeat.replica.membership import Membership
+from offbeat.replica.node import Node, takes_part_as_nodes
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
 from offbeat.replica.start import connect, given_world
@@ -69,11 +70,15 @@ def replicate(
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     filler = SlotFiller(algorithm, model, given, scaler, notes=[])
-    run = 0
+    run, node = 0, None
     if join:
-        found = _join(model, algorithm, mesh, filler)
-        if isinstance(found, Replica):
-            return found
+        world = given_world(mesh) or World.of([range(default_group().size())])
+        node = Node.meet(world) if takes_part_as_nodes(algorithm) else None
+        found = _join(Joining(world, model, algorithm), filler, node)
+        if isinstance(found, Membership):
+            replica = Replica(model, found)
+            replica.step()  # the exchange of the step after which it has joined
+            return replica
         run = found
     connection = connect(model, algorithm, mesh, given, run)
     world = connection.world
@@ -81,9 +86,11 @@ def replicate(
         if has_shards(model):
             raise_alike(shards_fault(model, algorithm, world), connection.control)
         require_shares(model, algorithm, world.nodes)
+        if takes_part_as_nodes(algorithm) and connection.links is not None:
+            return Replica(model, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
             announce(connection.links, model, algorithm)
-        copy_from_first(model, connection)
+        copy_from_rank0(model, connection)
         return Replica(model, Membership(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
@@ -92,31 +99,65 @@ def replicate(
         raise
 
 
-def _join(
-    model: nn.Module, algorithm: Algorithm, mesh: object, filler: SlotFiller
-) -> Replica | int:
-    """Return the replica of a rank that has joined, or the number of the run to start."""
-    world = given_world(mesh) or World.of([range(default_group().size())])
-    joining = Joining(world, model, algorithm)
+def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
+    """Connect the nodes by their first ranks, and close the connection of all ranks; all call."""
+    between = Connection(everyone.world, None, None)
+    if node.is_first and everyone.links is not None:
+        links = everyone.links.between_nodes()
+        announce(links, filler.model, filler.algorithm)
+        between = Connection.over(links.world, links)
+    copy_from_rank0(filler.model, everyone)
+    members = Membership(between, filler, node)
+    everyone.close()
+    return members
+
+
+def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
+    """Return who takes part in the run that this rank has joined, or the number of one to start."""
+    if node is None:
+        return _enter(joining, filler, None)
+    found: list[Membership | int] = []
+
+    def enter() -> tuple[int, int] | None:
+        """Join on the first rank, for all ranks of the node."""
+        if not node.is_first:
+            return None
+        between = joining.world.between_nodes()
+        found.append(_enter(replace(joining, world=between, meter=node.meter), filler, node))
+        return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
+
+    changes: tuple[list[dict[str, int]], ...] = [], []
+    model = list(filler.model.parameters()), list(filler.model.buffers())
+    with node.calling("replicate"):
+        told = node.together("replicate", enter, changes, *model)
+    assert told is not None, "the first rank has told it"
+    if told[0]:
+        return told[0]
+    if node.is_first:
+        return found[0]
+    members = Membership(Connection(joining.world, None, None), filler, node)
+    members.steps = told[1]
+    return members
+
+
+def _enter(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
     while True:
         found = joining.connect()
         if isinstance(found, int):
             return found
         assert found.links is not None, "a rank joins others"
         try:
-            members = Membership(Connection.over(found.world, found.links), filler)
-            members.take(model)
+            members = Membership(Connection.over(found.world, found.links), filler, node)
+            members.take(filler.model)
         except BaseException as error:
             survivors.resign(found.links)
             if isinstance(error, PeerLost):
                 continue  # a rank was lost meanwhile: the others go on without it and this one
             raise
-        replica = Replica(model, members)
-        replica.step()  # the exchange of the step after which it has joined
-        return replica
+        return members
 
 
-def copy_from_first(model: nn.Module, connection: Connection) -> None:
+def copy_from_rank0(model: nn.Module, connection: Connection) -> None:
     """Copy all parameters and buffers of the first rank to the others; all ranks call.
 
     Shards come from the rank of the first node that holds the same ones.
@@ -125,18 +166,12 @@ def copy_from_first(model: nn.Module, connection: Connection) -> None:
         return
     held, buffers = local_parameters(model), [*model.buffers()]
     reshard(gathering_modules(model))
+    control = connection.control
     if has_shards(model):
-        _copy(held.values(), connection.links.open("node", peers=()))
-        _copy(buffers, connection.control)
+        shards = connection.links.open("node", peers=())
+        copies = [([*held.values()], shards), (buffers, control)]
     else:
-        _copy([*held.values(), *buffers], connection.control)
-
-
-def _copy(tensors: Iterable[Tensor], group: Group | None) -> None:
-    if group is None:
-        return
-    for tensor in tensors:
-        message = tensor.detach().to(message_device(group, tensor.device)).contiguous()
-        broadcast(message, 0, group).wait()
-        if group.rank != 0:
-            tensor.detach().copy_(message)
+        copies = [([*held.values(), *buffers], control)]
+    for tensors, group in copies:
+        if group is not None:
+            copy_from_first(tensors, group)

@@ -145,6 +145,11 @@ class ParameterSlot(Generic[State]):
         self.exchange.load(self.state, saved)
 
 
+def empty_slot(site: Site | None) -> ParameterSlot[Any]:
+    """Return a parameters slot that exchanges nothing, for averages over ``site``."""
+    return ParameterSlot(_NoParameterExchange(), site, site)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class SlotFiller:
@@ -183,7 +188,7 @@ class SlotFiller:
         everyone = None
         if links is not None:
             everyone = Site.on("world", links, self.model, control=control)
-        return ParameterSlot(_NoParameterExchange(), everyone, everyone)
+        return empty_slot(everyone)
 
     def _site(
         self,

@@ -24,11 +24,11 @@ class Agreement(NamedTuple):
     lost: tuple[int, ...]
     step: int
 
-    def text(self, rank: int) -> str:
-        """Return a line for the log of ``rank``."""
+    def text(self, rank: int, unit: str) -> str:
+        """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
         return (
-            f"rank {rank}: ranks {list(self.lost)} are lost; {list(self.living)} train on, with "
-            f"exchanges from step {self.step}. See the logs of the lost ranks"
+            f"{unit} {rank}: {unit}s {list(self.lost)} are lost; {list(self.living)} train on, "
+            f"with exchanges from step {self.step}. See the logs of the lost {unit}s"
         )
 
 

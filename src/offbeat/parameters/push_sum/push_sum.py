@@ -68,7 +68,8 @@ class PushSum(ElasticExchange[PushSumState]):
         biased: use x as the model and ignore w: the paper's ablation (Table 4).
         on_failure: "continue" lets the survivors of a lost rank discard what is in flight and
             start anew from their models, x = z and w = 1, on the same graphs for fewer ranks:
-            they converge to the mean of these models. For ranks as participants only.
+            they converge to the mean of these models. Over "node", a node is lost with any of its
+            ranks; its first rank then exchanges the whole model, and copies it to the others.
 
     Bytes sent per exchange: one model for every peer (half with "bf16"; one slice, plus a gather
     inside the node, between nodes) and 16 more. Extra memory: one message for each different
@@ -91,14 +92,8 @@ class PushSum(ElasticExchange[PushSumState]):
     on_failure: Literal["raise", "continue"] = "raise"
 
     def __post_init__(self) -> None:
-        """Check the settings, and that no backward waits for a rank that may be lost."""
+        """Check the settings."""
         check_settings(self)
-        if self.on_failure == "continue" and self.over == "node":
-            raise ValueError(
-                "on_failure='continue' with over='node' (within='local'): a rank may be lost "
-                "inside backward, which leaves incomplete values in .grad; use "
-                "on_failure='raise', or let ranks gossip (within=None)"
-            )
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Check the graphs for this world on all ranks alike, and return the neighbours in them."""

@@ -1,0 +1,241 @@
+"""Nodes that are lost and come back: sgp(within="local", on_failure="continue"), in threads."""
+
+import contextlib
+import random
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
+from torch.distributed import HashStore
+
+import offbeat
+from offbeat.comm import heartbeat, meeting
+from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.timed_store import TimedStore
+from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld, snapshot
+from problems import Quadratic, flat
+from reference.participants import Array
+
+NODES = ((0, 1), (2, 3), (4, 5))
+LR = 0.05
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Impatient heartbeats, all of which end with the test."""
+    for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
+        monkeypatch.setattr(heartbeat, name, seconds)
+    start, started = Heartbeat.__init__, []
+
+    def remember(self: Heartbeat, *args: Any) -> None:
+        start(self, *args)
+        started.append(self)
+
+    monkeypatch.setattr(Heartbeat, "__init__", remember)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+    for one in started:
+        one.stop()
+
+
+def attach(world: World, more: str = "", **how: Any) -> offbeat.Replica:
+    text = f"sgp({more}within='local', on_failure='continue')"
+    return offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, **how)
+
+
+def train(replica: offbeat.Replica, until: int, pause: float = 0.0) -> None:
+    model, optimizer = replica.model, torch.optim.SGD(replica.model.parameters(), lr=LR)
+    while replica.steps < until:
+        time.sleep(pause)
+        optimizer.zero_grad()
+        model(replica.world.rank).backward()
+        optimizer.step()
+        replica.step()
+
+
+def perish(replica: offbeat.Replica) -> None:
+    """What remains of a process that dies is silence; a thread cannot be killed."""
+    members = replica._members
+    for links in (members.connection.links, members.node and members.node.links):
+        if links:
+            links.heartbeat._end_thread()
+
+
+@pytest.mark.parametrize("more", ["", "overlap=1, ", "'ring', overlap=2, wire='bf16', "])
+@pytest.mark.parametrize("nodes", [NODES, ((0, 1), (2,), (3, 4, 5))], ids=["equal", "unequal"])
+def test_without_losses_nodes_train_as_with_slices(
+    more: str, nodes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Whole models of first ranks, or a slice from each rank: the same method."""
+
+    def work(world: World, on_failure: str) -> tuple[Array, Array]:
+        algorithm = offbeat.algorithm(f"sgp({more}within='local', on_failure='{on_failure}')")
+        replica = offbeat.replicate(Quadratic(), algorithm, mesh=world)
+        train(replica, 12)
+        trained = flat(snapshot(replica.model))
+        with replica.consensus():
+            shown = flat(snapshot(replica.model))
+        replica.detach()
+        return trained, shown
+
+    ways = (partial(work, on_failure=how) for how in ("raise", "continue"))
+    told = [ThreadWorld(nodes=nodes).run(way) for way in ways]
+    # bf16 messages round what differs in the last bits of the sums.
+    tolerance = 1e-2 if "bf16" in more else 1e-12
+    for (slices, _), (whole, shown) in zip(*told, strict=True):
+        np.testing.assert_allclose(whole, slices, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(shown, told[1][0][1])
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("more", ["", "overlap=1, "])
+@pytest.mark.parametrize("victims", [(3,), (2,), (2, 3)], ids=["another", "the first", "all"])
+@pytest.mark.fault(
+    "a rank is lost under within='local', on_failure='continue'",
+    "PeerLost on its node; the other nodes train on",
+)
+def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: str) -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]] | Exception | None:
+        replica = attach(world, more)
+        train(replica, 2)
+        if world.rank in victims:
+            perish(replica)
+            return None
+        try:
+            train(replica, 12)
+        except offbeat.PeerLost as loss:
+            replica.detach()
+            return loss
+        replica.finish()
+        result = flat(snapshot(replica.model)), replica.stats()
+        replica.detach()
+        return result
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    for rank, found in enumerate(results):
+        if rank in NODES[1]:
+            assert found is None if rank in victims else isinstance(found, offbeat.PeerLost)
+            continue
+        assert isinstance(found, tuple)
+        end, stats = found
+        assert np.array_equal(end, results[0][0])
+        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert (stats["size"], stats["rank"], stats["step"]) == (4, rank, 12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("more", ["", "overlap=1, "])
+@pytest.mark.fault(
+    "a whole node is lost and starts again (join=True)",
+    "its ranks meet, and join together; the others train on",
+)
+def test_a_node_returns(more: str, draws: random.Random) -> None:
+    pause = draws.choice([0.0, 0.01])
+
+    def work(world: World) -> tuple[Array, float, dict[str, Any]]:
+        replica = attach(world, more, join=True)
+        train(replica, 3)
+        if world.rank in NODES[1]:
+            perish(replica)
+            time.sleep(draws.uniform(0, 0.3))  # one of its ranks starts before the other
+            replica = attach(world, more, join=True)
+        until = time.monotonic() + 40
+        while not replica.joined:
+            assert time.monotonic() < until, replica.lost
+            train(replica, replica.steps + 1, pause)
+        train(replica, replica.joined[-1]["step"] + 20, 0.002)
+        weight = replica.parameters.state.weight if world.rank % 2 == 0 else 0.0
+        replica.finish()
+        result = flat(snapshot(replica.model)), weight, replica.stats()
+        replica.detach()
+        return result
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    for rank, (end, _, stats) in enumerate(results):
+        assert np.array_equal(end, results[0][0])
+        assert [join["node"] for join in stats["joined"]] == [1]
+        assert [loss["node"] for loss in stats["lost"]] == ([] if rank in NODES[1] else [1])
+        assert (stats["size"], stats["rank"]) == (6, rank)
+    if not more:  # nothing is in flight: two began with one each, and gave the third of theirs
+        assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
+    def work(world: World) -> str:
+        replica = attach(world)
+        with pytest.raises(ValueError, match="a bad word") as said:
+            replica.raise_alike("a bad word" if world.rank == rank else None)
+        train(replica, 2)
+        replica.finish()
+        replica.detach()
+        return str(said.value)
+
+    assert all(f"rank {rank}: a bad word" in said for said in ThreadWorld(nodes=NODES).run(work))
+
+
+def test_a_saved_state_is_loaded() -> None:
+    def work(world: World) -> tuple[Array, Array]:
+        replica = attach(world, "overlap=1, ")
+        train(replica, 4)
+        saved = {n: t.clone() for n, t in replica.model.state_dict().items()}, replica.state_dict()
+        train(replica, 9)
+        went_on = flat(snapshot(replica.model))
+        replica.model.load_state_dict(saved[0])
+        replica.load_state_dict(saved[1])
+        assert replica.steps == 4
+        train(replica, 9)
+        resumed = flat(snapshot(replica.model))
+        broken = {name: entry | {"steps": 3} for name, entry in saved[1].items()}
+        with pytest.raises(ValueError, match="step"):
+            replica.load_state_dict(broken if world.rank == 4 else saved[1])
+        replica.detach()
+        return went_on, resumed
+
+    for went_on, resumed in ThreadWorld(nodes=NODES).run(work):
+        np.testing.assert_array_equal(went_on, resumed)
+
+
+def test_processes_of_a_node_that_were_started_together_meet() -> None:
+    """Those of earlier starts have left their words in the store."""
+    store, results = HashStore(), dict[str, int]()
+    clients: dict[str, TimedStore] = {}
+
+    def come(name: str, rank: int) -> threading.Thread:
+        clients[name] = TimedStore(store)
+
+        def enter() -> None:
+            with contextlib.suppress(RuntimeError):  # the client is closed
+                results[name] = meeting.meet(clients[name], rank, (4, 5, 6))
+
+        thread = threading.Thread(target=enter, daemon=True)
+        thread.start()
+        return thread
+
+    def all_come(*threads: threading.Thread) -> None:
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    all_come(come("a", 4), come("b", 5), come("c", 6))
+    assert results["a"] == results["b"] == results["c"]
+    early = come("d", 5)
+    time.sleep(0.2)
+    assert early.is_alive(), "it waits for the successors of the others"
+    ended = come("e", 6)
+    time.sleep(0.2)
+    clients["e"].close()
+    all_come(ended, early, come("f", 4), come("g", 6))
+    assert results["d"] == results["f"] == results["g"] != results["a"]
+    assert "e" not in results, "it ended before the others came"
+    for client in clients.values():
+        client.close()
