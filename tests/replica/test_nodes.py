@@ -1,19 +1,21 @@
 """Nodes that are lost and come back: sgp(within="local", on_failure="continue"), in threads."""
 
 import contextlib
+import json
 import random
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 import offbeat
 from offbeat.comm import heartbeat, meeting
@@ -22,6 +24,7 @@ from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld, snapshot
 from problems import Quadratic, flat
+from ranks import fork_server
 from reference.participants import Array
 
 NODES = ((0, 1), (2, 3), (4, 5))
@@ -167,6 +170,51 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
         assert (stats["size"], stats["rank"]) == (6, rank)
     if not more:  # nothing is in flight: two began with one each, and gave the third of theirs
         assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
+
+
+@pytest.mark.processes
+@pytest.mark.fault(
+    "a process of a node is killed, and all of the node are started again",
+    "the node joins; all models are equal at the end",
+)
+def test_processes_of_a_node_return() -> None:
+    from bench.scale.worker import work
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("words", "")
+
+    def start(rank: int) -> BaseProcess:
+        args = (store.port, 6, rank, 1, 2)
+        process: BaseProcess = fork_server().Process(target=work, args=args, daemon=True)
+        process.start()
+        return process
+
+    def said(kind: str, count: int, seconds: float = 60.0) -> list[list[Any]]:
+        until = time.monotonic() + seconds
+        while True:
+            lines = map(json.loads, store.get("words").decode().splitlines())
+            words = [word for word in lines if word[0] == kind]
+            if len(words) >= count:
+                return words
+            assert time.monotonic() < until, words
+            time.sleep(0.1)
+
+    running = {rank: start(rank) for rank in range(6)}
+    said("in", 6)
+    running[2].kill()
+    running[3].join(60)
+    assert running[3].exitcode == 1, "PeerLost: a rank of its node is lost"
+    running |= {rank: start(rank) for rank in (3, 2)}
+    said("in", 8)
+    store.set("last", str(int(store.get("step")) + 100))
+    ends = said("out", 6)
+    for process in running.values():
+        process.join(10)
+    assert {rank for _, rank, *_ in ends} == {*range(6)}
+    assert all(model == ends[0][2] for _, _, model, *_ in ends)
+    for _, rank, _, stats, _ in ends:
+        assert [join["node"] for join in stats["joined"]] == [1]
+        assert [loss["node"] for loss in stats["lost"]] == ([] if rank in (2, 3) else [1])
 
 
 @pytest.mark.parametrize("rank", [0, 3])

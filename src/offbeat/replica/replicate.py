@@ -60,7 +60,8 @@ def replicate(
             push-sum weight w, so that :math:`\sum x` and :math:`\sum w` stay as they are. Only
             that rank is late, by one model. ``replica.steps`` is the number of steps made so far,
             for schedules and data; the state of the optimizer begins anew. A rank that is lost
-            meanwhile is survived, and the new rank tries again.
+            meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks of
+            a node join together.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
