@@ -14,6 +14,7 @@ from torch.distributed import HashStore
 from offbeat.comm import heartbeat
 from offbeat.comm.failure import PeerLost, Phase
 from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.ring import Patience, Ring
 from offbeat.comm.ticker import Ticker, stretched
 from offbeat.comm.timed_store import TimedStore
 
@@ -320,6 +321,21 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
     assert keys <= 10 * 9
     assert not one.has_verdict
     one.stop()
+    timed.close()
+
+
+def test_a_start_of_many_ranks_reads_their_list_a_few_times() -> None:
+    store = CountingStore()
+    timed = TimedStore(store)  # type: ignore[arg-type]
+    rings, patience = [], Patience(15.0, 5.0, 1.0)
+    for rank in range(100):
+        timed.set(f"rank{rank}", json.dumps([1, 1.0, None, *Phase()]))
+        rings.append(Ring(timed, rank, range(120)))
+        rings[0].look((), patience)
+    assert store.calls["get"] <= 8
+    assert len(rings[0].begun) < 100
+    rings[0].look((), patience)
+    assert list(rings[0].begun) == [*range(100)], "all that are there, once no more come"
     timed.close()
 
 

@@ -77,7 +77,7 @@ class Ring:
         self._store, self._rank, self._ranks = store, rank, ranks
         self._seen: dict[int, tuple[str, float]] = {}  # last heartbeat, and when it was new
         self._clock, self._looked = 0.0, time.monotonic()
-        self._has_failed = False
+        self._has_failed, self._count = False, 0
         store.append("ranks", f"{rank} ")
         store.add("begun", 1)
 
@@ -135,13 +135,23 @@ class Ring:
         self.board.change(lambda old: old._replace(silent=found) if old.silent == reported else old)
 
     def _watched(self, members: Sequence[int]) -> list[int]:
-        if len(self.begun) < len(self._ranks) and self._store.add("begun", 0) > len(self.begun):
-            self.begun = sorted(map(int, self._store.get("ranks").split()))
+        if len(self.begun) < len(self._ranks):
+            self._look_who_has_begun()
         notices = self.board.notices
         named = (notices.silent and notices.silent.rank, notices.left, notices.front)
         begun = {*self.suspects}.intersection(self.begun) if self.suspects else ()
         found = (*self._next(self.begun), *self._next(sorted(members)), *named, *begun)
         return [rank for rank in dict.fromkeys(found) if rank not in (None, self._rank)]
+
+    def _look_who_has_begun(self) -> None:
+        """Read the list of them once it has doubled, is complete, or does not grow any more.
+
+        If each of n ranks that start read it whenever one more has begun, that were n^3 numbers.
+        """
+        count, before, known = self._store.add("begun", 0), self._count, len(self.begun)
+        self._count = count
+        if count > known and (count >= min(2 * known, len(self._ranks)) or count == before):
+            self.begun = sorted(map(int, self._store.get("ranks").split()))
 
     def _next(self, ring: Sequence[int]) -> Iterator[int]:
         """Yield the next ranks of ``ring`` after this one that live, as far as it is known."""
