@@ -217,6 +217,40 @@ def test_processes_of_a_node_return() -> None:
         assert [loss["node"] for loss in stats["lost"]] == ([] if rank in (2, 3) else [1])
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_node_that_does_not_fit_is_told_so() -> None:
+    """Its ranks raise alike; the others do not notice it."""
+    def work(world: World) -> str:
+        replica = attach(world, join=True)
+        train(replica, 3)
+        said = ""
+        if world.rank in NODES[1]:
+            perish(replica)
+            with pytest.raises(ValueError, match="cannot join") as refused:
+                attach(world, "'ring', ", join=True)
+            said = str(refused.value)
+            replica = attach(world, join=True)
+        while not replica.joined:
+            train(replica, replica.steps + 1, 0.005)
+        train(replica, replica.joined[-1]["step"] + 20)
+        replica.finish()
+        replica.detach()
+        return said
+
+    said = ThreadWorld(nodes=NODES).run(work)
+    assert said[2] == said[3]
+    assert "algorithm" in said[2]
+
+
+def test_a_graph_that_nodes_cannot_have_is_refused_on_all_ranks() -> None:
+    def work(world: World) -> str:
+        with pytest.raises(ValueError, match="pairs need an even number") as refused:
+            attach(world, "'bipartite', ")
+        return str(refused.value)
+
+    assert len({*ThreadWorld(nodes=NODES).run(work)}) == 1
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
     def work(world: World) -> str:

@@ -104,7 +104,7 @@ class Membership:
 
         if self.node is None:
             return survive()
-        with self._as_node():
+        with self._as_one(self.node):
             if verb is None:
                 return survive()
             model = self._filler.model
@@ -116,15 +116,13 @@ class Membership:
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
         found = self.connection.condemn(error)
-        if self.node is not None and self.node.links is not None:
-            return self.node.links.heartbeat.condemn(found)
-        return found
+        return found if self.node is None else self.node.condemn(found)
 
     def first_fault(self, fault: str | None) -> str | None:
         """Return the fault of the first rank of this node that has one; all its ranks call."""
         return fault if self.node is None else self.node.first_fault(fault)
 
-    def close(self, ends_run: bool = True) -> None:
+    def close(self) -> None:
         """End the heartbeats, the threads and the process groups; and the run, for all ranks.
 
         If a rank of this node is lost, the other nodes go on.
@@ -132,9 +130,9 @@ class Membership:
         links = self.connection.links
         if self.node is not None and self.node.is_lost and links is not None:
             survivors.resign(links)
-        self.connection.close(ends_run)
-        if self.node is not None and self.node.links is not None:
-            self.node.links.close()
+        self.connection.close(ends_run=True)
+        if self.node is not None:
+            self.node.close()
 
     def continue_without(self, steps: int, loss: PeerLost) -> list[str]:
         """Connect to the other survivors after ``steps``, or raise ``loss``.
@@ -191,14 +189,14 @@ class Membership:
         return "rank" if self.node is None else "node"
 
     @contextmanager
-    def _as_node(self) -> Iterator[None]:
+    def _as_one(self, node: Node) -> Iterator[None]:
         """Leave the other nodes to themselves if this one can no longer take part."""
         try:
             yield
-        except PeerLost:
+        except PeerLost as loss:
             if self.connection.links is not None:
                 survivors.resign(self.connection.links)
-            raise
+            raise node.condemn(loss) from loss
 
     @property
     def _control(self) -> Group:

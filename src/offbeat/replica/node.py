@@ -100,6 +100,15 @@ class Node:
             yield
         self.links.heartbeat.next_call(verb)
 
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` that of all ranks of the node, and return the one that stands."""
+        return error if self.links is None else self.links.heartbeat.condemn(error)
+
+    def close(self) -> None:
+        """End the threads and the groups."""
+        if self.links is not None:
+            self.links.close()
+
     def go_on(self, numbers: Sequence[int]) -> None:
         """Note the numbers of the nodes that take part from now on."""
         self.world = self.everyone.among(

@@ -1,7 +1,8 @@
 """The entry point, which turns a model into a replica."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +25,8 @@ from offbeat.replica.node import Node, takes_part_as_nodes
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
 from offbeat.replica.start import connect, given_world
+
+Result = TypeVar("Result")
 
 
 def replicate(
@@ -60,8 +63,8 @@ def replicate(
             push-sum weight w, so that :math:`\sum x` and :math:`\sum w` stay as they are. Only
             that rank is late, by one model. ``replica.steps`` is the number of steps made so far,
             for schedules and data; the state of the optimizer begins anew. A rank that is lost
-            meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks of
-            a node join together.
+            meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks
+            of a node join together.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -103,14 +106,25 @@ def replicate(
 def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
     """Connect the nodes by their first ranks, and close the connection of all ranks; all call."""
     between = Connection(everyone.world, None, None)
-    if node.is_first and everyone.links is not None:
-        links = everyone.links.between_nodes()
-        announce(links, filler.model, filler.algorithm)
-        between = Connection.over(links.world, links)
-    copy_from_rank0(filler.model, everyone)
-    members = Membership(between, filler, node)
+
+    def connect() -> None:
+        nonlocal between
+        if node.is_first and everyone.links is not None:
+            links = everyone.links.between_nodes()
+            between = Connection(links.world, links, None)
+            announce(links, filler.model, filler.algorithm)
+            between = Connection.over(links.world, links)
+        found.append(Membership(between, filler, node))
+
+    found: list[Membership] = []
+    try:
+        _as_one(node, connect, filler)
+        copy_from_rank0(filler.model, everyone)
+    except BaseException:
+        between.close(ends_run=True)
+        raise
     everyone.close()
-    return members
+    return found[0]
 
 
 def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
@@ -119,26 +133,32 @@ def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership
         return _enter(joining, filler, None)
     found: list[Membership | int] = []
 
-    def enter() -> tuple[int, int] | None:
-        """Join on the first rank, for all ranks of the node."""
+    def enter() -> tuple[int, int]:
         if not node.is_first:
-            return None
+            return 0, 0
         between = joining.world.between_nodes()
         found.append(_enter(replace(joining, world=between, meter=node.meter), filler, node))
         return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
 
-    changes: tuple[list[dict[str, int]], ...] = [], []
-    model = list(filler.model.parameters()), list(filler.model.buffers())
-    with node.calling("replicate"):
-        told = node.together("replicate", enter, changes, *model)
-    assert told is not None, "the first rank has told it"
-    if told[0]:
-        return told[0]
-    if node.is_first:
-        return found[0]
-    members = Membership(Connection(joining.world, None, None), filler, node)
-    members.steps = told[1]
-    return members
+    run, steps = _as_one(node, enter, filler)
+    if run:
+        return run
+    if not node.is_first:
+        found.append(Membership(Connection(joining.world, None, None), filler, node))
+    assert isinstance(found[0], Membership), "it has joined"
+    found[0].steps = steps
+    return found[0]
+
+
+def _as_one(node: Node, call: Callable[[], Result], filler: SlotFiller) -> Result:
+    """Return what ``call`` returns on the first rank of the node; raise on all if it does."""
+    parameters, buffers = [*filler.model.parameters()], [*filler.model.buffers()]
+    try:
+        with node.calling("replicate"):
+            return node.together("replicate", call, (), parameters, buffers)
+    except BaseException:
+        node.close()
+        raise
 
 
 def _enter(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
