@@ -220,6 +220,7 @@ def test_processes_of_a_node_return() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_node_that_does_not_fit_is_told_so() -> None:
     """Its ranks raise alike; the others do not notice it."""
+
     def work(world: World) -> str:
         replica = attach(world, join=True)
         train(replica, 3)

@@ -10,6 +10,7 @@ from offbeat.comm.links import Links
 from offbeat.comm.notices import Wish
 from offbeat.comm.roster import name_after
 from offbeat.comm.timed_store import TimedStore
+from offbeat.comm.world import World
 from offbeat.exchange import ElasticExchange
 
 POLL = 0.1  # seconds between two looks at whether all have come, at most
@@ -19,6 +20,11 @@ IN, OUT = "in", "out"  # whether the newcomer was let in
 def sponsor_of(members: Sequence[int], newcomer: int) -> int:
     """Return the member that decides about a newcomer, and gives it half of its weight."""
     return next((rank for rank in members if rank > newcomer), members[0])
+
+
+def sponsor_in(world: World) -> int:
+    """Return the sponsor of this rank, which joins the others of ``world``."""
+    return sponsor_of([rank for rank in world.ranks if rank != world.rank], world.rank)
 
 
 def gate_of(store: TimedStore, name: str, wish: int) -> TimedStore:

@@ -1,6 +1,6 @@
 """The connection of a replica: its process groups, heartbeat and collective calls."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -28,9 +28,15 @@ class Connection:
     control: Group | None
 
     @classmethod
-    def over(cls, world: World, links: Links | None) -> "Connection":
-        """Open the control group over ``links``; all ranks call."""
-        return cls(world, links, links.open("world", peers=()) if links is not None else None)
+    def over(cls, world: World, links: Links | None, pair: Collection[int] = ()) -> "Connection":
+        """Open the control group over ``links``; all ranks call.
+
+        ``pair``: two ranks that send each other messages in it, beside its collectives.
+        """
+        if links is None:
+            return cls(world, None, None)
+        others = [world.ranks.index(rank) for rank in pair if rank != world.rank]
+        return cls(world, links, links.open("world", others if world.rank in pair else ()))
 
     @property
     def heartbeat(self) -> Heartbeat | None:

@@ -14,7 +14,7 @@ from offbeat.comm.sharding import local
 from offbeat.comm.world import World
 from offbeat.exchange import ElasticExchange
 from offbeat.replica import survivors
-from offbeat.replica.admission import Admission, let_in, sponsor_of
+from offbeat.replica.admission import Admission, let_in, sponsor_in, sponsor_of
 from offbeat.replica.connection import Connection
 from offbeat.replica.handover import Place, give, take
 from offbeat.replica.node import Node
@@ -165,8 +165,9 @@ class Membership:
             return [f"{unit} {links.world.rank}: {unit} {wish.rank} was lost while it joined"]
         members, earlier = links.world.ranks, self.connection
         current = Connection(between.world, between, None)
+        pair = wish.rank, sponsor_of(members, wish.rank)
         try:
-            found = survivors.connect_over(current, earlier, self._filler, steps, [])
+            found = survivors.connect_over(current, earlier, self._filler, steps, [], pair)
         finally:
             links.close()
         texts = self._adopt(found)
@@ -177,8 +178,7 @@ class Membership:
     def take(self, model: nn.Module) -> None:
         """Take the model, half of the weight and the place of the sponsor: this rank joins."""
         world = self.connection.world
-        sponsor = sponsor_of([rank for rank in world.ranks if rank != world.rank], world.rank)
-        place = take(model, sponsor, self._control)
+        place = take(model, sponsor_in(world), self._control)
         self.parameters.enter(place.weight)
         self.connection.resume(place.phase)
         self.steps = place.steps

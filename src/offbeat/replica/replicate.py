@@ -17,6 +17,7 @@ from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica import survivors
+from offbeat.replica.admission import sponsor_in
 from offbeat.replica.checks import require_shares, shards_fault
 from offbeat.replica.connection import Connection
 from offbeat.replica.joining import Joining, announce
@@ -168,7 +169,9 @@ def _enter(joining: Joining, filler: SlotFiller, node: Node | None) -> Membershi
             return found
         assert found.links is not None, "a rank joins others"
         try:
-            members = Membership(Connection.over(found.world, found.links), filler, node)
+            pair = found.world.rank, sponsor_in(found.world)
+            between = Connection.over(found.world, found.links, pair)
+            members = Membership(between, filler, node)
             members.take(filler.model)
         except BaseException as error:
             survivors.resign(found.links)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.comm.failure import PeerLost
@@ -59,20 +59,23 @@ def connect_over(
     filler: SlotFiller,
     steps: int,
     agreements: list[Agreement],
+    pair: Collection[int] = (),
 ) -> Reconnected:
     """Open the groups of ``current``, which has links only; all its ranks call.
 
     As :func:`reconnect` if a rank is lost meanwhile. Continues the count of calls of ``earlier``.
+    ``pair``: as in :meth:`Connection.over`.
     """
     while True:
         try:
             if current.links is not None:
                 current.links.announce()  # at once: a rank that joins must not look at the old ones
-            current = Connection.over(current.world, current.links)
+            current = Connection.over(current.world, current.links, pair)
             slot = filler.parameters(current.links, current.control)
         except PeerLost as loss:
             current, agreed = _without(current, steps, loss)
             agreements.append(agreed)
+            pair = ()
             continue
         # Not before: some ranks are steps behind, and catch up alone.
         if earlier.links is not None:
