@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from reference.participants import Array
 
+DEVICE = "cpu"  # where models are made; tests of other devices replace it
 RANKS, DIMENSION = 8, 9
 _random = np.random.default_rng(0)
 OPTIMA: Array = _random.normal(size=(RANKS, DIMENSION))
@@ -21,17 +22,18 @@ class Quadratic(nn.Module):
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        start = torch.tensor(START, dtype=dtype)
+        start = torch.tensor(START, dtype=dtype, device=DEVICE)
         self.matrix = nn.Parameter(start[:6].view(2, 3).clone())
-        self.frozen = nn.Parameter(torch.ones(2, dtype=dtype), requires_grad=False)
+        self.frozen = nn.Parameter(torch.ones(2, dtype=dtype, device=DEVICE), requires_grad=False)
         self.vector = nn.Parameter(start[6:].clone())
-        self.register_buffer("mean", torch.zeros(2, dtype=dtype))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(2, dtype=dtype, device=DEVICE))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=DEVICE))
 
     def forward(self, rank: int) -> Tensor:
         x = torch.cat([self.matrix.view(-1), self.vector])
-        curvature = torch.tensor(CURVATURES[rank], dtype=x.dtype)
-        return 0.5 * (curvature * (x - torch.tensor(OPTIMA[rank], dtype=x.dtype)) ** 2).sum()
+        curvature = torch.tensor(CURVATURES[rank], dtype=x.dtype, device=x.device)
+        place = torch.tensor(OPTIMA[rank], dtype=x.dtype, device=x.device)
+        return 0.5 * (curvature * (x - place) ** 2).sum()
 
 
 def loss(model: nn.Module, rank: int, step: int) -> Tensor:
@@ -48,7 +50,7 @@ def gradient(rank: int, z: Array, step: int) -> Array:
 
 def flat(snapshot: dict[str, Tensor]) -> Array:
     """A snapshot of the trainable parameters as one vector."""
-    parts = [snapshot[name].reshape(-1).double().numpy() for name in ("matrix", "vector")]
+    parts = [snapshot[name].reshape(-1).double().cpu().numpy() for name in ("matrix", "vector")]
     return np.concatenate(parts)
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Store
 from torch.optim import SGD, Optimizer
@@ -63,7 +64,10 @@ class ThreadWorld:
 
         def rank_main(rank: int) -> None:
             try:
-                results[rank] = work(self.world(rank))
+                # On an accelerator all backwards of a process run on one thread of autograd: the
+                # first rank that waits there for another would wait for ever.
+                with torch.autograd.set_multithreading_enabled(False):
+                    results[rank] = work(self.world(rank))
             except BaseException as error:
                 errors[rank] = error
 

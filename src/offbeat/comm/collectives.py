@@ -17,6 +17,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
 from offbeat.comm.process_group import all_gather_flat
+from offbeat.device import is_on_host
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -102,7 +103,7 @@ def mean(tensor: Tensor, group: Group) -> Handle:
         handle = all_reduce(tensor, group)
         handle.after = lambda: tensor.div_(group.size)
         return handle
-    if tensor.is_cuda:  # streams keep the order: nothing here blocks the host
+    if not is_on_host(tensor):  # streams keep the order: nothing here blocks the host
         _mean_16bit(tensor, group)
         return Handle(group, [], [tensor])
     return Handle(group, buffers=[tensor], future=group.lane.submit(_mean_16bit, tensor, group))

@@ -24,6 +24,7 @@ from offbeat.comm.process_group import (
     world_ranks,
 )
 from offbeat.comm.world import Axis
+from offbeat.device import current_accelerator
 
 _owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _owning = threading.Lock()  # a rank may open groups while a thread closes those of another replica
@@ -129,12 +130,13 @@ def close_at_exit(group: Group) -> None:
 def message_device(group: Group, device: torch.device | str = "cpu") -> torch.device:
     """Return the device on which messages about tensors on ``device`` must be allocated.
 
-    Gloo sends no point-to-point messages from a GPU: they go through the host.
+    Gloo sends no point-to-point messages from an accelerator: they go through the host. Values of
+    the host go to the accelerator where the group has no backend for the host.
     """
     device = torch.device(device)
-    if "nccl" not in (group.backend(device), group.backend("cuda")):
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cpu" else device
+    if device.type == "cpu" and not group.backend("cpu"):
+        return current_accelerator()
+    return device if group.backend(device) not in ("", "gloo") else torch.device("cpu")
 
 
 def close_sockets(groups: Iterable[Group]) -> None:

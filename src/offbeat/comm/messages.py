@@ -48,9 +48,9 @@ class MessageRounds:
         self._counts = [(sum(t.nbytes for _, t in sends), len(sends)) for sends, _ in rounds]
         devices = [tensor.device for tensors in self._buffers for tensor in tensors]
         # NCCL matches point-to-point calls within one group call only.
-        self._nccl = devices[0] if devices and group.backend(devices[0]) == "nccl" else None
+        self._joint = devices[0] if devices and group.backend(devices[0]) != "gloo" else None
         received = max((sum(t.nbytes for _, t in receives) for _, receives in rounds), default=0)
-        self._early = self._nccl is None and received <= EARLY
+        self._early = self._joint is None and received <= EARLY
         self._expected: list[list[Work]] = []
         group.in_flight.add(self)
 
@@ -90,7 +90,7 @@ class MessageRounds:
 
     def _launch(self, index: int) -> list[Work]:
         process_group = self._group.process_group
-        if self._nccl is None:
+        if self._joint is None:
             receives = self._expected[index] if self._expected else self._post(index)
             # No closure over the process group: an error would keep it, and its sockets, alive.
             return [*receives, *starmap(process_group.send, self._sends[index])]
@@ -101,7 +101,7 @@ class MessageRounds:
             for piece in self._sends[index]:
                 process_group.send(*piece)
 
-        return [coalesced(process_group, self._nccl, launch)]
+        return [coalesced(process_group, self._joint, launch)]
 
     def _post(self, index: int) -> list[Work]:
         return [self._group.process_group.recv(*piece) for piece in self._receives[index]]

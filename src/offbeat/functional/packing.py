@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.device import is_on_host
+
 BLOCK = 2**16  # elements; a few blocks of them fit into a core's cache
 
 
@@ -189,7 +191,7 @@ def cache_blocks(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
     >>> [(len(a), len(b)) for a, b in cache_blocks(torch.zeros(70_000), torch.zeros(70_000))]
     [(65536, 65536), (4464, 4464)]
     """
-    if flat[0].is_cuda or flat[0].numel() <= BLOCK:
+    if not is_on_host(flat[0]) or flat[0].numel() <= BLOCK:
         yield flat
     else:
         yield from zip(*(tensor.split(BLOCK) for tensor in flat), strict=True)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from offbeat.device import is_on_host
+
 BLOCK = 32  # entries whose largest stands for all of them
 SMALL = 2**15  # entries; below this one torch.topk is as fast
 LARGE = 2**17  # entries; from here on a sample is worth its fixed cost
@@ -53,7 +55,7 @@ def sampled_top_k(x: Tensor, k: int) -> Tensor:
     >>> sampled_top_k(x, 2).sort().values
     tensor([99998, 99999])
     """
-    if x.is_cuda or x.numel() < LARGE:
+    if not is_on_host(x) or x.numel() < LARGE:
         return top_k(x, k)
     threshold = _sampled_threshold(x, k)
     if not threshold > 0:  # mostly zeros, or NaN

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.group import Group
+from offbeat.device import event_after, is_on_host
 
 RANGE = 128  # whole numbers below it, and their halves, are exact in 16 bits
 
@@ -39,18 +40,18 @@ class CallNumber:
         like: any tensor of the message.
         sent: the number of this rank.
         echo: the entry after the exchange, on the host.
-        arrived: on CUDA, when ``echo`` is there.
+        arrived: on an accelerator, when ``echo`` is there.
     """
 
     group: Group
     like: InitVar[Tensor]
     sent: int = 0
     echo: Tensor = field(init=False)
-    arrived: torch.cuda.Event | None = None
+    arrived: torch.Event | None = None
 
     def __post_init__(self, like: Tensor) -> None:
         """Allocate the copy on the host."""
-        self.echo = torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
+        self.echo = torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=not is_on_host(like))
 
     def write(self, entry: Tensor) -> None:
         """Fill ``entry`` (1), before the exchange."""
@@ -63,13 +64,11 @@ class CallNumber:
     def read(self, entry: Tensor) -> None:
         """Compare the mean in ``entry`` (1), after the exchange; see :func:`require_same_call`.
 
-        On CUDA the host does not wait for the exchange, and the next :meth:`write` compares.
+        On an accelerator the host does not wait for the exchange; the next :meth:`write` compares.
         """
         self.echo.copy_(entry, non_blocking=True)
-        if entry.is_cuda:
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
-        else:
+        self.arrived = event_after(entry)
+        if self.arrived is None:
             self._compare()
 
     def _compare(self) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.device import peak_memory, wait_for_stream
+
 GRADIENTS_VARIABLE = "OFFBEAT_TELEMETRY_GRADIENTS"  # environment variable: not empty to record
 
 
@@ -41,12 +43,11 @@ class GradientTimes:
             handle.remove()
 
     def _note(self, name: str, _: Tensor) -> None:
-        if self._device.type == "cuda":  # a hook runs when kernels are launched, not when they end
-            torch.cuda.current_stream(self._device).synchronize()
+        wait_for_stream(self._device)  # a hook runs when kernels are launched, not when they end
         self._times[name] = time.perf_counter()
 
     def _peak(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+        if self._device.type != "cpu":
+            return peak_memory(self._device)
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,6 +12,7 @@ from torch import Tensor
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.small_gathers import gather_numbers
+from offbeat.device import wait_for_stream
 from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds
 from offbeat.functional.cost import INDEX
 from offbeat.gradients.bucket import BUCKET, capacity
@@ -24,7 +25,7 @@ TRIES = 3
 class LayerTimer:
     """Timer of a few backwards, layer by layer, in seconds.
 
-    On CUDA it synchronizes the stream at each reading; only in the backwards that are measured.
+    On an accelerator each reading synchronizes the stream; only in backwards that are measured.
 
     Attributes:
         device: the device of the model.
@@ -70,8 +71,7 @@ class LayerTimer:
         self.ended, self.left = self._now(), None
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        wait_for_stream(self.device)
         return time.perf_counter()
 
 
@@ -130,7 +130,7 @@ def average_times(timer: LayerTimer, order: Sequence[str], group: Group) -> Laye
     """Measure two all-gathers and return the means of all ranks' times; all ranks call."""
     mine = [median(timer.compute[name] or [0.0]) for name in order]
     mine += [median(timer.select[name] or [0.0]) for name in order]
-    mine += [median(timer.forward or [0.0]), *(_timed(nbytes, group) for nbytes in PROBES)]
+    mine += [median(timer.forward or [0.0]), *(_timed(n, timer.device, group) for n in PROBES)]
     means = [fmean(column) for column in zip(*gather_numbers(mine, group), strict=True)]
     count = len(order)
     *_, forward, small, large = means
@@ -141,15 +141,14 @@ def average_times(timer: LayerTimer, order: Sequence[str], group: Group) -> Laye
     )
 
 
-def _timed(nbytes: int, group: Group) -> float:
+def _timed(nbytes: int, device: torch.device, group: Group) -> float:
     """Return the seconds of an all-gather, the best of a few: other load only adds to it."""
-    mine = torch.zeros(nbytes, dtype=torch.uint8, device=message_device(group))
+    mine = torch.zeros(nbytes, dtype=torch.uint8, device=message_device(group, device))
     everyone = torch.zeros(group.size * nbytes, dtype=torch.uint8, device=mine.device)
     best = float("inf")
     for _ in range(TRIES):
         start = time.perf_counter()
         all_gather(everyone, mine, group).wait()
-        if mine.is_cuda:
-            torch.cuda.current_stream(mine.device).synchronize()
+        wait_for_stream(mine.device)
         best = min(best, time.perf_counter() - start)
     return best

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
+from offbeat.device import is_on_host
 from offbeat.functional import Layout, pack
 from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
@@ -75,7 +76,7 @@ def adasum_all_reduce(
     layout = Layout.of(named, members.size)
     flat = layout.empty(message_device(members, next(iter(named.values())).device))
     pack(layout.views(flat).values(), named.values())
-    on_lane = not flat[0].is_cuda  # streams keep the order there, on the calling thread
+    on_lane = is_on_host(flat[0])  # streams keep the order there, on the calling thread
     peers = Participants(members.size, members, on_lane=on_lane)
     algorithm = build_reduction(method, SliceLayout(layout, peers), flat, wire)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.collectives import all_gather
+from offbeat.device import is_on_host
 from offbeat.functional import Segments, clip_segments, tree
 from offbeat.kernels.dispatch import AdasumPasses, adasum_passes, machine_code
 from offbeat.parameters.adasum.reduction import Statistics
@@ -121,7 +122,7 @@ class Operands:
         the last bit may decide differently which layers are combined again, and then some ranks
         wait for messages that others do not send.
         """
-        if self._products.is_cuda:  # torch on all ranks; NCCL cannot send this check
+        if not is_on_host(self._products):  # torch on all ranks; NCCL cannot send this check
             return adasum_passes(compiled=False)
         said = machine_code()
         return adasum_passes(compiled=self._layout.participants.alike(said) and said != "")

@@ -320,7 +320,7 @@ def _fill_and_add(state: PushSumState, current: GossipRound, last: GossipRound) 
 def _wait_for(state: PushSumState, last: GossipRound) -> None:
     started = time.perf_counter()
     last.wait()
-    # On CUDA a wait orders streams and returns at once, so its duration has no meaning.
+    # On an accelerator a wait orders streams and returns at once, so its duration has no meaning.
     on_host = state.site.device.type == "cpu"
     state.prompt = on_host and time.perf_counter() - started < _PROMPT
 

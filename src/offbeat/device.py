@@ -1,0 +1,54 @@
+"""Whether a tensor is on the host, and waits for an accelerator: CUDA, XPU, NPU, MPS alike.
+
+Everything that offbeat asks of a device beside its tensors is asked here, of ``torch.accelerator``
+(torch 2.6). The rest of the package must not name a kind of accelerator.
+"""
+
+import torch
+from torch import Tensor
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is in the memory of the host; its operations are then immediate.
+
+    On an accelerator streams keep the order: operations and messages wait for each other there,
+    and no thread has to.
+
+    >>> is_on_host(torch.zeros(1)), is_on_host(torch.zeros(1, device="meta"))
+    (True, False)
+    """
+    return tensor.device.type == "cpu"
+
+
+def current_accelerator() -> torch.device:
+    """Return the accelerator on which this thread works, with its index."""
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None, "asked only for groups with a backend for an accelerator"
+    return torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+def wait_for_stream(device: torch.device) -> None:
+    """Block the host until all work on this thread's stream of ``device`` has ended.
+
+    >>> wait_for_stream(torch.device("cpu"))
+    """
+    if device.type != "cpu":
+        torch.accelerator.current_stream(device).synchronize()
+
+
+def event_after(tensor: Tensor) -> torch.Event | None:
+    """Return an event that follows all work on this thread's stream, or None on the host.
+
+    >>> event_after(torch.zeros(1)) is None
+    True
+    """
+    if is_on_host(tensor):
+        return None
+    event = torch.Event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return event
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the largest number of bytes that tensors on an accelerator have taken."""
+    return torch.accelerator.max_memory_allocated(device)
