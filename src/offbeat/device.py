@@ -49,6 +49,11 @@ def event_after(tensor: Tensor) -> torch.Event | None:
     return event
 
 
+def number_on_host(like: Tensor) -> Tensor:
+    """Allocate one number of the host, to which the device of ``like`` copies without a wait."""
+    return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=not is_on_host(like))
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the largest number of bytes that tensors on an accelerator have taken."""
     return torch.accelerator.max_memory_allocated(device)

@@ -131,10 +131,8 @@ def _instead_of_zeros(sizes: Tensor, form: SparseFormat) -> Tensor:
     """Return the place of each entry, but that of the largest of its chunk where it is zero."""
     places = torch.arange(form.count, device=sizes.device)
     largest = _extreme(sizes, form, "amax")[form.chunk_of]
-    is_largest = (sizes == largest).nonzero().view(-1)
-    first = torch.zeros(len(form.chunks), dtype=torch.int64, device=sizes.device)
-    first[form.chunk_of[is_largest]] = is_largest
-    return torch.where((sizes == 0) & (largest > 0), first[form.chunk_of], places)
+    last = _extreme(torch.where(sizes == largest, places, 0), form, "amax")
+    return torch.where((sizes == 0) & (largest > 0), last[form.chunk_of], places)
 
 
 def _quantize(values: Tensor, form: SparseFormat, scales: Tensor, packed: Tensor) -> None:

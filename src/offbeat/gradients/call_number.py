@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.group import Group
-from offbeat.device import event_after, is_on_host
+from offbeat.device import event_after, number_on_host
 
 RANGE = 128  # whole numbers below it, and their halves, are exact in 16 bits
 
@@ -51,7 +51,7 @@ class CallNumber:
 
     def __post_init__(self, like: Tensor) -> None:
         """Allocate the copy on the host."""
-        self.echo = torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=not is_on_host(like))
+        self.echo = number_on_host(like)
 
     def write(self, entry: Tensor) -> None:
         """Fill ``entry`` (1), before the exchange."""

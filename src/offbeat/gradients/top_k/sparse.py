@@ -113,7 +113,8 @@ class SparseMessage(Message):
         mine.values.copy_(values.mul_(factor / self.group.size))
         mine.indices.copy_(indices)
         flags = [*self.mine_has, number_of(self.group)]
-        mine.flags[:-1] = torch.tensor(flags, dtype=torch.int32, device="cpu")
+        said = torch.tensor(flags, dtype=torch.int32, device="cpu")
+        mine.flags[:-1].copy_(said, non_blocking=True)
         mine.flags[-1:] = mine.values.isfinite().all().logical_not_()
         self.handle = all_gather(self.rows.whole, mine.words, self.group)
 

@@ -156,7 +156,8 @@ class GossipRound:
 
     def _header(self, weight: float) -> Tensor:
         body = (*self.outgoing[0], *self.incoming[0])[0]
-        return torch.tensor([weight, self.index], dtype=torch.float64, device=body.device)
+        header = torch.tensor([weight, self.index], dtype=torch.float64, device="cpu")
+        return header.to(body.device, non_blocking=True)
 
 
 def gossip_round(

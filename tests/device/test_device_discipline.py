@@ -1,0 +1,154 @@
+"""Whole training steps on an accelerator that does not exist: what must hold on all that do.
+
+Every recipe of the contract trains there, in one process, since a device is registered for good.
+"""
+
+import time
+from queue import Empty
+
+import numpy as np
+import pytest
+from on_stand_in import LR, STEPS, Run, nodes_of, train_all
+from stand_in import MIXED
+
+from problems import START, gradient
+from ranks import fork_server
+from recipe_cases import CASES, Case, every_recipe
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+# Where the host waits for the accelerator in a backward or a step, and why. Messages leave from the
+# accelerator. A place that is not here is a fault: it stops the host from running ahead.
+WAITS = {
+    ("gradients/call_number:CallNumber.write", "synchronize"): (
+        "for an event of the last backward, long over: its number must be read before the next"
+    ),
+    ("gradients/mean:_spread_nonfinite", "aten.copy_.default"): (
+        "partition=True: all ranks of a node must decide alike whether to step"
+    ),
+    ("gradients/top_k/dense:DenseMessage.wait", "aten._local_scalar_dense.default"): (
+        "residuals are kept or restored by whether any rank's gradient is finite"
+    ),
+    ("gradients/top_k/sparse:SparseMessage.wait", "tolist"): (
+        "the same, and which layers any rank has used"
+    ),
+    ("parameters/adasum/operands:Operands.redo", "tolist"): (
+        "which layers cancel, and need more messages"
+    ),
+    ("parameters/adasum/reduction:Statistics.is_finite", "tolist"): (
+        "an update that is not finite raises before any parameter changes"
+    ),
+    ("parameters/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
+        "the same, once in H steps"
+    ),
+    ("parameters/push_sum/gossip:GossipRound.wait", "aten._local_scalar_dense.default"): (
+        "a message of another step must raise"
+    ),
+    (
+        "parameters/push_sum/gossip:GossipRound.weight_arrived.<locals>.<genexpr>",
+        "aten._local_scalar_dense.default",
+    ): "weights are numbers of the host, in float64; they have arrived with the number of the step",
+    ("functional/packing:pack", "aten._foreach_copy_.default"): (
+        "ad_psgd: its messages go through the host, on a thread of their own"
+    ),
+}
+# Gloo sends from the host: there messages are filled and read.
+COPIES = {
+    ("functional/packing:pack", "aten._foreach_copy_.default"),
+    ("gradients/dot_grad:put", "aten.copy_.default"),
+    ("gradients/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
+    ("gradients/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
+    ("parameters/stale_average/rotation:_as_memory", "aten.copy_.default"),
+}
+THROUGH_HOST = [
+    "ddp(wire='bf16')",
+    "lags(density=0.2)",
+    "adasum(method='gram', within='local')",
+    "adasum(partition=True)",
+    "sgp(overlap=1)",
+    "diloco(every=3)",
+    "daso(every=2)",
+    "ad_psgd",
+]
+
+
+def runs(texts: list[str], *, sends: bool) -> dict[str, Run]:
+    """Train in a process of its own; the runs by text."""
+    server = fork_server()
+    results = server.Queue()
+    process = server.Process(target=train_all, args=(results, texts, sends))
+    process.start()
+    found: dict[str, Run] = {}
+    deadline = time.monotonic() + 250
+    while len(found) <= len(texts) and time.monotonic() < deadline:
+        try:
+            text, run = results.get(timeout=1)
+            found[text] = run
+        except Empty:
+            if not process.is_alive():
+                break
+    process.kill()
+    process.join()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sent() -> dict[str, Run]:
+    return runs([case.text for case in CASES], sends=True)
+
+
+def test_the_device_notes_what_an_accelerator_waits_for(sent: dict[str, Run]) -> None:
+    run = sent[""]
+    assert not run.error, run.error
+    assert run.course == [3.0] * 3
+    assert run.waits == {
+        ("the script", "aten._local_scalar_dense.default"): 1,
+        ("the script", "aten.nonzero.default"): 1,
+        ("the script", "aten.index.Tensor"): 1,
+        ("the script", "aten._to_copy.default"): 1,
+        ("the script", "aten.copy_.default"): 1,
+        ("the script", MIXED): 1,
+        ("the script", "tolist"): 1,
+        ("the script", "numpy"): 1,
+        ("the script", "synchronize"): 1,
+        ("device:wait_for_stream", "synchronize"): 1,
+    }
+
+
+@every_recipe
+def test_steps_make_no_host_wait_but_where_listed(case: Case, sent: dict[str, Run]) -> None:
+    assert case.text in sent, "the process has ended before"
+    run = sent[case.text]
+    assert not run.error, run.error
+    hidden = {wait: count for wait, count in in_offbeat(run).items() if wait not in WAITS}
+    assert not hidden
+    check_course(case, run)
+
+
+def test_every_wait_that_is_listed_exists(sent: dict[str, Run]) -> None:
+    assert set(WAITS) <= {wait for run in sent.values() for wait in run.waits}
+
+
+def test_messages_through_the_host_are_copied_there_only() -> None:
+    found = runs(THROUGH_HOST, sends=False)
+    assert list(found) == ["", *[case.text for case in CASES if case.text in THROUGH_HOST]]
+    for case in CASES:
+        if case.text in found:
+            run = found[case.text]
+            assert not run.error, run.error
+            hidden = {w: n for w, n in in_offbeat(run).items() if w not in COPIES | set(WAITS)}
+            assert not hidden, case.text
+            check_course(case, run)
+
+
+def in_offbeat(run: Run) -> dict[tuple[str, str], int]:
+    """Without those of the script itself."""
+    return {wait: count for wait, count in run.waits.items() if ":" in wait[0]}
+
+
+def check_course(case: Case, run: Run) -> None:
+    """All parameters after every step equal those of the reference."""
+    if case.reference is not None:
+        nodes = nodes_of(case)
+        theirs = case.reference(START, gradient, nodes=nodes, steps=STEPS, lr=LR, momentum=0.9)
+        np.testing.assert_allclose(run.course, theirs, rtol=0, atol=case.tolerance)
