@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test faults lint types format demo demo-hogwild bench docs serve-docs clean
+.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -45,9 +45,12 @@ $(READY): pyproject.toml constraints.txt
 # First what runs in threads, then what starts processes (file by file, so that what a module's tests
 # share is set up once), three at a time; last, one by one, what measures times.
 test: lint types  ## lint, types, tests and doctests
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes and not quiet"
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet"
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes and not quiet and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet and not gpu"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests
+
+test-gpu: setup  ## the tests that need a GPU, on the first one (skipped without)
+	$(BIN)/python -m pytest -m gpu -rs --durations=10 tests/gpu
 
 faults: setup  ## run the cases of docs/reliability.md and write its table (SEEDS="1 2 3")
 	$(BIN)/python tests/faults.py $(SEEDS)

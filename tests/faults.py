@@ -38,8 +38,8 @@ GROUPS = {
 # In a worker of xdist a test that hangs ends that worker, by pytest-timeout, and not the run. Not
 # with --dist loadfile: it would repeat that test in one worker after the other.
 PHASES = {
-    "fault and not processes and not quiet": ["-n", "3", "--dist", "worksteal"],
-    "fault and processes and not quiet": ["-n", "3", "--dist", "worksteal"],
+    "fault and not processes and not quiet and not gpu": ["-n", "3", "--dist", "worksteal"],
+    "fault and processes and not quiet and not gpu": ["-n", "3", "--dist", "worksteal"],
     "fault and quiet": ["-n", "1"],
 }
 
@@ -90,7 +90,8 @@ def _in_processes(row: Row) -> Row:
 def collect() -> list[Row]:
     """Return the rows of all tests, in the order of groups."""
     collected = Collected()
-    arguments = ["--collect-only", "-p", "no:terminal", "-m", "fault", str(ROOT / "tests")]
+    chosen = ["-m", "fault and not gpu", str(ROOT / "tests")]  # those of a GPU prove no other row
+    arguments = ["--collect-only", "-p", "no:terminal", *chosen]
     if pytest.main(arguments, plugins=[collected]) != pytest.ExitCode.OK:
         raise SystemExit("faults: the tests cannot be collected; run: pytest --collect-only tests")
     order = list(GROUPS)

@@ -1,0 +1,3 @@
+"""The contract of every recipe, with parameters on the GPU: threads, and Gloo through the host."""
+
+from test_contract import *  # noqa: F403  # its tests, which make their models on problems.DEVICE
