@@ -121,6 +121,18 @@ def calls_of_distributed(path: Path) -> Iterator[str]:
 
 
 @every_module
+def test_only_device_asks_an_accelerator(path: Path) -> None:
+    """What is asked of CUDA by name takes other accelerators for the host."""
+    if room(path) == "device":
+        return
+    asked = {"torch.accelerator", "torch.cuda", "torch.mps", "torch.xpu"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in ("is_cuda", "is_mps", "is_xpu")
+            assert ast.unparse(node) not in asked
+
+
+@every_module
 def test_only_kernels_import_numba(path: Path) -> None:
     if room(path) == "kernels":
         return
