@@ -320,7 +320,7 @@ class Algorithm:
     >>> from offbeat.gradients import Mean
     >>> from offbeat.parameters import Average
     >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
-    Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node'))
+    Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
     """
 
     gradients: GradientExchange[Any] | None = None

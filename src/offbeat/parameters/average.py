@@ -9,6 +9,7 @@ from torch import Tensor
 from offbeat.comm.collectives import mean, peers_of_mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, pack
+from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 
@@ -20,6 +21,7 @@ class AverageState:
     site: Site
     flat: list[Tensor]
     views: dict[str, Tensor]
+    guard: Guard
 
 
 @final
@@ -33,14 +35,20 @@ class Average(ParameterExchange[AverageState]):
     nodes: then each local rank exchanges its own slice of the model, and the node gathers all
     slices.
 
+    Parameters of a rank that are not finite when an average is due are the same error on all ranks.
+    With ``nonfinite="skip"`` that rank returns to those after its step before, in any step, and
+    goes on from them; a second time in a row is an error.
+
     Bytes sent per exchange: 2 (n-1)/n of the model's (of its slice, plus the gather inside the
-    node). Extra memory: one model. Passes over memory: three per exchange.
+    node). Extra memory: one model, two with "skip". Passes over memory: four per
+    exchange, with "skip" two in other steps.
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Algorithm 1.
     """
 
     every: Annotated[int, at_least(1, "steps")] = 1
     over: Literal["world", "node"] = "world"
+    nonfinite: Nonfinite = "raise"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -54,12 +62,16 @@ class Average(ParameterExchange[AverageState]):
         """Allocate the flat copy of the model."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.empty(site.device, site.chunks)
-        return AverageState(site, flat, layout.views(flat))
+        return AverageState(site, flat, layout.views(flat), Guard.of(site, self.nonfinite))
 
     def step(self, state: AverageState, step: int) -> None:
         """Average if (k+1) mod ``every`` is 0, where k is ``step``."""
-        if not due(step, self.every):
-            return
+        state.guard.check(due(step, self.every))
+        if due(step, self.every):
+            self._average(state)
+        state.guard.keep()
+
+    def _average(self, state: AverageState) -> None:
         site = state.site
         pack(state.views.values(), site.parameters.values())
         if site.group is not None:
@@ -70,19 +82,30 @@ class Average(ParameterExchange[AverageState]):
 
     def mass(self, state: AverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters with weight 1."""
+        state.guard.require()
         pack(state.views.values(), state.site.parameters.values())
         return state.flat, state.views, 1.0
 
     def settle(self, state: AverageState) -> None:
-        """Do nothing: no state depends on earlier steps."""
+        """Note the parameters: "skip" may return to them."""
+        state.guard.keep()
 
     def staleness(self, state: AverageState, step: int) -> int:
         """Return the number of steps since the last average."""
         return step % self.every
 
     def save(self, state: AverageState) -> Saved:
-        """Return nothing: the schedule follows from the number of steps."""
-        return {}
+        """Return the counts of skipped steps; the schedule follows from the number of steps."""
+        return state.guard.save()
+
+    def unfit(self, state: AverageState, saved: Saved) -> str | None:
+        """Return why the counts cannot be, or None."""
+        return state.guard.unfit(saved)
 
     def load(self, state: AverageState, saved: Saved) -> None:
-        """Do nothing: nothing was saved."""
+        """Restore the counts."""
+        state.guard.load(saved)
+
+    def measures(self, state: AverageState) -> dict[str, float]:
+        """Return the number of steps that this rank has skipped, with "skip"."""
+        return state.guard.measures()

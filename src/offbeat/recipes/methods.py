@@ -16,6 +16,7 @@ from offbeat.parameters import (
     SlowMomentum,
     StaleAverage,
 )
+from offbeat.parameters.nonfinite import Nonfinite
 from offbeat.recipes.outer import diloco, sparse_loco
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, check_values
@@ -86,6 +87,7 @@ def local_sgd(
     *,
     outer: str | Callable[..., Any] | None = None,
     within: Within = None,
+    nonfinite: Nonfinite = "raise",
 ) -> Algorithm:
     """Train independently and average the parameters every ``every`` steps (Local SGD).
 
@@ -102,7 +104,13 @@ def local_sgd(
     over = participants(within)
     inside = mean_inside(within)
     if outer is None:
-        return Algorithm(gradients=inside, parameters=Average(every=every, over=over))
+        average = Average(every=every, over=over, nonfinite=nonfinite)
+        return Algorithm(gradients=inside, parameters=average)
+    if nonfinite != "raise":
+        raise ValueError(
+            f"nonfinite={nonfinite!r} with outer: the mean of all ranks is checked before the "
+            "outer step, and is an error if it is not finite; leave out nonfinite"
+        )
     return Algorithm(gradients=inside, parameters=OuterStep(every=every, outer=outer, over=over))
 
 
@@ -112,7 +120,7 @@ def adasum(
     wire: Literal["bf16", "fp16"] | None = None,
     method: Literal["auto", "gather", "gram", "rvhdd"] = "auto",
     within: Within = None,
-    nonfinite: Literal["raise", "skip"] = "raise",
+    nonfinite: Nonfinite = "raise",
     partition: bool = False,
 ) -> Algorithm:
     """Combine the optimizers' updates with Adasum: the sum if orthogonal, the mean if parallel.
@@ -149,6 +157,7 @@ def sgp(
     within: Within = None,
     biased: bool = False,
     on_failure: Literal["raise", "continue"] = "raise",
+    nonfinite: Nonfinite = "raise",
     outer: str | Callable[..., Any] | None = None,
     outer_every: Annotated[int, at_least(1, "steps")] | None = None,
 ) -> Algorithm:
@@ -187,6 +196,7 @@ def sgp(
         wire=wire,
         biased=biased,
         on_failure=on_failure,
+        nonfinite=nonfinite,
     )
     inside = mean_inside(within)
     if outer is None:
@@ -197,7 +207,11 @@ def sgp(
 
 
 def d_psgd(
-    topology: Graph = "ring", *, wire: Literal["bf16"] | None = None, within: Within = None
+    topology: Graph = "ring",
+    *,
+    wire: Literal["bf16"] | None = None,
+    within: Within = None,
+    nonfinite: Nonfinite = "raise",
 ) -> Algorithm:
     """Average the parameters with all neighbours after every step (D-PSGD).
 
@@ -209,20 +223,21 @@ def d_psgd(
     Symmetric(graph=BipartiteExponential())
     """
     graph = Symmetric(as_topology(topology, peers=1))
-    gossip = PushSum(topology=graph, over=participants(within), wire=wire)
+    over = participants(within)
+    gossip = PushSum(topology=graph, over=over, wire=wire, nonfinite=nonfinite)
     return Algorithm(gradients=mean_inside(within), parameters=gossip)
 
 
-def ad_psgd(*, within: Within = None) -> Algorithm:
+def ad_psgd(*, within: Within = None, nonfinite: Nonfinite = "raise") -> Algorithm:
     """Average the parameters with one random partner at a time, without waiting (AD-PSGD).
 
     With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
     nodes. See :class:`offbeat.parameters.PairAverage`.
 
     >>> ad_psgd().parameters
-    PairAverage(over='world')
+    PairAverage(over='world', nonfinite='raise')
     """
-    average = PairAverage(over=participants(within))
+    average = PairAverage(over=participants(within), nonfinite=nonfinite)
     return Algorithm(gradients=mean_inside(within), parameters=average)
 
 
@@ -237,6 +252,7 @@ def daso(
     patience: int = 10,
     threshold: float = 1e-4,
     report_every: int = 50,
+    nonfinite: Nonfinite = "raise",
 ) -> Algorithm:
     """Average gradients inside each node, and parameters between nodes with a delay (DASO).
 
@@ -257,7 +273,8 @@ def daso(
         threshold=threshold,
         report_every=report_every,
     )
-    return Algorithm(gradients=Mean(over="local"), parameters=StaleAverage(cycle=cycle, wire=wire))
+    average = StaleAverage(cycle=cycle, wire=wire, nonfinite=nonfinite)
+    return Algorithm(gradients=Mean(over="local"), parameters=average)
 
 
 def alone() -> Algorithm:

@@ -30,6 +30,7 @@ class AverageRule(ParameterRule):
     """The mean of all participants every ``every`` steps (Local SGD)."""
 
     def __init__(self, exchange: Average, rows: Rows, x: Tensor) -> None:
+        require(exchange, nonfinite="raise")
         self._every, self._groups = exchange.every, rows.participants(exchange.over)
 
     def step(self, x: Tensor, step: int) -> None:

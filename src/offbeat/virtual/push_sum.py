@@ -23,7 +23,7 @@ class PushSumRule(ParameterRule):
     """
 
     def __init__(self, exchange: PushSum, rows: Rows, x: Tensor) -> None:
-        require(exchange, wire=None, biased=False)
+        require(exchange, wire=None, biased=False, nonfinite="raise")
         self._groups, self._topology = rows.participants(exchange.over), exchange.topology
         if len(self._groups) > 1:
             validate(self._topology, len(self._groups))

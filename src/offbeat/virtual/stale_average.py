@@ -8,7 +8,7 @@ from torch import Tensor
 from offbeat.functional import cast_difference, merge_stale_sum
 from offbeat.parameters import StaleAverage
 from offbeat.virtual.rows import Rows, first_of, spread
-from offbeat.virtual.rule import ParameterRule
+from offbeat.virtual.rule import ParameterRule, require
 
 
 @final
@@ -16,6 +16,7 @@ class StaleAverageRule(ParameterRule):
     """Keeps one row for each participant; losses are not reported, so B and W stay as they are."""
 
     def __init__(self, exchange: StaleAverage, rows: Rows, x: Tensor) -> None:
+        require(exchange, nonfinite="raise")
         self._groups, self._cycle = rows.participants(exchange.over), exchange.cycle
         self._is_rounded = exchange.wire is not None
         self._reference = first_of(x, self._groups)

@@ -15,6 +15,7 @@ from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
 from offbeat.parameters.adasum.slice_layout import SliceLayout
+from offbeat.parameters.nonfinite import Nonfinite, error_of_second_skip, error_of_step
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 
@@ -24,7 +25,8 @@ class AdasumState:
     """State of :class:`AdasumUpdate` on one replica.
 
     ``anchor`` holds the parameters after the last exchange and ``flat`` the updates; both are
-    flat tensors by section. ``orthogonality`` (layers,) is that of the last exchange.
+    flat tensors by section. ``orthogonality`` (layers,) is that of the last exchange, and
+    ``at_fault`` whether this rank made it one that was skipped.
     """
 
     site: Site
@@ -35,6 +37,7 @@ class AdasumState:
     reduction: Reduction
     orthogonality: Tensor
     skipped: int = 0
+    at_fault: bool = False
 
 
 @final
@@ -64,7 +67,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     as it has ranks.
 
     An update that is not finite is an error on all ranks alike, before anything is changed; with
-    ``nonfinite="skip"`` all ranks return to the anchor instead and continue.
+    ``nonfinite="skip"`` all ranks return to the anchor instead and continue. A second time in a row
+    that is due to the same rank is an error: what its optimizer keeps is not finite either.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
     all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
@@ -81,7 +85,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     wire: Literal["bf16", "fp16"] | Annotated[None, "full precision"] = None
     method: Method = "auto"
     over: Literal["world", "node"] = "world"
-    nonfinite: Literal["raise", "skip"] = "raise"
+    nonfinite: Nonfinite = "raise"
     partition: bool = False
     starts_equal: ClassVar[bool] = True  # the update counts from the parameters at the attach
 
@@ -127,14 +131,16 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         statistics = state.reduction.compare()
         anchors = state.layout.views(state.anchor)
         if statistics.is_finite():
+            state.at_fault = False
             state.orthogonality = statistics.orthogonality
             state.reduction.combine()
             state.site.gather(state.flat)
             for anchor, combined in zip(state.anchor, state.flat, strict=True):
                 anchor.add_(combined)
-        elif self.nonfinite == "raise":
-            raise _nonfinite_error(state, statistics)
         else:
+            error, is_second = _nonfinite_error(state, statistics)
+            if self.nonfinite == "raise" or is_second:
+                raise error
             state.skipped += 1
         pack(state.site.parameters.values(), anchors.values())
 
@@ -155,7 +161,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             reduction = build_reduction(self.method, state.slice_layout, slices, None)
         statistics = reduction.compare()
         if not statistics.is_finite():
-            raise _nonfinite_error(state, statistics)
+            raise _nonfinite_error(state, statistics)[0]
         reduction.combine()
         state.site.gather(state.flat)
         for flat, anchor in zip(state.flat, state.anchor, strict=True):
@@ -188,6 +194,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     def save(self, state: AdasumState) -> Saved:
         """Return the anchor if steps lie between exchanges, and the errors of roundings."""
         saved: Saved = {"skipped": state.skipped}
+        if self.nonfinite == "skip":
+            saved["at_fault"] = state.at_fault
         if self.every > 1:
             saved["anchor"] = _copies(state, state.anchor)
         for index, (pieces, rounding) in enumerate(state.reduction.roundings):
@@ -211,7 +219,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     def load(self, state: AdasumState, saved: Saved) -> None:
         """Restore the anchor and the errors of roundings."""
         self.settle(state)
-        state.skipped = int(saved["skipped"])
+        state.skipped, state.at_fault = int(saved["skipped"]), saved.get("at_fault", False)
         if self.every > 1:
             _restore(state, state.anchor, saved["anchor"])
         for index, (pieces, rounding) in enumerate(state.reduction.roundings):
@@ -245,37 +253,41 @@ def _gather_shares(state: AdasumState) -> None:
     pack(state.site.parameters.values(), views)
 
 
-def _nonfinite_error(state: AdasumState, statistics: Statistics) -> ValueError:
-    """Return the error that names the first non-finite parameter, equal on all ranks."""
+def _nonfinite_error(state: AdasumState, statistics: Statistics) -> tuple[ValueError, bool]:
+    """Return the error that names a non-finite parameter, and whether its rank is so again.
+
+    Equal on all ranks, and of a rank that is so again if there is one, else of the first.
+    """
     site, names = state.site, list(state.layout.places)
     node = site.inside or site.shards
     own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
-    found = torch.tensor([-1, 0, own[0] if own else -1], device=site.device)
+    again, state.at_fault = state.at_fault and bool(own), bool(own)
+    found = torch.tensor([-1, 0, own[0] if own else -1, again], device=site.device)
     # Those inside first: where a node's ranks share the layers, or hold shards of them, only one of
     # them has the value.
     for group in (node, site.group):
         if group is not None:
             everyone = gather_numbers(found.tolist(), group)
-            for member, (_, local, layer) in reversed(list(enumerate(everyone))):
-                if layer >= 0:
-                    place = (-1, member) if group is node else (member, int(local))
-                    found = torch.tensor([*place, int(layer)], device=site.device)
+            bad = [member for member, (_, _, layer, _) in enumerate(everyone) if layer >= 0]
+            if bad:
+                member = max(bad, key=lambda member: everyone[member][3])  # the first of equals
+                _, local, *what = map(int, everyone[member])
+                place = (-1, member) if group is node else (member, local)
+                found = torch.tensor([*place, *what], device=site.device)
     if node is not None:
         broadcast(found, 0, node).wait()
-    participant, local, layer = found.tolist()
+    participant, local, layer, again = found.tolist()
     if layer < 0:
         layer = int((~statistics.energy.isfinite()).nonzero()[0])
-        return ValueError(
+        error = ValueError(
             f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
             "learning rate, or clip gradients"
         )
+        return error, False
     nodes, ranks = site.world.nodes, site.world.ranks
     rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
-    return ValueError(
-        f"rank {rank}: parameter {names[layer]!r} is not finite after the optimizer's step; go "
-        "back to a checkpoint and lower the learning rate, use a GradScaler, or let such steps be "
-        "skipped with nonfinite='skip'"
-    )
+    kind = error_of_second_skip if again else error_of_step
+    return kind(rank, names[layer]), bool(again)
 
 
 def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from offbeat.comm.collectives import peers_of_mean
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.parameters.outer.fragment import Fragment
 from offbeat.parameters.outer.optimizer import builder_of
-from offbeat.parameters.push_sum.push_sum import PushSum, PushSumState
+from offbeat.parameters.push_sum.push_sum import PushSum
+from offbeat.parameters.push_sum.state import PushSumState
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings, describe
 
@@ -145,6 +146,10 @@ class SlowMomentum(ParameterExchange[SlowMomentumState]):
         An average also receives messages in flight.
         """
         return min(self.gossip.staleness(state.gossip, step), step % self.every)
+
+    def measures(self, state: SlowMomentumState) -> dict[str, float]:
+        """Return those of the gossip."""
+        return self.gossip.measures(state.gossip)
 
     def save(self, state: SlowMomentumState) -> Saved:
         """Return what the gossip saves, the anchor and the state of the outer optimizer."""

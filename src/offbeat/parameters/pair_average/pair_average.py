@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import Layout, accumulation_dtype, pack
+from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.pair_average.pairs import PairExchanger
 from offbeat.settings import check_settings
 
@@ -26,6 +27,7 @@ class PairAverageState:
     flat: list[Tensor]
     views: dict[str, Tensor]
     pairs: PairExchanger | None
+    guard: Guard
 
 
 @final
@@ -45,12 +47,16 @@ class PairAverage(ParameterExchange[PairAverageState]):
     optimizers' updates only, up to the rounding of δ: both sides of a pair compute the same
     difference, and the rounding error of z stays in δ.
 
+    Parameters of a rank that are not finite after a step never enter a snapshot: all ranks raise
+    the same error, each when it next waits for another one. With ``nonfinite="skip"`` that rank
+    returns to those after its step before, and a second time in a row is an error.
+
     ``finish()`` and ``consensus()`` wait for running exchanges; the next step starts new ones.
     Call ``finish()`` before ``detach()``: to its partners, a rank that leaves is a lost rank.
 
     Bytes sent per exchange and side: the model's, received at the same time, and 8 more; with
     ``over="node"`` those of a slice, and a gather inside the node in every step. Extra memory:
-    four models, one of them float32 for 16-bit parameters. Passes over memory: one per step, two
+    four models, one of them float32 for 16-bit parameters. Passes over memory: two per step, two
     more after an exchange; three per exchange in the thread. Messages are sent from host memory
     through Gloo, since NCCL cannot receive a message that it does not expect.
 
@@ -66,10 +72,11 @@ class PairAverage(ParameterExchange[PairAverageState]):
     the exchange; here they average snapshots, and changes made meanwhile are kept.
 
     >>> PairAverage(over="node")
-    PairAverage(over='node')
+    PairAverage(over='node', nonfinite='raise')
     """
 
     over: Literal["world", "node"] = "world"
+    nonfinite: Nonfinite = "raise"
     waits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -93,11 +100,15 @@ class PairAverage(ParameterExchange[PairAverageState]):
         pairs = (
             PairExchanger.of([site.slice(f) for f in flat], group) if group is not None else None
         )
-        return PairAverageState(site, layout, flat, layout.views(flat), pairs)
+        views = layout.views(flat)
+        guard = Guard.of(site, self.nonfinite, kept=list(views.values()))
+        guard.keep()
+        return PairAverageState(site, layout, flat, views, pairs, guard)
 
     def step(self, state: PairAverageState, step: int) -> None:
         """Add the changes of all exchanges, and publish the result for the next ones."""
         site, pairs, changed = state.site, state.pairs, state.site.inside is not None
+        state.guard.check()
         if pairs is not None:
             pairs.raise_error()
             with pairs.lock:
@@ -111,6 +122,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
     def mass(self, state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters with changes not added yet, and weight one."""
         site, pairs = state.site, state.pairs
+        state.guard.require()
         flat, views = _wide(state)
         pack(views.values(), site.parameters.values())
         if pairs is not None:
@@ -124,6 +136,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
         if state.pairs is not None:
             state.pairs.quiesce()
             state.pairs.clear()
+        state.guard.keep()
 
     def staleness(self, state: PairAverageState, step: int) -> int:
         """Return the number of own steps since the last exchanged snapshot was taken."""
@@ -133,23 +146,28 @@ class PairAverage(ParameterExchange[PairAverageState]):
         """Return changes not added yet, and the state of the random draw of partners."""
         flat, views = _wide(state)
         if state.pairs is None:
-            return {"delta": views, "random": torch.Generator().get_state()}
+            return {"delta": views, "random": torch.Generator().get_state(), **state.guard.save()}
         with state.pairs.lock:
             for part, delta in zip(flat, state.pairs.delta, strict=True):
                 state.site.slice(part).copy_(delta)
-        return {"delta": views, "random": state.pairs.random.get_state()}
+        return {"delta": views, "random": state.pairs.random.get_state(), **state.guard.save()}
 
     def unfit(self, state: PairAverageState, saved: Saved) -> str | None:
-        """Return why the state of the random draw is none, or None."""
+        """Return why the state of the random draw is none, or the counts cannot be, or None."""
         try:
             torch.Generator().set_state(saved["random"].cpu())
         except (RuntimeError, TypeError) as error:
             return f"'random' is no state of a generator ({error})"
-        return None
+        return state.guard.unfit(saved)
+
+    def measures(self, state: PairAverageState) -> dict[str, float]:
+        """Return the number of steps that this rank has skipped, with "skip"."""
+        return state.guard.measures()
 
     def load(self, state: PairAverageState, saved: Saved) -> None:
         """Restore changes not added yet; all ranks call."""
         self.settle(state)
+        state.guard.load(saved)
         if state.pairs is None:
             return
         flat, views = _wide(state)

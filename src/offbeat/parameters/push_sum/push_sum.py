@@ -1,7 +1,7 @@
 """SGP and Overlap SGP: each participant sends a share of its model to the peers of this step."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Literal, final
@@ -10,36 +10,16 @@ from torch import Tensor
 
 from offbeat.exchange import ElasticExchange, Saved, Site
 from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
-from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
+from offbeat.kernels.dispatch import push_sum_passes
+from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
 from offbeat.parameters.push_sum.graphs import agree_on_graphs, require_shrinking
+from offbeat.parameters.push_sum.state import PushSumState
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import Topology, exchanges_to_all, keeps_weights, neighbours, validate
 
 _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
-
-
-@dataclass(eq=False)
-class PushSumState:
-    """State of :class:`PushSum` on one replica.
-
-    ``anchor`` is the model z before the optimizer step, flat by section; None where every weight
-    stays 1. ``rounds`` hold the buffers of an exchange: two alternate under overlap, since the
-    next message is written while the last one is in flight (``pending``). ``flat`` is a copy of
-    the parameters where they cannot be used in place: between nodes, on another device, with gaps
-    in memory. ``prompt``: the last message had arrived when it was needed.
-    """
-
-    site: Site
-    layout: Layout
-    flat: list[Tensor] | None
-    anchor: list[Tensor] | None
-    rounds: list[GossipRound]
-    passes: PushSumPasses
-    weight: float = 1.0
-    pending: GossipRound | None = None
-    prompt: bool = False
 
 
 @final
@@ -70,6 +50,10 @@ class PushSum(ElasticExchange[PushSumState]):
             start anew from their models, x = z and w = 1, on the same graphs for fewer ranks:
             they converge to the mean of these models. Over "node", a node is lost with any of its
             ranks; its first rank then exchanges the whole model, and copies it to the others.
+        nonfinite: "raise" makes parameters of a rank that are not finite before an exchange the
+            same error on all ranks. "skip" lets that rank return to those after its step before, in
+            any step, and gossip them; a second time in a row is an error. For one more model of
+            memory.
 
     Bytes sent per exchange: one model for every peer (half with "bf16"; one slice, plus a gather
     inside the node, between nodes) and 16 more. Extra memory: one message for each different
@@ -90,6 +74,7 @@ class PushSum(ElasticExchange[PushSumState]):
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     biased: bool = False
     on_failure: Literal["raise", "continue"] = "raise"
+    nonfinite: Nonfinite = "raise"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -114,23 +99,30 @@ class PushSum(ElasticExchange[PushSumState]):
         anchor = [_wide(part) for part in empty] if varies and not self.biased else None
         count = 2 if self.overlap else 1
         rounds = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
-        state = PushSumState(site, layout, flat, anchor, rounds, push_sum_passes(site.device))
+        passes, guard = push_sum_passes(site.device), Guard.of(site, self.nonfinite)
+        state = PushSumState(site, layout, flat, anchor, rounds, passes, guard)
         self.settle(state)
         return state
 
     def step(self, state: PushSumState, step: int) -> None:
         """Exchange with the peers of this step, if it is a sending step."""
         site, every = state.site, max(1, self.overlap)
-        _copy_in(state)
+        state.guard.check(step % every == 0)
+        state.copy_in()
         if site.group is not None:
             if step % every == 0:
                 self._exchange(state, step // every)
             elif state.anchor is not None:
-                for z, section, part in _pieces(state):
+                for z, section, part in state.pieces():
                     debias(z, state.anchor[section][part], state.weight)
         if state.flat is not None:
             site.gather(state.flat)
             pack(site.parameters.values(), state.layout.views(state.flat).values())
+        state.guard.keep()
+
+    def measures(self, state: PushSumState) -> dict[str, float]:
+        """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
+        return {"weight": float(state.weight), **state.guard.measures()}
 
     def _exchange(self, state: PushSumState, index: int) -> None:
         # One message in flight at a time: launching the next one before the last has arrived
@@ -139,21 +131,21 @@ class PushSum(ElasticExchange[PushSumState]):
         current, last = state.rounds[index % len(state.rounds)], state.pending
         current.begin(self.topology, index, state.weight)
         if not self.overlap:
-            _fill_messages(state, current)
+            state.fill_messages(current)
             current.launch()
             current.wait()
-            _add_messages(state, current, current)
+            state.add_messages(current, current)
         elif last is not None and state.prompt:
             _wait_for(state, last)
-            _fill_and_add(state, current, last)
+            state.fill_and_add(current, last)
             current.launch()
         else:
             # The network is the bottleneck: keep it busy while received messages are added.
-            _fill_messages(state, current)
+            state.fill_messages(current)
             if last is not None:
                 _wait_for(state, last)
             current.launch()
-            _add_messages(state, current, last)
+            state.add_messages(current, last)
         state.pending = current if self.overlap else None
 
     def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
@@ -162,6 +154,7 @@ class PushSum(ElasticExchange[PushSumState]):
         Flat tensors by section, their views by name, and the sum of the weights.
         """
         site = state.site
+        state.guard.require()
         flat = state.layout.empty(site.device, site.chunks)
         views = state.layout.views(flat)
         pack(views.values(), site.parameters.values())
@@ -183,10 +176,9 @@ class PushSum(ElasticExchange[PushSumState]):
         if state.pending is not None:
             state.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
         state.weight, state.pending = 1.0, None
-        _copy_in(state)
-        anchor = state.anchor or []
-        for z, section, part in _pieces(state) if anchor else ():
-            anchor[section][part].copy_(z)
+        state.copy_in()
+        state.set_anchor()
+        state.guard.keep()
 
     def enter(self, state: PushSumState, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
@@ -228,9 +220,9 @@ class PushSum(ElasticExchange[PushSumState]):
         if last is not None:
             last.wait()
             state.weight += last.weight_arrived
-        _copy_in(state)
+        state.copy_in()
         anchor = state.anchor or []
-        for z, section, part in _pieces(state) if anchor else ():
+        for z, section, part in state.pieces() if anchor else ():
             a, arrived = anchor[section][part], last.arrived(section, part) if last else []
             fill_and_add(z, a, before, state.weight, [], arrived)
         if state.flat is not None:
@@ -254,7 +246,7 @@ class PushSum(ElasticExchange[PushSumState]):
                     part.copy_(state.pending.total(section))
             saved["pending_weight"] = float(weight)  # an int where nobody sends to this participant
             saved["pending"] = state.layout.views(flat)
-        return saved
+        return saved | state.guard.save()
 
     def unfit(self, state: PushSumState, saved: Saved) -> str | None:
         """Return which weight no participant can have, or None."""
@@ -262,7 +254,7 @@ class PushSum(ElasticExchange[PushSumState]):
             return f"the weight is {saved['weight']}, expected a positive number"
         if not 0 <= saved.get("pending_weight", 0.0) < inf:
             return f"the weight in flight is {saved['pending_weight']}, expected 0 or more"
-        return None
+        return state.guard.unfit(saved)
 
     def load(self, state: PushSumState, saved: Saved) -> None:
         """Restore the weight and the mass in flight."""
@@ -270,6 +262,7 @@ class PushSum(ElasticExchange[PushSumState]):
         if self.on_failure == "continue":  # after a join weights may vary on any graph
             self.enter(state, 1.0)
         state.weight = float(saved["weight"])
+        state.guard.load(saved)
         if self.overlap and state.site.group is not None:
             flat = state.layout.empty(state.site.device, state.site.chunks)
             views = state.layout.views(flat)
@@ -286,55 +279,12 @@ def _works_in_place(site: Site) -> bool:
     )
 
 
-def _copy_in(state: PushSumState) -> None:
-    if state.flat is not None:
-        views = state.layout.views(state.flat)
-        pack(views.values(), state.site.parameters.values())
-
-
-def _fill_messages(state: PushSumState, current: GossipRound) -> None:
-    """Fix the content of the messages, before anything is added."""
-    for z, section, part in _pieces(state):
-        anchor = state.anchor[section][part] if state.anchor else None
-        state.passes.fill_messages(z, anchor, state.weight, current.messages(section, part))
-
-
-def _add_messages(state: PushSumState, current: GossipRound, last: GossipRound | None) -> None:
-    """Add the received messages of ``last`` to what remains after those of ``current``."""
-    state.weight = current.weight_kept + (last.weight_arrived if last else 0.0)
-    for z, section, part in _pieces(state):
-        anchor = state.anchor[section][part] if state.anchor else None
-        arrived = last.arrived(section, part) if last else []
-        state.passes.add_messages(z, anchor, state.weight, current.messages(section, part), arrived)
-
-
-def _fill_and_add(state: PushSumState, current: GossipRound, last: GossipRound) -> None:
-    """Do both in one pass over memory."""
-    before, state.weight = state.weight, current.weight_kept + last.weight_arrived
-    for z, section, part in _pieces(state):
-        anchor = state.anchor[section][part] if state.anchor else None
-        sent, arrived = current.messages(section, part), last.arrived(section, part)
-        state.passes.fill_and_add(z, anchor, before, state.weight, sent, arrived)
-
-
 def _wait_for(state: PushSumState, last: GossipRound) -> None:
     started = time.perf_counter()
     last.wait()
     # On an accelerator a wait orders streams and returns at once, so its duration has no meaning.
     on_host = state.site.device.type == "cpu"
     state.prompt = on_host and time.perf_counter() - started < _PROMPT
-
-
-def _pieces(state: PushSumState) -> Iterator[tuple[Tensor, int, slice]]:
-    """Yield flat pieces of the parameters, each with its section and range in a message."""
-    if state.flat is not None:
-        for section, flat in enumerate(state.flat):
-            yield state.site.slice(flat), section, slice(None)
-        return
-    for name, place in state.layout.places.items():
-        z = flat_view(state.site.parameters[name])
-        assert z is not None, "checked at attach, and strides do not change"
-        yield z, place.section, slice(place.offset, place.offset + z.numel())
 
 
 def _wide(part: Tensor) -> Tensor:

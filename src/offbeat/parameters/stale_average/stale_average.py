@@ -10,6 +10,7 @@ from torch import Tensor
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import ParameterExchange, Saved, Site
 from offbeat.functional import pack
+from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.stale_average.rotation import PendingSum, Rotation
 from offbeat.schedule import Cadence, Cycle
 from offbeat.settings import check_settings
@@ -26,6 +27,7 @@ class StaleAverageState:
     site: Site
     rotation: Rotation
     cadence: Cadence
+    guard: Guard
     steps: int = 0
     newest: int = 0
     loss: float | Tensor = 0.0
@@ -55,6 +57,10 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     difference to the last mean r in 16 bits and adds the error e of the cast to the next
     difference; the first step of a phase and ``wire=None`` send full precision.
 
+    Parameters of a rank that are not finite before they are sent are the same error on all ranks.
+    With ``nonfinite="skip"`` that rank returns to those after its step before, in any step; a
+    second time in a row is an error. For one more model of memory.
+
     Plateaus are detected in the losses passed to ``replica.report_loss``, averaged over all ranks
     that report, once in ``report_every`` steps of the cycling phase.
 
@@ -73,6 +79,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     cycle: Cycle = field(default_factory=Cycle)
     wire: Literal["bf16"] | Annotated[None, "full precision"] = "bf16"
     over: Literal["world", "node"] = "node"
+    nonfinite: Nonfinite = "raise"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -81,11 +88,15 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     def init(self, site: Site) -> StaleAverageState:
         """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
         rotation = Rotation.of(site, self.wire if self.cycle.blocks_ever else None)
-        return StaleAverageState(site, rotation, self.cycle.start)
+        guard = Guard.of(site, self.nonfinite)
+        return StaleAverageState(site, rotation, self.cycle.start, guard)
 
     def step(self, state: StaleAverageState, step: int) -> None:
         """Merge the sum that is due, then average or start the next sum."""
         rotation, blocking = state.rotation, self.cycle.is_blocking(step)
+        # At the end of a window B may become one that sends now.
+        may_send = self.cycle.sends(step, state.cadence) or self.cycle.ends_window(step)
+        state.guard.check(blocking or may_send)
         state.steps, pending = step + 1, rotation.pending
         if pending is not None and (blocking or step >= pending.due):
             rotation.merge()
@@ -97,6 +108,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             state.newest = state.steps
         elif rotation.pending is None and self.cycle.sends(step, state.cadence):
             rotation.start(state.cadence.wait, step + state.cadence.wait)
+        state.guard.keep()
 
     def report(self, state: StaleAverageState, loss: float | Tensor) -> None:
         """Add up the losses on their device, so that the host does not wait for it."""
@@ -127,22 +139,25 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
 
     def mass(self, state: StaleAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters, merged with the sum in flight if there is one, with weight one."""
+        state.guard.require()
         return *state.rotation.merged(), 1.0
 
     def settle(self, state: StaleAverageState) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""
         state.rotation.restart()
         state.newest = state.steps
+        state.guard.keep()
 
     def staleness(self, state: StaleAverageState, step: int) -> int:
         """Return the number of steps since the parameters merged last were sent."""
         return step - state.newest
 
     def measures(self, state: StaleAverageState) -> dict[str, float]:
-        """Return the current B and W, 1 and 0 in blocking phases."""
+        """Return the current B and W, 1 and 0 in blocking phases; with "skip" skipped steps."""
+        every, wait = state.cadence.every, state.cadence.wait
         if state.steps and self.cycle.is_blocking(state.steps - 1):
-            return {"every": 1, "wait": 0}
-        return {"every": state.cadence.every, "wait": state.cadence.wait}
+            every, wait = 1, 0
+        return {"every": every, "wait": wait, **state.guard.measures()}
 
     def save(self, state: StaleAverageState) -> Saved:
         """Return the sum in flight, the errors of casts, B and W, and the loss statistics.
@@ -163,6 +178,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             "error": {n: v.cpu().clone() for n, v in rotation.layout.views(rotation.error).items()}
             if rotation.error
             else {},
+            **state.guard.save(),
         }
 
     def unfit(self, state: StaleAverageState, saved: Saved) -> str | None:
@@ -181,7 +197,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
         flight = saved["flight"]
         if flight and not self._can_be_in_flight(flight, saved["steps"], state.site.slices):
             return f"no sum can be in flight as {ascii(flight)[:60]} after {saved['steps']} steps"
-        return None
+        return state.guard.unfit(saved)
 
     def _can_be_in_flight(self, flight: list[object], steps: int, slices: int) -> bool:
         match flight:
@@ -197,6 +213,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     def load(self, state: StaleAverageState, saved: Saved) -> None:
         """Restore the sum in flight and B and W."""
         self.settle(state)
+        state.guard.load(saved)
         rotation, state.cadence = state.rotation, Cadence(**saved["pace"])
         rotation.turn, state.steps, state.newest = saved["turn"], saved["steps"], saved["newest"]
         state.loss, state.losses = saved["loss"], saved["losses"]

@@ -1,0 +1,81 @@
+"""The state of push-sum on one replica, and the passes over its memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from offbeat.exchange import Site
+from offbeat.functional import Layout, flat_view, pack
+from offbeat.kernels.dispatch import PushSumPasses
+from offbeat.parameters.nonfinite import Guard
+from offbeat.parameters.push_sum.gossip import GossipRound
+
+
+@dataclass(eq=False)
+class PushSumState:
+    """State of :class:`~offbeat.parameters.PushSum` on one replica.
+
+    ``anchor`` is the model z before the optimizer step, flat by section; None where every weight
+    stays 1. ``rounds`` hold the buffers of an exchange: two alternate under overlap, since the
+    next message is written while the last one is in flight (``pending``). ``flat`` is a copy of
+    the parameters where they cannot be used in place: between nodes, on another device, with gaps
+    in memory. ``prompt``: the last message had arrived when it was needed.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor] | None
+    anchor: list[Tensor] | None
+    rounds: list[GossipRound]
+    passes: PushSumPasses
+    guard: Guard
+    weight: float = 1.0
+    pending: GossipRound | None = None
+    prompt: bool = False
+
+    def copy_in(self) -> None:
+        """Copy the parameters to ``flat``, if they cannot be used in place."""
+        if self.flat is not None:
+            views = self.layout.views(self.flat)
+            pack(views.values(), self.site.parameters.values())
+
+    def set_anchor(self) -> None:
+        """Set the anchor, if there is one, to the parameters as :meth:`pieces` has them."""
+        anchor = self.anchor or []
+        for z, section, part in self.pieces() if anchor else ():
+            anchor[section][part].copy_(z)
+
+    def fill_messages(self, current: GossipRound) -> None:
+        """Fix the content of the messages, before anything is added."""
+        for z, section, part in self.pieces():
+            anchor = self.anchor[section][part] if self.anchor else None
+            self.passes.fill_messages(z, anchor, self.weight, current.messages(section, part))
+
+    def add_messages(self, current: GossipRound, last: GossipRound | None) -> None:
+        """Add the received messages of ``last`` to what remains after those of ``current``."""
+        self.weight = current.weight_kept + (last.weight_arrived if last else 0.0)
+        for z, section, part in self.pieces():
+            anchor = self.anchor[section][part] if self.anchor else None
+            sent = current.messages(section, part)
+            arrived = last.arrived(section, part) if last else []
+            self.passes.add_messages(z, anchor, self.weight, sent, arrived)
+
+    def fill_and_add(self, current: GossipRound, last: GossipRound) -> None:
+        """Do both in one pass over memory."""
+        before, self.weight = self.weight, current.weight_kept + last.weight_arrived
+        for z, section, part in self.pieces():
+            anchor = self.anchor[section][part] if self.anchor else None
+            sent, arrived = current.messages(section, part), last.arrived(section, part)
+            self.passes.fill_and_add(z, anchor, before, self.weight, sent, arrived)
+
+    def pieces(self) -> Iterator[tuple[Tensor, int, slice]]:
+        """Yield flat pieces of the parameters, each with its section and range in a message."""
+        if self.flat is not None:
+            for section, flat in enumerate(self.flat):
+                yield self.site.slice(flat), section, slice(None)
+            return
+        for name, place in self.layout.places.items():
+            z = flat_view(self.site.parameters[name])
+            assert z is not None, "checked at attach, and strides do not change"
+            yield z, place.section, slice(place.offset, place.offset + z.numel())
