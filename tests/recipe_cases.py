@@ -93,6 +93,10 @@ CASES = (
     Case("sgp('ring', overlap=2)", _gossip(ring, overlap=2)),
     # One cast of 2^-9 on parameters of size ~1 in every exchange; mass is exact all the same.
     Case("sgp(overlap=1, wire='bf16')", _gossip(one_peer_exponential, overlap=1), tolerance=2e-2),
+    Case(
+        "sgp(overlap=1, weighted_updates=True)",
+        _gossip(one_peer_exponential, overlap=1, weighted=True),
+    ),
     Case("sgp('complete')", _gossip(complete), mixes=True),
     Case("sgp([(3, 'complete'), (None, 'ring')], overlap=1)", _gossip(_phases, overlap=1)),
     Case("d_psgd", _gossip(ring), mixes=True),

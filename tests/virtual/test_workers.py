@@ -53,6 +53,7 @@ def of_one(model: Same, curvature: Tensor, optimum: Tensor) -> Tensor:
         ("sgp", EACH),
         ("sgp('ring', overlap=2)", EACH),
         ("sgp('complete')", EACH),
+        ("sgp(overlap=2, weighted_updates=True)", EACH),
         ("sgp(overlap=1, within='local')", UNEQUAL),
         ("d_psgd('bipartite')", EACH),
         ("adasum", EACH),

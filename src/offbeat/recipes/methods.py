@@ -156,6 +156,7 @@ def sgp(
     wire: Literal["bf16"] | None = None,
     within: Within = None,
     biased: bool = False,
+    weighted_updates: bool = False,
     on_failure: Literal["raise", "continue"] = "raise",
     nonfinite: Nonfinite = "raise",
     outer: str | Callable[..., Any] | None = None,
@@ -195,6 +196,7 @@ def sgp(
         overlap=overlap,
         wire=wire,
         biased=biased,
+        weighted_updates=weighted_updates,
         on_failure=on_failure,
         nonfinite=nonfinite,
     )

@@ -9,6 +9,7 @@ from offbeat.topology.graph import (
     keeps_weights,
     mixing_matrices,
     mixing_matrix,
+    smallest_weight,
     validate,
 )
 from offbeat.topology.phases import Phases, Symmetric
@@ -27,5 +28,6 @@ __all__ = [
     "keeps_weights",
     "mixing_matrices",
     "mixing_matrix",
+    "smallest_weight",
     "validate",
 ]

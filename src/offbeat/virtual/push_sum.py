@@ -27,7 +27,7 @@ class PushSumRule(ParameterRule):
         self._groups, self._topology = rows.participants(exchange.over), exchange.topology
         if len(self._groups) > 1:
             validate(self._topology, len(self._groups))
-        self._overlap = exchange.overlap
+        self._overlap, self._weighted = exchange.overlap, exchange.weighted_updates
         self._anchor = first_of(x, self._groups)
         self._weights = x.new_ones(len(self._groups), 1)
         self._arriving: tuple[Tensor, Tensor] | None = None
@@ -35,7 +35,8 @@ class PushSumRule(ParameterRule):
     def step(self, x: Tensor, step: int) -> None:
         """Exchange if it is a sending step."""
         now = first_of(x, self._groups)
-        total = self._weights * self._anchor + (now - self._anchor)
+        anchor = now if self._weighted else self._anchor
+        total = self._weights * anchor + (now - anchor)
         every = max(1, self._overlap)
         if self._topology.is_mean(len(now), step) and not self._overlap:
             total = total.mean(0).expand_as(total)

@@ -1,12 +1,15 @@
 """The graphs of push-sum in a group: valid at its size, and the same on all ranks."""
 
 import hashlib
+import warnings
 
 import numpy as np
 
 from offbeat.comm.small_gathers import gather_bytes
 from offbeat.exchange import Site
-from offbeat.topology.graph import Topology, mixing_matrices, validate
+from offbeat.topology.graph import Topology, mixing_matrices, smallest_weight, validate
+
+SMALL = 0.2  # a weight below which a step of the optimizer counts more than five times
 
 
 def require_shrinking(topology: Topology, size: int) -> None:
@@ -19,6 +22,20 @@ def require_shrinking(topology: Topology, size: int) -> None:
             "on_failure='continue' needs a graph that holds without one participant too; use "
             f"'exponential' or 'ring', or on_failure='raise': {fault}"
         ) from fault
+
+
+def warn_of_small_weights(topology: Topology, site: Site, overlap: int) -> None:
+    """Warn, on the first rank, if a weight makes a participant's optimizer steps far longer."""
+    weight = smallest_weight(topology, site.size, overlap)
+    if weight < SMALL and site.world.rank == site.world.ranks[0]:
+        warnings.warn(
+            f"on {topology} weights come down to {weight:.2g}, and a step of the optimizer moves a "
+            f"model 1/w = {1 / weight:.3g} times as far there: a learning rate that is stable on a "
+            "ring may diverge; use weighted_updates=True, or a graph in which all receive as much "
+            "as they send",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
 
 def agree_on_graphs(topology: Topology, site: Site) -> None:

@@ -23,7 +23,7 @@ class AverageTimes(StepTimes):
         """Divide the model into slices, if nodes are the participants."""
         self.exchange, self.period = exchange, exchange.every
         self.held = sections(profile.tensors, slices_on(fabric, exchange))
-        self.memory = profile.nbytes
+        self.memory = profile.nbytes * (1 + (exchange.nonfinite == "skip"))
 
     def step(self, clocks: Clocks, step: int) -> None:
         """Average, if it is due."""

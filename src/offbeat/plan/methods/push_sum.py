@@ -72,6 +72,7 @@ class PushSumTimes(StepTimes):
         buffers = (1 + peers) * (2 if exchange.overlap else 1) * self.message
         self.memory = buffers + sum(s.nbytes for s in self.held) * self.has_anchor
         self.memory += profile.nbytes if slices > 1 else 0
+        self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
         self.restart()
 
     def restart(self) -> None:
