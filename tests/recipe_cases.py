@@ -229,6 +229,12 @@ CASES = (
         hierarchical=True,
     ),
     Case("daso(every=2)", partial(daso, every=2, wait=1), mixes=True, hierarchical=True),
+    Case(
+        "daso(every=3, wait=2, merge='exact')",
+        partial(daso, every=3, wait=2, is_exact=True),
+        mixes=True,
+        hierarchical=True,
+    ),
     # Warm-up until step 3, cycling until 10, then cool-down.
     Case(
         "daso(every=4, wait=2, total_steps=1000, warmup_steps=3, cooldown_steps=990)",

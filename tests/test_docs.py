@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.optim import SGD
 from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
+from offbeat.comm.world import World
 from offbeat.gradients import Compressed
-from offbeat.testing import simulate
+from offbeat.testing import ThreadWorld, simulate
 from problems import START, Quadratic, flat, gradient, loss
 from ranks import torchrun, torchrun_forked
 from test_architecture import FLOORS, SOURCE
@@ -252,6 +254,44 @@ def test_the_listings_follow_their_references(listing: str, size: int) -> None:
 def test_a_compressor_takes_sixty_lines_at_most() -> None:
     listing = next(b for b in blocks(ROOT / "CONTRIBUTING.md", "python") if "class Int8" in b)
     assert listing.count("\n") <= 60
+
+
+def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
+    """The loss comes to rest: B and W halve, and the rate does, on all ranks alike."""
+    names: dict[str, Any] = {}
+    exec(script("docs/recipes.md", "daso_schedule.py"), names)
+
+    def worker(world: World) -> tuple[list[float], float, int]:
+        random = torch.Generator().manual_seed(world.rank)
+        x, noise = torch.randn(2, 10, 16, 1, generator=random, dtype=torch.float64)
+        batches = [(a, 3 * a + b) for a, b in zip(x, noise, strict=True)]
+        held_out = torch.linspace(-1, 1, 32, dtype=torch.float64).unsqueeze(1)
+        seen = []
+
+        def held_out_loss(model: torch.nn.Module) -> float:
+            seen.append(torch.nn.functional.mse_loss(model(held_out), 3 * held_out).item())
+            return seen[-1]
+
+        torch.manual_seed(0)
+        replica, optimizer = names["train"](
+            torch.nn.Linear(1, 1).double(),
+            batches,
+            30,
+            torch.nn.functional.mse_loss,
+            held_out_loss,
+            world,
+        )
+        assert replica.consensus_distance()["max"] == 0
+        replica.detach()
+        return seen, optimizer.param_groups[0]["lr"], replica.parameters.state.cadence.every
+
+    (losses, rate, every), *others = ThreadWorld(nodes=((0, 1), (2, 3))).run(worker)
+    assert all(other == (losses, rate, every) for other in others)
+    assert losses[-1] < losses[0] / 10
+    assert every < 8
+    halved = np.log2(0.1 / rate)  # the warm-up, from a tenth of it, is over
+    assert halved >= 1
+    assert halved == pytest.approx(round(halved), abs=1e-9)
 
 
 @pytest.mark.processes

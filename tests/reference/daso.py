@@ -23,6 +23,12 @@ def eq_1(x: Array, sent: Array, wait: int) -> Array:
     return result
 
 
+def exact(x: Array, sent: Array) -> Array:
+    """x_l = mean_i x_i + (x_l - what it sent) for every row x_l; `sent` are the rows x_i."""
+    result: Array = sent.mean(axis=0) + (x - sent)
+    return result
+
+
 def blocking(
     x: Array, r: Array, e: Array, rounded: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
@@ -65,12 +71,14 @@ def daso(
     rounded: Callable[[Array], Array] = lambda x: x,
     pace: Callable[[int], tuple[int, int]] | None = None,
     inside: Callable[[Array, int], Array] | None = None,
+    is_exact: bool = False,
 ) -> Array:
     """SGD on the node's mean gradient, or on `inside(z, k)`; then step k = 0, ... by its phase.
 
     Blocking: x = the nodes' mean. Cycling: where (k+1) mod B = 0 the rows are sent, and merged by
     eq. 1 at step k + W; one sum at a time, merged before the next is sent, and at the latest at
-    the first blocking step, before its mean. `pace(k)` is (B, W) at step k. (steps+1, ranks, d).
+    the first blocking step, before its mean; `is_exact`: by the merge that forgets nothing.
+    `pace(k)` is (B, W) at step k. (steps+1, ranks, d).
     """
     groups = participants(nodes, within_local=True)
     optimizer = SGD(lr, momentum)
@@ -85,7 +93,7 @@ def daso(
         z, velocity = optimizer.step(z, g, velocity)
         blocks = k < warmup or k >= ends
         if sent is not None and (blocks or k == due):
-            z, sent = eq_1(z, sent, w_sent), None
+            z, sent = exact(z, sent) if is_exact else eq_1(z, sent, w_sent), None
         b, w = (every, wait) if pace is None else pace(k)
         if blocks:
             if k == 0 or warmup <= k == ends:  # the first of a phase: no reference, nothing lost

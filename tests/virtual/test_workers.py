@@ -60,6 +60,7 @@ def of_one(model: Same, curvature: Tensor, optimum: Tensor) -> Tensor:
         ("adasum(every=2, within='local')", UNEQUAL),
         ("daso(every=2)", UNEQUAL),
         ("daso(every=4, wait=2, wire=None)", UNEQUAL),
+        ("daso(every=3, wait=2, merge='exact')", UNEQUAL),
         (
             "daso(every=4, wait=2, total_steps=1000, warmup_steps=3, cooldown_steps=990)",
             UNEQUAL,

@@ -51,7 +51,12 @@ from offbeat.functional.sparse_messages import (
     chunks_of,
     fill_sparse,
 )
-from offbeat.functional.stale_average import cast_difference, merge_stale_sum
+from offbeat.functional.stale_average import (
+    cast_difference,
+    merge_exact_sum,
+    merge_stale_sum,
+    progress,
+)
 from offbeat.functional.top_k import count_kept, delta, extract, sampled_top_k, top_k
 
 __all__ = [
@@ -94,6 +99,7 @@ __all__ = [
     "layer_of",
     "masked_adam",
     "max_speedup",
+    "merge_exact_sum",
     "merge_stale_sum",
     "narrow",
     "narrow_bytes",
@@ -101,6 +107,7 @@ __all__ = [
     "orthogonality",
     "pack",
     "pair_coefficients",
+    "progress",
     "pseudo_gradient",
     "runs_within",
     "sampled_top_k",

@@ -254,6 +254,7 @@ def daso(
     patience: int = 10,
     threshold: float = 1e-4,
     report_every: int = 50,
+    merge: Literal["weighted", "exact"] = "weighted",
     nonfinite: Nonfinite = "raise",
 ) -> Algorithm:
     """Average gradients inside each node, and parameters between nodes with a delay (DASO).
@@ -275,7 +276,7 @@ def daso(
         threshold=threshold,
         report_every=report_every,
     )
-    average = StaleAverage(cycle=cycle, wire=wire, nonfinite=nonfinite)
+    average = StaleAverage(cycle=cycle, wire=wire, merge=merge, nonfinite=nonfinite)
     return Algorithm(gradients=Mean(over="local"), parameters=average)
 
 

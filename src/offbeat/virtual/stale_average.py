@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from offbeat.functional import cast_difference, merge_stale_sum
+from offbeat.functional import cast_difference, merge_exact_sum, merge_stale_sum
 from offbeat.parameters import StaleAverage
 from offbeat.virtual.rows import Rows, first_of, spread
 from offbeat.virtual.rule import ParameterRule, require
@@ -21,7 +21,9 @@ class StaleAverageRule(ParameterRule):
         self._is_rounded = exchange.wire is not None
         self._reference = first_of(x, self._groups)
         self._error = torch.zeros_like(self._reference)
+        self._is_exact = exchange.merge == "exact"
         self._sum: Tensor | None = None
+        self._sent = self._reference
         self._due = 0
 
     def step(self, x: Tensor, step: int) -> None:
@@ -30,12 +32,15 @@ class StaleAverageRule(ParameterRule):
         blocking = self._cycle.is_blocking(step)
         if self._sum is not None and (blocking or step >= self._due):
             totals = self._sum.repeat(len(now), 1)
-            merge_stale_sum(totals.view(-1), now.view(-1), cadence.wait, len(now))
+            if self._is_exact:
+                merge_exact_sum(totals.view(-1), now.view(-1), self._sent.view(-1), len(now))
+            else:
+                merge_stale_sum(totals.view(-1), now.view(-1), cadence.wait, len(now))
             now, self._sum = totals, None
         if blocking:
             now = self._average(now, exact=self._cycle.opens(step))
         elif self._sum is None and self._cycle.sends(step, cadence):
-            self._sum, self._due = now.sum(0), step + cadence.wait
+            self._sum, self._sent, self._due = now.sum(0), now, step + cadence.wait
         spread(now, self._groups, x)
 
     def _average(self, now: Tensor, exact: bool) -> Tensor:

@@ -14,13 +14,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import offbeat
 from offbeat.comm.world import World
-from offbeat.functional import cast_difference, merge_stale_sum
+from offbeat.functional import cast_difference, merge_exact_sum, merge_stale_sum, progress
 from offbeat.gradients import Mean
 from offbeat.parameters import Cycle, StaleAverage
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from problems import DIMENSION, OPTIMA, START, Quadratic, flat, gradient, loss
 from reference.adasum import bf16
-from reference.daso import daso, eq_1, paces
+from reference.daso import daso, eq_1, exact, paces
 from reference.participants import Array, Nodes
 
 LR, MOMENTUM, STEPS = 0.1, 0.9, 30
@@ -78,6 +78,50 @@ def test_equal_models_stay_bit_equal(size: int, wait: int) -> None:
     x = torch.randn(1000) * 10 ** torch.randn(1000)
     merge_stale_sum(total := x * size, x, wait, size)
     assert torch.equal(total, x)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_exact_merge_is_the_mean_and_what_came_since(size: int, dtype: torch.dtype) -> None:
+    numel = 70_000  # more than a block
+    models = torch.randn(size, numel).to(dtype)
+    x = torch.randn(numel).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = models.to(wide).sum(0)
+    merge_exact_sum(total, x, models[0].to(wide), size)
+    expected = exact(x.double().numpy()[None], models.double().numpy())[0]
+    np.testing.assert_allclose(
+        total.double().numpy(), expected, rtol=0, atol=20 * size * torch.finfo(wide).eps
+    )
+
+
+@pytest.mark.parametrize("merge", ["weighted", "exact"])
+@pytest.mark.parametrize(("every", "wait"), [(4, 1), (3, 2), (1, 1)])
+@pytest.mark.parametrize("nodes", [TWO_BY_TWO, ((0,), (1,), (2,), (3,))], ids=str)
+def test_how_far_equal_updates_bring_the_model(
+    merge: Any, every: int, wait: int, nodes: Nodes
+) -> None:
+    """All add 1 in every step: the share of it that is left, as `measures` says."""
+    cycle, steps = Cycle(every=every, wait=wait), 40 * every
+    average = StaleAverage(cycle=cycle, merge=merge)
+
+    def worker(world: World) -> tuple[float, float]:
+        model = nn.Linear(1, 1, bias=False).double()
+        replica = offbeat.replicate(model, offbeat.Algorithm(parameters=average), mesh=world)
+        seen = []
+        for _ in range(steps):
+            with torch.no_grad():
+                model.weight += 1.0
+            replica.step()
+            replica.report_loss(1.0)
+            seen.append(model.weight.item())
+        share = replica.stats()["measures"]["progress"]
+        replica.detach()
+        return (seen[-1] - seen[-1 - 20 * every]) / (20 * every), share
+
+    for moved, share in ThreadWorld(nodes=nodes).run(worker):
+        assert share == (1 if merge == "exact" else progress(every, wait, len(nodes)))
+        assert moved == pytest.approx(share, abs=1e-6)
 
 
 def test_narrow_sends_differences_and_keeps_what_the_cast_took() -> None:
@@ -354,6 +398,35 @@ def test_beyond_the_run_steps_are_blocking_and_it_is_said_once() -> None:
     assert heard[0].filename == __file__, "the warning names the line of the user"
 
 
+@pytest.mark.fault(
+    "nobody calls report_loss() under daso",
+    "a warning; B and W stay as they are",
+    group="Settings and arguments",
+)
+@pytest.mark.parametrize("told", [None, 2])
+def test_that_nobody_reports_a_loss_is_said_once(told: int | None) -> None:
+    """One rank that reports one is enough, as the mean is over those that do."""
+
+    def worker(world: World) -> None:
+        model = Quadratic()
+        algorithm = offbeat.daso(every=2, warmup_steps=2, report_every=4)
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        optimizer = sgd(model.parameters())
+        for step in range(12):
+            if world.rank == told and step == 3:
+                replica.report_loss(1.0)
+            train(model, replica, optimizer, 1)
+        replica.detach()
+
+    if told is not None:
+        ThreadWorld(nodes=TWO_BY_TWO).run(worker)  # a warning would be an error
+        return
+    with pytest.warns(RuntimeWarning, match="no rank has reported a loss in 4 steps") as heard:
+        ThreadWorld(nodes=TWO_BY_TWO).run(worker)
+    assert len(heard) == 1
+    assert heard[0].filename == __file__, "the warning names the line of the user"
+
+
 # ---- who sends ----------------------------------------------------------------------------------
 
 
@@ -427,7 +500,8 @@ def test_a_slot_without_partners_is_left_out(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("stop", [3, 4, 6, 7])
-def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
+@pytest.mark.parametrize("merge", ["weighted", "exact"])
+def test_resumes_bit_equal_wherever_the_sum_is(stop: int, merge: Any) -> None:
     """Also in a replica that has a sum of its own in flight, which is forgotten."""
     cycle = Cycle(
         every=4,
@@ -438,7 +512,7 @@ def test_resumes_bit_equal_wherever_the_sum_is(stop: int) -> None:
         patience=0,
         report_every=2,
     )  # 2 warm-up, 4 cycling
-    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle=cycle))
+    algorithm = offbeat.Algorithm(Mean(over="local"), StaleAverage(cycle=cycle, merge=merge))
 
     def go_on(model: nn.Module, replica: offbeat.Replica, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
@@ -548,7 +622,9 @@ def test_staleness_and_pace_are_told() -> None:
         replica.detach()
         return seen
 
-    blocking, cycling = [(0, 1, 0)] * 2, [(age, 4, 2) for age in (1, 2, 3, 2, 3, 4, 5, 2)]
+    left = progress(4, 2, len(TWO_BY_TWO))
+    blocking = [(0, 1, 0, 1.0)] * 2
+    cycling = [(age, 4, 2, left) for age in (1, 2, 3, 2, 3, 4, 5, 2)]
     for seen in ThreadWorld(nodes=TWO_BY_TWO).run(worker):
         assert seen == blocking + cycling
 

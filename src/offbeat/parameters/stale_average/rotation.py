@@ -16,6 +16,7 @@ from offbeat.functional import (
     accumulation_dtype,
     cast_difference,
     flat_view,
+    merge_exact_sum,
     merge_stale_sum,
     pack,
 )
@@ -44,7 +45,8 @@ class Rotation:
     nodes and broadcasts the result in its node. ``flat`` holds the sum in flight (``pending``)
     or, in a blocking phase, the reference that all nodes share: the last result; ``views`` are
     its tensors by name. ``error`` is what earlier casts took from the node's differences, equal
-    on all of its ranks, and ``message`` the 16-bit buffers. All are flat, by section.
+    on all of its ranks, and ``message`` the 16-bit buffers. ``sent`` is the root's model as it is
+    part of the sum in flight, for the merge "exact". All are flat, by section.
     """
 
     site: Site
@@ -53,17 +55,24 @@ class Rotation:
     views: dict[str, Tensor]
     error: list[Tensor]
     message: list[Tensor]
+    sent: list[Tensor]
     turn: int = 0
     pending: PendingSum | None = None
 
     @classmethod
-    def of(cls, site: Site, wire: Literal["bf16"] | None) -> "Rotation":
-        """Allocate one sum and, for 16-bit messages, the messages and the errors of casts."""
+    def of(
+        cls, site: Site, wire: Literal["bf16"] | None, merge: Literal["weighted", "exact"]
+    ) -> "Rotation":
+        """Allocate one sum and, for 16-bit messages, the messages and the errors of casts.
+
+        For the merge "exact" also the model that was sent.
+        """
         layout = Layout.of(site.parameters, site.slices)
         flat = wide_sections(layout, site.device)
         error = [torch.zeros_like(part) for part in flat if wire is not None]
         message = [torch.zeros_like(part, dtype=torch.bfloat16) for part in error]
-        rotation = cls(site, layout, flat, layout.views(flat), error, message)
+        sent = [torch.zeros_like(part) for part in flat if merge == "exact"]
+        rotation = cls(site, layout, flat, layout.views(flat), error, message, sent)
         rotation.restart()
         return rotation
 
@@ -73,6 +82,8 @@ class Rotation:
         handles = []
         if self._is_root(root) and self.site.group is not None:
             pack(self.views.values(), self._parameters)
+            for sent, part in zip(self.sent, self.flat, strict=False):  # no pair: not "exact"
+                sent.copy_(part)
             handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
         self.pending = PendingSum(root, wait, due, handles)
 
@@ -125,12 +136,19 @@ class Rotation:
 
     def pending_sum(self) -> dict[str, Tensor]:
         """Wait for the sum in flight and return a copy by name; zeros on ranks without a part."""
-        total = wide_sections(self.layout, "cpu")
+        return self._in_flight(self.flat)
+
+    def pending_sent(self) -> dict[str, Tensor]:
+        """Return a copy of the model that was sent, by name, for the merge "exact"; else none."""
+        return self._in_flight(self.sent) if self.sent else {}
+
+    def _in_flight(self, flat: list[Tensor]) -> dict[str, Tensor]:
+        copies = wide_sections(self.layout, "cpu")
         if self.pending is not None and self._is_root(self.pending.root):
             self.pending.join()
-            for part, arrived in zip(total, self.flat, strict=True):
+            for part, arrived in zip(copies, flat, strict=True):
                 part.copy_(arrived)
-        return self.layout.views(total)
+        return self.layout.views(copies)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -144,8 +162,12 @@ class Rotation:
         return self.site.inside is None or self.site.inside.rank == root
 
     def _merge(self, flat: list[Tensor], wait: int) -> None:
-        for x, total in self._pieces(flat):
-            merge_stale_sum(total, x, wait, self.site.size)
+        if self.sent:
+            for x, total, sent in self._pieces(flat, self.sent):
+                merge_exact_sum(total, x, sent, self.site.size)
+        else:
+            for x, total in self._pieces(flat):
+                merge_stale_sum(total, x, wait, self.site.size)
 
     def _exact_mean(self, root: int) -> None:
         for error in self.error:

@@ -35,7 +35,8 @@ class StaleAverageTimes(StepTimes):
         slices = fabric.ranks_per_node
         self.whole = [Section(held.numel * slices, held.itemsize) for held in self.held]
         narrow = exchange.wire is not None and exchange.cycle.blocks_ever
-        self.memory = 4 * profile.numel * (2.5 if narrow else 1.0)
+        self.memory = 4 * profile.numel * (1 + 1.5 * narrow + (exchange.merge == "exact"))
+        self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
         self.narrow = exchange.wire is not None
         self.is_whole_run = self.cycle.total_steps is not None
         self.restart()
