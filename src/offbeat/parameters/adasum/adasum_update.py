@@ -287,7 +287,7 @@ def _nonfinite_error(state: AdasumState, statistics: Statistics) -> tuple[ValueE
     nodes, ranks = site.world.nodes, site.world.ranks
     rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
     kind = error_of_second_skip if again else error_of_step
-    return kind(rank, names[layer]), bool(again)
+    return kind(f"rank {rank}", names[layer]), bool(again)
 
 
 def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:

@@ -90,7 +90,6 @@ class PushSum(ElasticExchange[PushSumState]):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
-
         if self.weighted_updates and self.biased:
             raise ValueError(
                 "weighted_updates=True with biased=True: there is no weight to scale with; leave "
@@ -116,7 +115,10 @@ class PushSum(ElasticExchange[PushSumState]):
         anchor = [_wide(part) for part in empty] if varies and not self.biased else None
         count = 2 if self.overlap else 1
         rounds = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
-        passes, guard = push_sum_passes(site.device), Guard.of(site, self.nonfinite)
+        # Where whole nodes may be lost, the world of the first ranks is one of nodes.
+        as_nodes = self.on_failure == "continue" and self.over == "node"
+        guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")
+        passes = push_sum_passes(site.device)
         state = PushSumState(site, layout, flat, anchor, rounds, passes, guard)
         self.settle(state)
         if anchor is not None and not self.weighted_updates:
