@@ -40,7 +40,7 @@ def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
 def test_check_prints_the_exchanges_of_an_algorithm() -> None:
     done = offbeat_command("check", "local_sgd(every=4)")
     assert done.exit_code == 0
-    assert "Average(every=4, over='world')" in done.output
+    assert "Average(every=4, over='world', nonfinite='raise')" in done.output
 
 
 @pytest.mark.parametrize("text", ["nothing", "sgp(hops=3)", "sgp(1 + 1)", "sgp(", "", "ddp()()"])
