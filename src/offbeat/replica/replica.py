@@ -326,7 +326,7 @@ class Replica:
         self._watch.heartbeat = self._members.heartbeat
         self._watch.is_first = False  # others may be past their first step
         for text in texts:
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def _note(self, note: str | None) -> None:
         if note is not None and note not in self.notes:

@@ -147,7 +147,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
                 f"step {step + 1} is beyond total_steps={step}: this and all later ones average "
                 "and wait, as in the cool-down; give the number of steps of the whole run",
                 RuntimeWarning,
-                stacklevel=7,
+                stacklevel=9,
             )
 
     def _warn_without_loss(self, state: StaleAverageState) -> None:
@@ -157,7 +157,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
                 f"and W stay {state.cadence.every} and {state.cadence.wait}; call "
                 "replica.report_loss(loss) before replica.step()",
                 RuntimeWarning,
-                stacklevel=8,
+                stacklevel=10,
             )
 
     def mass(self, state: StaleAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
