@@ -38,6 +38,9 @@ WAITS = {
     ("parameters/adasum/reduction:Statistics.is_finite", "tolist"): (
         "an update that is not finite raises before any parameter changes"
     ),
+    ("parameters/nonfinite:Guard._find", "aten._local_scalar_dense.default"): (
+        "the same before an exchange: such values must not reach another rank"
+    ),
     ("parameters/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
         "the same, once in H steps"
     ),
