@@ -116,6 +116,45 @@ def test_mixing_conserves_the_mean_and_brings_ranks_together(
     assert np.ptp(runs[:, -1], axis=0).max() < 0.02 * np.ptp(runs[:, 0], axis=0).max() + rounding
 
 
+UNIT = 2.0**-7  # the spacing of bfloat16 numbers from 1 to 2
+
+
+class Ones(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(7, dtype=dtype))
+        self.b = nn.Parameter(torch.ones(5, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.algorithm.parameters is not None], ids=lambda c: c.text
+)
+def test_16_bit_parameters_make_the_progress_of_float32(case: Case) -> None:
+    """One of n nodes moves by one unit in the last place at a time, the mean by 1/n of that."""
+    nodes = ((0, 1), (2, 3)) if case.hierarchical else case.nodes(4)
+
+    def progress(world: World, dtype: torch.dtype) -> float:
+        model = Ones(dtype)
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
+        for step in range(32):
+            (0 * (model.a.sum() + model.b.sum())).backward()
+            with torch.no_grad():
+                for parameter in replica.owned_parameters():
+                    parameter += UNIT * (step % len(nodes) == world.node)
+            replica.step()
+        with replica.consensus():
+            moved = (model.a.double().mean().item() - 1) / UNIT
+        replica.detach()
+        return moved
+
+    world = ThreadWorld(nodes=nodes)
+    exact, *_ = world.run(lambda world: progress(world, torch.float32))
+    rounded = world.run(lambda world: progress(world, torch.bfloat16))
+    np.testing.assert_allclose(rounded, exact, rtol=0, atol=1.0)
+    if case.mixes and not case.text.startswith("daso"):  # whose eq. 1 slows all progress down
+        assert exact == pytest.approx(32 / len(nodes), abs=0.1)
+
+
 @every_recipe
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype) -> None:
@@ -134,14 +173,15 @@ def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype
 
 
 @every_repeatable_recipe
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.fault(
     "a run stops and resumes from a checkpoint",
     "continues bit for bit, per rank",
     group="Checkpoints",
 )
-def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
+def test_save_load_continue_equals_never_having_stopped(case: Case, dtype: torch.dtype) -> None:
     def worker(world: World) -> None:
-        model = Quadratic(torch.float32)
+        model = Quadratic(dtype)
         replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
         train(model, replica, world.rank, optimizer, steps=4)
@@ -154,7 +194,7 @@ def test_save_load_continue_equals_never_having_stopped(case: Case) -> None:
 
         file.seek(0)
         saved = torch.load(file, weights_only=True)
-        again = Quadratic(torch.float32)
+        again = Quadratic(dtype)
         again.load_state_dict(saved["model"])
         resumed = offbeat.replicate(again, case.algorithm, mesh=world)  # takes rank 0's model
         resumed.load_state_dict(saved["replica"])

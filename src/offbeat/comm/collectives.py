@@ -93,20 +93,28 @@ def copy_from_first(tensors: Iterable[Tensor], group: Group) -> None:
             tensor.copy_(message)
 
 
-def mean(tensor: Tensor, group: Group) -> Handle:
+def mean(tensor: Tensor, group: Group, carry: Tensor | None = None) -> Handle:
     """Average ``tensor`` over the group, in place, equal on all members bit for bit.
 
     16-bit tensors are summed in float32 and rounded once, at the same 2 (n-1)/n of their bytes
-    and n/(n-1) of their memory; wider ones go through one all-reduce.
+    and n/(n-1) of their memory; wider ones go through one all-reduce. ``carry`` is added to this
+    member's chunk of a 16-bit mean (:func:`chunk_of_mean`), and then holds what rounding took.
     """
     if tensor.dtype.itemsize > 2:
         handle = all_reduce(tensor, group)
         handle.after = lambda: tensor.div_(group.size)
         return handle
     if not is_on_host(tensor):  # streams keep the order: nothing here blocks the host
-        _mean_16bit(tensor, group)
+        _mean_16bit(tensor, group, carry)
         return Handle(group, [], [tensor])
-    return Handle(group, buffers=[tensor], future=group.lane.submit(_mean_16bit, tensor, group))
+    job = group.lane.submit(_mean_16bit, tensor, group, carry)
+    return Handle(group, buffers=[tensor], future=job)
+
+
+def chunk_of_mean(numel: int, group: Group) -> slice:
+    """Return the part of a 16-bit tensor whose :func:`mean` this member computes for all."""
+    chunk = -(-numel // group.size)
+    return slice(min(group.rank * chunk, numel), min((group.rank + 1) * chunk, numel))
 
 
 def peers_of_mean(tensors: Iterable[Tensor]) -> tuple[()] | None:
@@ -114,7 +122,7 @@ def peers_of_mean(tensors: Iterable[Tensor]) -> tuple[()] | None:
     return None if any(tensor.dtype.itemsize <= 2 for tensor in tensors) else ()
 
 
-def _mean_16bit(tensor: Tensor, group: Group) -> None:
+def _mean_16bit(tensor: Tensor, group: Group, carry: Tensor | None) -> None:
     rank, size = group.rank, group.size
     chunk = -(-tensor.numel() // size)
     padded = tensor.new_zeros(size * chunk)
@@ -128,7 +136,15 @@ def _mean_16bit(tensor: Tensor, group: Group) -> None:
     hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
     for to, source in hops:
         exchange([(to, parts[to])], [(source, arrived[source])], group).join()
-    parts[rank] = arrived.float().mean(0)
+    total = arrived.float().mean(0)
+    if carry is None:
+        parts[rank] = total
+    else:
+        total[: len(carry)].add_(carry)
+        parts[rank] = total
+        torch.sub(total, parts[rank], out=total)
+        # A mean that is not finite leaves nothing to carry: inf - inf would stay.
+        carry.copy_(total[: len(carry)].nan_to_num(0.0, 0.0, 0.0))
     for to, source in hops:
         exchange([(to, parts[rank])], [(source, parts[source])], group).join()
     tensor.copy_(padded[: tensor.numel()])

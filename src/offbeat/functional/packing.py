@@ -119,6 +119,15 @@ class Layout:
             for dtype, numel in zip(self.dtypes, self.numels, strict=True)
         ]
 
+    def wide(self, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
+        """Return what :meth:`empty` does, in the dtype of sums."""
+        return [part.to(accumulation_dtype(part.dtype)) for part in self.empty(device, chunks)]
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether some tensors have fewer bits than sums of them."""
+        return any(dtype != accumulation_dtype(dtype) for dtype in self.dtypes)
+
     def views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return views of ``flat`` as the named tensors."""
         return {

@@ -8,6 +8,12 @@ the push-sum numerator is
 For SGD that is the paper's :math:`x - \gamma \nabla F(z)` (Algorithm 1, line 3): the update is
 added to the numerator unscaled, whatever the weight. Where w stays 1 there is no anchor and x = z.
 All tensors are flat; sums of 16-bit tensors run in float32 and are rounded once.
+
+The anchor of 16-bit parameters is the float32 model whose rounding they were before the step:
+
+.. math:: x = w\,a + (z - \mathrm{round}(a))
+
+So what rounding takes from the parameters stays in the sums, and small steps add up.
 """
 
 from collections.abc import Sequence
@@ -21,14 +27,20 @@ Messages = Sequence[tuple[float, int, Tensor]]  # share, number of receivers, me
 
 
 def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
-    r"""Return the numerator of stepped parameters: :math:`x = z + (w - 1)\,a`, or z if w is 1.
+    r"""Return the numerator of stepped parameters: :math:`x = w\,a + (z - \mathrm{round}(a))`.
+
+    That is z where w is 1 and a has the dtype of z, or where there is no anchor.
 
     >>> numerator(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), weight=0.5)
     tensor([0., 1.])
+    >>> numerator(torch.tensor([1.0]).bfloat16(), torch.tensor([1.0 + 2**-10]), weight=1.0) - 1
+    tensor([0.0010])
     """
+    if anchor is not None and anchor.dtype != z.dtype:
+        return torch.add(z.to(anchor.dtype) - anchor.to(z.dtype), anchor, alpha=weight)
     if anchor is None or weight == 1.0:
         return z.to(accumulation_dtype(z.dtype))
-    return torch.add(z.to(anchor.dtype), anchor, alpha=weight - 1.0)
+    return torch.add(z, anchor, alpha=weight - 1.0)
 
 
 def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
@@ -127,11 +139,9 @@ def debias(z: Tensor, anchor: Tensor, weight: float) -> None:
 
 
 def _settle(x: Tensor, weight: float, z: Tensor, anchor: Tensor) -> None:
-    """Write x/w to the model and, rounded to its dtype, to the anchor."""
+    """Write x/w to the anchor and, rounded to its dtype, to the model."""
     torch.mul(x, 1.0 / weight, out=anchor)
     z.copy_(anchor)
-    if z.dtype != anchor.dtype:
-        anchor.copy_(z)
 
 
 def sum_messages(messages: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

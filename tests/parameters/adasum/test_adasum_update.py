@@ -229,6 +229,24 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(
     assert f"rank {layout[2][0]}: parameter 'layers.1' is not finite" in said.pop()
 
 
+def test_half_units_add_up_in_16_bit_parameters() -> None:
+    """Parallel updates of one and two units combine to 1.5, of which a half is rounded away."""
+    unit = 2.0**-7  # the spacing from 1 to 2
+
+    def work(world: World) -> float:
+        model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+        nn.init.ones_(model.weight)
+        replica = offbeat.replicate(model, offbeat.adasum(), mesh=world)
+        for _ in range(16):
+            with torch.no_grad():
+                model.weight += unit * (1 + world.rank)
+            replica.step()
+        replica.detach()
+        return (model.weight.item() - 1) / unit
+
+    assert ThreadWorld(2).run(work) == [24, 24]
+
+
 @pytest.mark.parametrize("options", [{}, {"wire": "bf16", "method": "gram"}], ids=str)
 @pytest.mark.fault(
     "an update under adasum(nonfinite='skip') is NaN on one rank",

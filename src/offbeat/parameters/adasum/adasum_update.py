@@ -24,9 +24,9 @@ from offbeat.settings import at_least, check_settings
 class AdasumState:
     """State of :class:`AdasumUpdate` on one replica.
 
-    ``anchor`` holds the parameters after the last exchange and ``flat`` the updates; both are
-    flat tensors by section. ``orthogonality`` (layers,) is that of the last exchange, and
-    ``at_fault`` whether this rank made it one that was skipped.
+    ``anchor`` holds the parameters after the last exchange, not rounded to 16 bits, and ``flat``
+    the updates; both are flat tensors by section. ``orthogonality`` (layers,) is that of the last
+    exchange, and ``at_fault`` whether this rank made it one that was skipped.
     """
 
     site: Site
@@ -74,7 +74,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
     64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one on CPUs
     also three numbers to each other rank: kernels are used only if all have numba and the same
-    processor. Extra memory: the anchor, the update, and one model of rows ("gather":
+    processor. Extra memory: the anchor (float32 for 16-bit parameters: it holds what their rounding
+    takes), the update, and one model of rows ("gather":
     n); with 16 bits two models more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
@@ -110,7 +111,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             layout = Layout.whole(site.parameters, site.owners(), site.slices, site.size)
         else:
             layout = Layout.of(site.parameters, site.slices * site.size)
-        flat, anchor = (layout.empty(site.device, site.chunks * site.size) for _ in range(2))
+        flat = layout.empty(site.device, site.chunks * site.size)
+        anchor = layout.wide(site.device, site.chunks * site.size)
         nested = site.size < site.world.size
         peers = Participants(site.size, site.group, site.inside or site.shards, site.slices, nested)
         part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
@@ -164,9 +166,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             raise _nonfinite_error(state, statistics)[0]
         reduction.combine()
         state.site.gather(state.flat)
-        for flat, anchor in zip(state.flat, state.anchor, strict=True):
-            flat.add_(anchor)
-        return state.flat, state.layout.views(state.flat), 1.0
+        combined = [torch.add(a, f) for a, f in zip(state.anchor, state.flat, strict=True)]
+        return combined, state.layout.views(combined), 1.0
 
     def settle(self, state: AdasumState) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""
@@ -192,11 +193,11 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         return {"skipped": state.skipped, **mean, **found}
 
     def save(self, state: AdasumState) -> Saved:
-        """Return the anchor if steps lie between exchanges, and the errors of roundings."""
+        """Return the anchor unless it equals the parameters, and the errors of roundings."""
         saved: Saved = {"skipped": state.skipped}
         if self.nonfinite == "skip":
             saved["at_fault"] = state.at_fault
-        if self.every > 1:
+        if self.every > 1 or state.layout.is_rounded:
             saved["anchor"] = _copies(state, state.anchor)
         for index, (pieces, rounding) in enumerate(state.reduction.roundings):
             full = [torch.zeros_like(flat) for flat in state.flat]
@@ -220,7 +221,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         """Restore the anchor and the errors of roundings."""
         self.settle(state)
         state.skipped, state.at_fault = int(saved["skipped"]), saved.get("at_fault", False)
-        if self.every > 1:
+        if self.every > 1 or state.layout.is_rounded:
             _restore(state, state.anchor, saved["anchor"])
         for index, (pieces, rounding) in enumerate(state.reduction.roundings):
             full = [torch.zeros_like(flat) for flat in state.flat]
@@ -241,7 +242,7 @@ def _update(state: AdasumState) -> list[Tensor]:
     pack(state.layout.views(state.flat).values(), state.site.parameters.values())
     slices = _slices(state.site, state.flat)
     for update, anchor in zip(slices, _slices(state.site, state.anchor), strict=True):
-        update.sub_(anchor)
+        update.sub_(anchor.to(update.dtype))
     return slices
 
 

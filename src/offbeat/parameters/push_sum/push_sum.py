@@ -1,6 +1,5 @@
 """SGP and Overlap SGP: each participant sends a share of its model to the peers of this step."""
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
@@ -9,8 +8,9 @@ from typing import Annotated, Literal, final
 from torch import Tensor
 
 from offbeat.exchange import ElasticExchange, Saved, Site
-from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
+from offbeat.functional import Layout, debias, fill_and_add, numerator, pack
 from offbeat.kernels.dispatch import push_sum_passes
+from offbeat.parameters.named_slices import by_name, slices_of
 from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
 from offbeat.parameters.push_sum.graphs import (
@@ -18,12 +18,10 @@ from offbeat.parameters.push_sum.graphs import (
     require_shrinking,
     warn_of_small_weights,
 )
-from offbeat.parameters.push_sum.state import PushSumState
+from offbeat.parameters.push_sum.state import PushSumState, new_anchor, works_in_place
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import Topology, exchanges_to_all, keeps_weights, neighbours, validate
-
-_PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
 
 @final
@@ -67,10 +65,12 @@ class PushSum(ElasticExchange[PushSumState]):
 
     Bytes sent per exchange: one model for every peer (half with "bf16"; one slice, plus a gather
     inside the node, between nodes) and 16 more. Extra memory: one message for each different
-    share and one for each sender, twice under overlap; an anchor where weights vary; one more
-    model between nodes. Passes over memory: two, one before the wait for messages and one after
-    the next ones are sent; one where the last message had arrived when it was needed; two more
-    between nodes. On a CPU with numba the passes are machine code where there is an anchor.
+    share and one for each sender, twice under overlap; an anchor where weights vary, and for
+    16-bit parameters always, in float32: it holds what their rounding takes (``biased`` has none);
+    one more model between nodes. Passes over memory: two, one before the wait for messages and
+    one after the next ones are sent; one where the last message had arrived when it was needed;
+    two more between nodes. On a CPU with numba the passes are machine code where there is an
+    anchor of the parameters' dtype.
     ``sum x`` and ``sum w``, mass in flight included, are conserved up to rounding.
 
     Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
@@ -109,10 +109,11 @@ class PushSum(ElasticExchange[PushSumState]):
     def init(self, site: Site) -> PushSumState:
         """Allocate the messages."""
         layout = Layout.of(site.parameters, site.slices)
-        flat = None if _works_in_place(site) else layout.empty(site.device, site.chunks)
+        flat = None if works_in_place(site) else layout.empty(site.device, site.chunks)
         empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
         varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
-        anchor = [_wide(part) for part in empty] if varies and not self.biased else None
+        needs_anchor = (varies or layout.is_rounded) and not self.biased
+        anchor = new_anchor(site, layout) if needs_anchor else None
         count = 2 if self.overlap else 1
         rounds = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
@@ -159,14 +160,14 @@ class PushSum(ElasticExchange[PushSumState]):
             current.wait()
             state.add_messages(current, current)
         elif last is not None and state.prompt:
-            _wait_for(state, last)
+            state.wait_for(last)
             state.fill_and_add(current, last)
             current.launch()
         else:
             # The network is the bottleneck: keep it busy while received messages are added.
             state.fill_messages(current)
             if last is not None:
-                _wait_for(state, last)
+                state.wait_for(last)
             current.launch()
             state.add_messages(current, last)
         state.pending = current if self.overlap else None
@@ -178,7 +179,7 @@ class PushSum(ElasticExchange[PushSumState]):
         """
         site = state.site
         state.guard.require()
-        flat = state.layout.empty(site.device, site.chunks)
+        flat = state.layout.wide(site.device, site.chunks)
         views = state.layout.views(flat)
         pack(views.values(), site.parameters.values())
         weight = state.weight
@@ -188,7 +189,7 @@ class PushSum(ElasticExchange[PushSumState]):
         if site.group is not None:
             for section, part in enumerate(site.slice(f) for f in flat):
                 anchor = state.anchor[section] if state.anchor else None
-                x = numerator(part, anchor, state.weight)
+                x = numerator(part.to(state.layout.dtypes[section]), anchor, state.weight)
                 for message in state.pending.arrived(section) if state.pending else ():
                     x = x + message
                 part.copy_(x)
@@ -206,8 +207,7 @@ class PushSum(ElasticExchange[PushSumState]):
     def enter(self, state: PushSumState, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
         if state.anchor is None and not self.biased:
-            empty = state.flat or state.layout.empty(state.site.device, state.site.chunks)
-            state.anchor = [_wide(state.site.slice(part)) for part in empty]
+            state.anchor = new_anchor(state.site, state.layout)
         self.settle(state)
         state.weight = weight
 
@@ -257,10 +257,15 @@ class PushSum(ElasticExchange[PushSumState]):
         return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
 
     def save(self, state: PushSumState) -> Saved:
-        """Return the weight and the mass in flight; the anchor equals the parameters."""
+        """Return the weight and the mass in flight.
+
+        The parameters are the anchor, rounded: it is saved too where they have 16 bits.
+        """
         saved: Saved = {"weight": float(state.weight)}  # shares of a topology may be of numpy
+        if state.anchor is not None and state.layout.is_rounded:
+            saved["anchor"] = by_name(state.site, state.layout, state.anchor)
         if self.overlap:
-            flat = state.layout.empty("cpu", state.site.chunks)
+            flat = state.layout.wide("cpu", state.site.chunks)
             weight = 0.0
             if state.pending is not None:
                 state.pending.wait()
@@ -286,29 +291,8 @@ class PushSum(ElasticExchange[PushSumState]):
             self.enter(state, 1.0)
         state.weight = float(saved["weight"])
         state.guard.load(saved)
+        if state.anchor is not None and "anchor" in saved:
+            pack(state.anchor, slices_of(state.site, state.layout, saved["anchor"]))
         if self.overlap and state.site.group is not None:
-            flat = state.layout.empty(state.site.device, state.site.chunks)
-            views = state.layout.views(flat)
-            pack(views.values(), [saved["pending"][name] for name in views])
-            parts = [state.site.slice(f) for f in flat]
+            parts = slices_of(state.site, state.layout, saved["pending"])
             state.pending = GossipRound.restored(state.site, parts, float(saved["pending_weight"]))
-
-
-def _works_in_place(site: Site) -> bool:
-    """Return whether messages can be computed from the parameters where they are in memory."""
-    parameters = site.parameters.values()
-    return site.inside is None and all(
-        p.device == site.device and flat_view(p) is not None for p in parameters
-    )
-
-
-def _wait_for(state: PushSumState, last: GossipRound) -> None:
-    started = time.perf_counter()
-    last.wait()
-    # On an accelerator a wait orders streams and returns at once, so its duration has no meaning.
-    on_host = state.site.device.type == "cpu"
-    state.prompt = on_host and time.perf_counter() - started < _PROMPT
-
-
-def _wide(part: Tensor) -> Tensor:
-    return part.float() if part.dtype.itemsize < 4 else part.clone()

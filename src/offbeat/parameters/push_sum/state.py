@@ -1,5 +1,6 @@
-"""The state of push-sum on one replica, and the passes over its memory."""
+"""The state of push-sum on one replica, and what reads and writes its parameters."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,16 +12,19 @@ from offbeat.kernels.dispatch import PushSumPasses
 from offbeat.parameters.nonfinite import Guard
 from offbeat.parameters.push_sum.gossip import GossipRound
 
+_PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
+
 
 @dataclass(eq=False)
 class PushSumState:
     """State of :class:`~offbeat.parameters.PushSum` on one replica.
 
-    ``anchor`` is the model z before the optimizer step, flat by section; None where every weight
-    stays 1. ``rounds`` hold the buffers of an exchange: two alternate under overlap, since the
-    next message is written while the last one is in flight (``pending``). ``flat`` is a copy of
-    the parameters where they cannot be used in place: between nodes, on another device, with gaps
-    in memory. ``prompt``: the last message had arrived when it was needed.
+    ``anchor`` is the model z before the optimizer step, flat by section and not rounded to 16 bits;
+    None where every weight stays 1 and nothing is rounded. ``rounds`` hold the buffers of an
+    exchange: two alternate under overlap, since the next message is written while the last one is
+    in flight (``pending``). ``flat`` is a copy of the parameters where they cannot be used in
+    place: between nodes, on another device, with gaps in memory. ``prompt``: the last message had
+    arrived when it was needed.
     """
 
     site: Site
@@ -62,12 +66,20 @@ class PushSumState:
             self.passes.add_messages(z, anchor, self.weight, sent, arrived)
 
     def fill_and_add(self, current: GossipRound, last: GossipRound) -> None:
-        """Do both in one pass over memory."""
+        """Do both in one pass over memory, with the messages of ``last`` that have arrived."""
         before, self.weight = self.weight, current.weight_kept + last.weight_arrived
         for z, section, part in self.pieces():
             anchor = self.anchor[section][part] if self.anchor else None
             sent, arrived = current.messages(section, part), last.arrived(section, part)
             self.passes.fill_and_add(z, anchor, before, self.weight, sent, arrived)
+
+    def wait_for(self, last: GossipRound) -> None:
+        """Wait for the messages of ``last``, and note whether they had arrived."""
+        started = time.perf_counter()
+        last.wait()
+        # On an accelerator a wait orders streams and returns at once: its duration means nothing.
+        on_host = self.site.device.type == "cpu"
+        self.prompt = on_host and time.perf_counter() - started < _PROMPT
 
     def pieces(self) -> Iterator[tuple[Tensor, int, slice]]:
         """Yield flat pieces of the parameters, each with its section and range in a message."""
@@ -79,3 +91,16 @@ class PushSumState:
             z = flat_view(self.site.parameters[name])
             assert z is not None, "checked at attach, and strides do not change"
             yield z, place.section, slice(place.offset, place.offset + z.numel())
+
+
+def new_anchor(site: Site, layout: Layout) -> list[Tensor]:
+    """Return zeros for an anchor, flat by section, in the dtype of sums."""
+    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
+
+
+def works_in_place(site: Site) -> bool:
+    """Return whether messages can be computed from the parameters where they are in memory."""
+    parameters = site.parameters.values()
+    return site.inside is None and all(
+        p.device == site.device and flat_view(p) is not None for p in parameters
+    )

@@ -13,7 +13,6 @@ from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
 from offbeat.functional import (
     Layout,
-    accumulation_dtype,
     cast_difference,
     flat_view,
     merge_exact_sum,
@@ -45,8 +44,10 @@ class Rotation:
     nodes and broadcasts the result in its node. ``flat`` holds the sum in flight (``pending``)
     or, in a blocking phase, the reference that all nodes share: the last result; ``views`` are
     its tensors by name. ``error`` is what earlier casts took from the node's differences, equal
-    on all of its ranks, and ``message`` the 16-bit buffers. ``sent`` is the root's model as it is
-    part of the sum in flight, for the merge "exact". All are flat, by section.
+    on all of its ranks, and ``message`` the 16-bit buffers. ``carry`` is what the rounding to
+    16-bit parameters took from the node's model, equal on all of its ranks; none if no parameter
+    has 16 bits. ``sent`` is the root's model as it is part of the sum in flight, for the merge
+    "exact". All are flat, by section.
     """
 
     site: Site
@@ -55,6 +56,7 @@ class Rotation:
     views: dict[str, Tensor]
     error: list[Tensor]
     message: list[Tensor]
+    carry: list[Tensor]
     sent: list[Tensor]
     turn: int = 0
     pending: PendingSum | None = None
@@ -68,11 +70,12 @@ class Rotation:
         For the merge "exact" also the model that was sent.
         """
         layout = Layout.of(site.parameters, site.slices)
-        flat = wide_sections(layout, site.device)
+        flat = layout.wide(site.device)
         error = [torch.zeros_like(part) for part in flat if wire is not None]
         message = [torch.zeros_like(part, dtype=torch.bfloat16) for part in error]
+        carry = [torch.zeros_like(part) for part in flat if layout.is_rounded]
         sent = [torch.zeros_like(part) for part in flat if merge == "exact"]
-        rotation = cls(site, layout, flat, layout.views(flat), error, message, sent)
+        rotation = cls(site, layout, flat, layout.views(flat), error, message, carry, sent)
         rotation.restart()
         return rotation
 
@@ -81,7 +84,7 @@ class Rotation:
         root = self._next()
         handles = []
         if self._is_root(root) and self.site.group is not None:
-            pack(self.views.values(), self._parameters)
+            self._pack(self.flat, self.views)
             for sent, part in zip(self.sent, self.flat, strict=False):  # no pair: not "exact"
                 sent.copy_(part)
             handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
@@ -102,10 +105,10 @@ class Rotation:
         Flat tensors of their own and their views by name.
         """
         site, pending = self.site, self.pending
-        flat = wide_sections(self.layout, site.device, site.chunks)
+        flat = self.layout.wide(site.device, site.chunks)
         views = self.layout.views(flat)
         if pending is None:
-            pack(views.values(), self._parameters)
+            self._pack(flat, views)
             return flat, views
         whole = [part[: len(total)] for part, total in zip(flat, self.flat, strict=True)]
         if self._is_root(pending.root):
@@ -130,8 +133,8 @@ class Rotation:
         if self.pending is not None:
             self.pending.join()  # before anything is written to the buffer of the sum
         self.pending = None
-        for error in self.error:
-            error.zero_()
+        for lost in (*self.error, *self.carry):
+            lost.zero_()
         pack(self.views.values(), self._parameters)
 
     def pending_sum(self) -> dict[str, Tensor]:
@@ -143,12 +146,22 @@ class Rotation:
         return self._in_flight(self.sent) if self.sent else {}
 
     def _in_flight(self, flat: list[Tensor]) -> dict[str, Tensor]:
-        copies = wide_sections(self.layout, "cpu")
+        copies = self.layout.wide("cpu")
         if self.pending is not None and self._is_root(self.pending.root):
             self.pending.join()
             for part, arrived in zip(copies, flat, strict=True):
                 part.copy_(arrived)
         return self.layout.views(copies)
+
+    def carried(self) -> dict[str, Tensor]:
+        """Return copies by name of what rounding to 16-bit parameters took."""
+        return {n: v.cpu().clone() for n, v in self.layout.views(self.carry).items()}
+
+    def restore_carry(self, named: dict[str, Tensor]) -> None:
+        """Take over what :meth:`carried` returned; the model with it is the reference."""
+        views = self.layout.views(self.carry)
+        pack(views.values(), [named[name] for name in views])
+        self._pack(self.flat, self.views)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -173,7 +186,7 @@ class Rotation:
         for error in self.error:
             error.zero_()
         if self._is_root(root) and self.site.group is not None:
-            pack(self.views.values(), self._parameters)
+            self._pack(self.flat, self.views)
             for handle in [mean(part, self.site.group) for part in _filled(self.flat)]:
                 handle.wait()
 
@@ -194,9 +207,17 @@ class Rotation:
         """Broadcast the result of the root in its node, and set the parameters to it."""
         self._broadcast(self.flat, root)
         pack(self._parameters, self.views.values())
-        if [part.dtype for part in self.flat] != list(self.layout.dtypes):
-            # The reference is the rounded parameters, which all hold: it need not be saved.
-            pack(self.views.values(), self._parameters)
+        if self.carry:
+            carried = self.layout.views(self.carry).values()
+            pack(carried, self._parameters)
+            for carry, precise in zip(self.carry, self.flat, strict=True):
+                torch.sub(precise, carry, out=carry)
+
+    def _pack(self, flat: list[Tensor], views: dict[str, Tensor]) -> None:
+        """Copy the node's model, with what rounding to 16-bit parameters took from it."""
+        pack(views.values(), self._parameters)
+        for part, carry in zip(flat, self.carry, strict=False):  # flat may have room for more
+            part[: len(carry)].add_(carry)
 
     def _broadcast(self, flat: list[Tensor], root: int) -> None:
         if self.site.inside is not None:
@@ -204,16 +225,13 @@ class Rotation:
                 handle.wait()
 
     def _pieces(self, *flat: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the parameters as flat tensors, each with its range of the flat sections."""
+        """Yield the node's model as flat tensors, each with its range of the flat sections."""
         for parameter, place in zip(self._parameters, self.layout.places.values(), strict=True):
             part = slice(place.offset, place.offset + prod(place.shape))
             x = _as_memory(parameter, self.site.device)
+            if self.carry:
+                x = self.carry[place.section][part] + x
             yield x, *(sections[place.section][part] for sections in flat)
-
-
-def wide_sections(layout: Layout, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
-    """Allocate sections in the dtype of sums: float32 for 16-bit types."""
-    return [part.to(accumulation_dtype(part.dtype)) for part in layout.empty(device, chunks)]
 
 
 def _filled(flat: list[Tensor]) -> list[Tensor]:

@@ -74,8 +74,9 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
 
     Bytes sent per exchange, by one rank of the node: 2 (P-1)/P of the model's (of half of it with
     16 bits), and the model inside the node. Extra memory: one model, float32 for 16-bit
-    parameters; with 16-bit messages 1.5 more, and one more with ``merge="exact"``. Passes over
-    memory: one to start a sum and two to merge it; three for a blocking average.
+    parameters, and for these a second one, of what their rounding takes from the node's model; with
+    16-bit messages 1.5 more, and one more with ``merge="exact"``. Passes over memory: one to start
+    a sum and two to merge it; three for a blocking average.
 
     Source: Coquelin et al. 2021, section 3 and eq. 1. There blocking averages cast parameters
     themselves to 16 bits, which rounds small updates away.
@@ -190,7 +191,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
     def save(self, state: StaleAverageState) -> Saved:
         """Return the sum in flight, the errors of casts, B and W, and the loss statistics.
 
-        Between steps the reference equals the parameters.
+        Between steps the reference equals the node's model: the parameters and what rounding took.
         """
         rotation, pending = state.rotation, state.rotation.pending
         return {
@@ -207,6 +208,7 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
             "error": {n: v.cpu().clone() for n, v in rotation.layout.views(rotation.error).items()}
             if rotation.error
             else {},
+            **({"carry": rotation.carried()} if rotation.carry else {}),
             **state.guard.save(),
         }
 
@@ -249,6 +251,8 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
         if rotation.error:
             views = rotation.layout.views(rotation.error)
             pack(views.values(), [saved["error"][name] for name in views])
+        if rotation.carry:
+            rotation.restore_carry(saved["carry"])
         if saved["flight"]:
             rotation.pending = PendingSum(*saved["flight"])
             pack(rotation.views.values(), [saved["sum"][name] for name in rotation.views])

@@ -23,7 +23,9 @@ class AverageTimes(StepTimes):
         """Divide the model into slices, if nodes are the participants."""
         self.exchange, self.period = exchange, exchange.every
         self.held = sections(profile.tensors, slices_on(fabric, exchange))
+        rounded = sum(t.numel() for t in profile.tensors.values() if t.itemsize < 4)
         self.memory = profile.nbytes * (1 + (exchange.nonfinite == "skip"))
+        self.memory += 4 * rounded / fabric.size(exchange.over)
 
     def step(self, clocks: Clocks, step: int) -> None:
         """Average, if it is due."""

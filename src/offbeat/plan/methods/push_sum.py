@@ -53,6 +53,7 @@ class PushSumTimes(StepTimes):
         self.exchange, self.axis, self.fabric = exchange, exchange.over, fabric
         self.size, slices = fabric.size(exchange.over), slices_on(fabric, exchange)
         self.held = sections(profile.tensors, slices)
+        self.sums = [Section(held.numel, max(held.itemsize, 4)) for held in self.held]
         narrow = exchange.wire == "bf16"
         widths = [min(held.itemsize, 2) if narrow else held.itemsize for held in self.held]
         self.body = [Section(h.numel, width) for h, width in zip(self.held, widths, strict=True)]
@@ -68,9 +69,9 @@ class PushSumTimes(StepTimes):
         # Also of a mean of all, which is an all-reduce, a buffer for each sender is allocated.
         means = any(part.is_mean(self.size, 0) for part in topology.parts())
         peers = max([means * (self.size - 1), *(int(graph.received.max()) for graph in graphs)])
-        self.has_anchor = (exchange.overlap > 0 or not keeps) and not exchange.biased
+        self.has_anchor = (exchange.overlap > 0 or not keeps or not wide) and not exchange.biased
         buffers = (1 + peers) * (2 if exchange.overlap else 1) * self.message
-        self.memory = buffers + sum(s.nbytes for s in self.held) * self.has_anchor
+        self.memory = buffers + sum(s.nbytes for s in self.sums) * self.has_anchor
         self.memory += profile.nbytes if slices > 1 else 0
         self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
         self.restart()

@@ -47,7 +47,7 @@ class SlowMomentumTimes(StepTimes):
         if self.gossip.pending is not None:
             clocks.wait(self.gossip.pending)
         clocks.spend(clocks.profile.numel * (2 * speeds.copy + 2 * speeds.add))
-        gather_slices(clocks, self.gossip.held, axis)
+        gather_slices(clocks, self.gossip.sums, axis)
         clocks.wait(clocks.all_gather(clocks.now, CALL, axis))
         for section in self.held:
             clocks.wait(clocks.all_reduce(clocks.now, section.nbytes, axis))

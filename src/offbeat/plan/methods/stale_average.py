@@ -35,7 +35,9 @@ class StaleAverageTimes(StepTimes):
         slices = fabric.ranks_per_node
         self.whole = [Section(held.numel * slices, held.itemsize) for held in self.held]
         narrow = exchange.wire is not None and exchange.cycle.blocks_ever
-        self.memory = 4 * profile.numel * (1 + 1.5 * narrow + (exchange.merge == "exact"))
+        is_rounded = any(tensor.itemsize < 4 for tensor in profile.tensors.values())
+        copies = 1 + 1.5 * narrow + is_rounded + (exchange.merge == "exact")
+        self.memory = 4 * profile.numel * copies
         self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
         self.narrow = exchange.wire is not None
         self.is_whole_run = self.cycle.total_steps is not None
