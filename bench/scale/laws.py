@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import offbeat
 from offbeat.comm.process_group import collective_peers
+from offbeat.parameters.adasum.method import choose, gram_bytes, halving_bytes
 from offbeat.topology.graph import Topology, neighbours
 
 EVERY = 8  # steps between two exchanges of the methods that have an interval
@@ -62,8 +63,20 @@ def _all_reduce(n: int) -> float:
 
 
 # Inner products of adasum: the model of the bench has 8 tensors, of 1,052,672 bytes in all.
-def _gram(n: int) -> float:
-    return _all_reduce(n) * (1 + 8 * n * n * 8 / 1_052_672)
+TENSORS, BYTES = 8, 1_052_672
+
+
+def _adasum(n: int) -> float:
+    kind = choose("auto", n, TENSORS, BYTES, BYTES)
+    products = gram_bytes if kind == "gram" else halving_bytes
+    return _all_reduce(n) + products(n, TENSORS) / BYTES
+
+
+def _adasum_hops(n: int) -> float:
+    if choose("auto", n, TENSORS, BYTES, BYTES) == "gram":
+        return 4 * (n - 1)
+    levels = (n - 1).bit_length()
+    return 2 * levels + levels * (levels + 1) // 2
 
 
 LAWS = {
@@ -90,7 +103,12 @@ LAWS = {
     f"lags(density={DENSITY})": Law(
         lambda n: 2 * (n - 1) * DENSITY, "2 (n-1) density", _ring, lambda n: n - 1
     ),
-    # The norms of slices come on top, as many as layers: little where layers are large.
-    "adasum": Law(_gram, "2 (n-1)/n, and 16 n^2 bytes a layer", _mesh, lambda n: 4 * (n - 1), 0.05),
+    "adasum": Law(
+        _adasum,
+        "2 (n-1)/n, and 16 n^2 bytes a layer, or 16 l (l+1) with l = log2 n",
+        _mesh,
+        _adasum_hops,
+        0.05,
+    ),
     "ad_psgd": Law(lambda n: 1, "at most 1", _halves, lambda n: 2, 1.0),
 }

@@ -42,6 +42,17 @@ def test_both_ways_agree(dtype: torch.dtype, size: int, lengths: list[int], seed
     assert combined[:3].tolist() == [7.0] * 3, "what no span covers stays"
 
 
+def test_every_float16_is_read_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adasum, "torch_gram", None)  # it is not called
+    monkeypatch.setattr(adasum, "torch_combine", None)
+    rows = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)[None]
+    out, one = torch.zeros(2**16), torch.ones(1, 1, dtype=torch.float64)
+    adasum.combine_rows(rows, [Segment(0, 0, 2**16)], one, out)
+    assert torch.equal(out.nan_to_num(7, 8, 9), rows[0].float().nan_to_num(7, 8, 9))
+    adasum.add_gram(rows, [Segment(0, 0, 2**16)], gram := torch.zeros(1, 1, 1, dtype=torch.float64))
+    assert not gram.isfinite()
+
+
 @settings(deadline=None)
 @given(size=st.integers(1, 9), layers=st.integers(1, 4), seed=st.integers(0, 2**16))
 def test_both_ways_judge_alike(size: int, layers: int, seed: int) -> None:

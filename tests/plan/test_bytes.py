@@ -41,8 +41,6 @@ TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
 ]
 
 REFUSED_BY_THREE = {
-    "adasum(method='rvhdd')",
-    "adasum(method='rvhdd', within='local')",
     "d_psgd('bipartite', wire='bf16', within='local')",
 }
 
@@ -113,7 +111,7 @@ def test_bytes_are_those_of_a_real_world(text: str, nodes: int, local: int) -> N
     layout = tuple(tuple(range(n * local, (n + 1) * local)) for n in range(nodes))
     if nodes == 3 and text in REFUSED_BY_THREE:
         for refuse in (lambda: counted(text, layout), lambda: predicted(text, fabric)):
-            with pytest.raises(ValueError, match=r"found 3|an even number"):
+            with pytest.raises(ValueError, match="an even number"):
                 refuse()
         return
     real = counted(text, layout)

@@ -106,8 +106,8 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
         (("--at", "5"), "at: got 5, expected one of the numbers of nodes [4, 8, 16"),
         (("--algorithms", "sgpp"), "unknown algorithm 'sgpp'"),
         (
-            ("--nodes", "4,6", "--algorithms", "adasum(method='rvhdd')"),
-            "adasum(method='rvhdd') on 6 nodes: method='rvhdd' halves vectors",
+            ("--nodes", "4,5", "--algorithms", "d_psgd('bipartite')"),
+            "d_psgd('bipartite') on 5 nodes: ",
         ),
         (("--report", "/nowhere/plan.html", "--nodes", "4"), "report: got '/nowhere/plan.html'"),
     ],

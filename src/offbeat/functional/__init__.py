@@ -21,6 +21,7 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
+from offbeat.functional.halving import Cell, Merge, cells_of, merges
 from offbeat.functional.narrowing import narrow, narrow_bytes, widen
 from offbeat.functional.outer import blend, divide_layers, layer_of, pseudo_gradient
 from offbeat.functional.packing import (
@@ -60,9 +61,11 @@ from offbeat.functional.stale_average import (
 from offbeat.functional.top_k import count_kept, delta, extract, sampled_top_k, top_k
 
 __all__ = [
+    "Cell",
     "GramAnalysis",
     "Layout",
     "LinkCost",
+    "Merge",
     "Segment",
     "Segments",
     "SparseFormat",
@@ -80,6 +83,7 @@ __all__ = [
     "blend",
     "cache_blocks",
     "cast_difference",
+    "cells_of",
     "chunks_of",
     "clip_segments",
     "coefficients",
@@ -101,6 +105,7 @@ __all__ = [
     "max_speedup",
     "merge_exact_sum",
     "merge_stale_sum",
+    "merges",
     "narrow",
     "narrow_bytes",
     "numerator",

@@ -10,8 +10,8 @@ from offbeat.functional.adasum import GramAnalysis, factor, follow_tree, gram_tr
 from offbeat.functional.adasum import add_gram as torch_gram
 from offbeat.functional.adasum import combine_rows as torch_combine
 from offbeat.functional.packing import Segment, Segments
-from offbeat.kernels.bfloat16 import array_of, widened
 from offbeat.kernels.compile import Array, admit, compiled, inlined
+from offbeat.kernels.sixteen_bits import array_of, widened
 
 BLOCK = 256  # elements of a row in float64 at a time: blocks of eight rows fit half a core's cache
 
@@ -20,8 +20,8 @@ def add_gram(rows: Tensor, spans: Sequence[Segment], out: Tensor) -> None:
     """Add the inner products of all pairs of rows, as :func:`offbeat.functional.add_gram` does.
 
     The product of a pair is computed once. The kernel runs for contiguous ``rows`` (P, m) of
-    float32, float64 or bfloat16; other inputs are passed to the torch implementation. The two
-    agree up to the order of the sums.
+    float32, float64, bfloat16 or float16; other inputs are passed to the torch implementation. The
+    two agree up to the order of the sums.
 
     >>> out = torch.zeros(1, 2, 2, dtype=torch.float64)
     >>> add_gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), [Segment(0, 0, 2)], out)
@@ -67,8 +67,8 @@ def analyze(products: Tensor) -> GramAnalysis:
 
 
 def _fit(rows: Tensor) -> bool:
-    known = rows.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    return known and rows.is_contiguous()
+    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return rows.dtype in known and rows.is_contiguous()
 
 
 def _table(spans: Sequence[Segment]) -> Array:

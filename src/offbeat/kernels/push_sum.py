@@ -8,8 +8,8 @@ from torch import Tensor
 
 from offbeat.functional import push_sum
 from offbeat.functional.push_sum import Messages
-from offbeat.kernels.bfloat16 import array_of, narrowed, widened
 from offbeat.kernels.compile import Array, compiled_in_order
+from offbeat.kernels.sixteen_bits import array_of, narrowed, widened
 
 
 def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:

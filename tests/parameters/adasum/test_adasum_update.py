@@ -72,8 +72,6 @@ def drawn(ranks: int, count: int, dtype: torch.dtype = torch.float64) -> torch.T
 def test_every_algorithm_follows_the_reference(
     method: str, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if method == "rvhdd" and size & (size - 1):
-        pytest.skip("halves vectors between powers of two")
     monkeypatch.setattr(
         "offbeat.parameters.adasum.slice_layout.LARGEST", 400
     )  # several pieces of every slice
@@ -90,8 +88,6 @@ def test_every_algorithm_follows_the_reference(
 @pytest.mark.parametrize("nodes", [None, UNEQUAL, TWO_SLICES, FOUR_NODES], ids=str)
 def test_nodes_as_participants(method: str, nodes: Nodes | None) -> None:
     """Layers that the slices of a node cut, and ranks that only receive."""
-    if method == "rvhdd" and nodes == UNEQUAL:
-        pytest.skip("halves vectors between powers of two")
     sizes = (31, 1, 17, 9)
     rows = drawn(4 if nodes is None else len(nodes), sum(sizes))
     expected = combine_layers(rows.numpy(), sizes)
@@ -404,13 +400,3 @@ def test_bytes_are_those_of_an_all_reduce() -> None:
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         offbeat.adasum(**options)
-
-
-@pytest.mark.fault(
-    "adasum(method='rvhdd') has a number of ranks that is no power of two",
-    "ValueError; names method='gram'",
-    group="Settings and arguments",
-)
-def test_halving_needs_a_power_of_two() -> None:
-    with pytest.raises(ValueError, match=r"method='rvhdd' halves .* found 3; use method='gram'"):
-        combined(drawn(3, 4), (4,), method="rvhdd")

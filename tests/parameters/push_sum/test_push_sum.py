@@ -643,7 +643,7 @@ def test_when_messages_come_changes_no_bit(
     """Messages that were there in time are added in another order of work."""
 
     def run(prompt: float) -> list[dict[str, Tensor]]:
-        monkeypatch.setattr("offbeat.parameters.push_sum.push_sum._PROMPT", prompt)
+        monkeypatch.setattr("offbeat.parameters.push_sum.state._PROMPT", prompt)
         recipe = offbeat.sgp(topology, overlap=overlap, wire=wire)
         runs = simulate(
             recipe, lambda: Quadratic(torch.float32), loss, steps=9, size=4, optimizer=sgd

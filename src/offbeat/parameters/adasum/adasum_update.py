@@ -55,10 +55,11 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     with "gather" where their processors are of one kind. A rank whose optimizer skipped its step
     contributes a zero update, which leaves those of the others unchanged.
 
-    ``method`` is the communication algorithm: "gather" (small models), "gram" (any world), "rvhdd"
-    (the paper's, powers of two), or "auto", the faster one as measured. ``wire`` rounds messages to
-    16 bits; the rounding error is added to the next update. "fp16" scales every layer by a power
-    of two, so that small updates do not vanish. ``over="node"``: nodes are the participants.
+    ``method`` is the communication algorithm: "gather" (small models), "gram" (one round to each
+    other rank, twice), "rvhdd" (the paper's), or "auto", the faster one as measured. ``wire``
+    rounds messages to 16 bits; the rounding error is added to the next update. "fp16" scales every
+    layer by a power of two, so that small updates do not vanish. ``over="node"``: nodes are the
+    participants.
 
     ``partition`` (over "node"): each rank of a node steps its own share of the layers, whole ones
     (:meth:`offbeat.Site.owners`), which are exchanged between the owners of the same layers and
@@ -71,12 +72,16 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     that is due to the same rank is an error: what its optimizer keeps is not finite either.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of half of it with 16 bits), as an
-    all-reduce, and inner products, 8 n^2 a layer (directly to all others while that is less than
-    64 KiB, else by an all-reduce); "gather": n-1 times the model's. In the first one on CPUs
-    also three numbers to each other rank: kernels are used only if all have numba and the same
-    processor. Extra memory: the anchor (float32 for 16-bit parameters: it holds what their rounding
-    takes), the update, and one model of rows ("gather":
-    n); with 16 bits two models more. Passes over memory: six.
+    all-reduce, and inner products. "gram" sends 8 n^2 a layer to all others while that is less
+    than 64 KiB, else by an all-reduce; "rvhdd" 32 a layer to 1, 2, ... log2 n others, 1.8 KB a
+    layer between 1,000. "auto" takes "rvhdd", in full precision, where "gram" would send more than
+    that and more than 2.05 models: the sum is at most 2.05 models for up to 1,000 participants,
+    where layers have 36 KB on average. "gather": n-1 times the model's; "auto" takes it for
+    messages of up to 64 KiB, and 512 KiB to all others. In the first exchange of "gather" and
+    "gram" on CPUs also three numbers to each other rank: kernels are used only if all have numba
+    and the same processor. Extra memory: the anchor (float32 for 16-bit parameters: it holds what
+    their rounding takes), the update, and one model of rows ("gather": n); with 16 bits two models
+    more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.
@@ -114,7 +119,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         flat = layout.empty(site.device, site.chunks * site.size)
         anchor = layout.wide(site.device, site.chunks * site.size)
         nested = site.size < site.world.size
-        peers = Participants(site.size, site.group, site.inside or site.shards, site.slices, nested)
+        node = site.inside or site.shards
+        peers = Participants(site.size, site.group, node, site.slices, nested, place=site.rank)
         part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
         reduction = build_reduction(self.method, part, _slices(site, flat), self.wire)
         unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")

@@ -51,8 +51,8 @@ def adasum_all_reduce(
         ValueError: on all ranks, before a tensor is changed, if one is not finite, if there is
             none, or if one is not of floats; without a process group.
 
-    Bytes sent: 2 (P-1)/P of the tensors', and 8 P^2 for each tensor, to each of the others while
-    that is less than 64 KiB, else by an all-reduce. Extra memory: twice the tensors'.
+    Bytes sent: 2 (P-1)/P of the tensors', and inner products, as for
+    :class:`offbeat.parameters.AdasumUpdate`. Extra memory: twice the tensors'.
 
     Source: Maleki et al. 2021, section 4.
 

@@ -22,6 +22,7 @@ class Participants:
     is None on a rank that only receives. ``inside`` joins the ranks of a node, which hold the
     other slices; where it has more members than ``slices``, the last ones only receive.
     ``nested``: some node has several ranks, not necessarily this one.
+    ``place``: that of this rank's participant, which it shares with those inside its node.
     ``on_lane``: exchanges run on the group's own thread, and the submitting thread watches them.
     """
 
@@ -31,11 +32,12 @@ class Participants:
     slices: int = 1
     nested: bool = False
     on_lane: bool = False
+    place: int = 0
 
     @property
     def rank(self) -> int:
         """This rank's place among its counterparts."""
-        return self.group.rank if self.group is not None else 0
+        return self.group.rank if self.group is not None else self.place
 
     def wait(self, handle: Handle) -> None:
         """Wait for an exchange; watched on the training thread only."""

@@ -1,41 +1,66 @@
 """Adasum by recursive vector halving and distance doubling, the paper's Algorithm 1."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast
-from offbeat.comm.messages import exchange
-from offbeat.functional import add_gram, combine_rows, pair_coefficients
+from offbeat.comm.messages import Transfer, exchange
+from offbeat.functional import Merge, cells_of, merges, pair_coefficients
+from offbeat.kernels.dispatch import adasum_passes, machine_code
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
 from offbeat.parameters.adasum.rounding import Rounding
 from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
+
+
+@dataclass(frozen=True)
+class Half:
+    """A part of the slice that this rank and ``partner`` hold of two vectors that merge.
+
+    This rank keeps the one piece and gives the other. ``room`` is where both vectors of what it
+    keeps lie, one after the other.
+    """
+
+    partner: int
+    keep: Piece
+    give: Piece
+    room: slice
 
 
 @final
 class Rvhdd(Reduction):
     r"""Ranks at distance 1, 2, 4, ... exchange halves of their vectors and combine them.
 
-    For powers of two. Sends 2 (P-1)/P of the slice's bytes in 2 log2 P rounds, and in each of
-    the first half also the products of all layers, log2 P times at most. Extra memory: one slice.
-    Passes over memory: two, of P-1/P slices. Every level rounds to the dtype of the vectors.
+    For any number of ranks, see :mod:`offbeat.functional.halving`. Sends 2 (P-1)/P of the slice's
+    bytes (the mean of all ranks; for P that is no power of two some send up to 4 % more) in
+    2 log2 P rounds, and in each of the first half also the products of all layers, log2 P times at
+    most. Extra memory: one slice. Passes over memory: two, of P-1/P slices. Every level rounds to
+    the dtype of the vectors.
 
     All three products of a pair are summed at every level, although |AS(a, b)|^2 follows from
     those of the level before: both vectors are in the cache for a . b anyway, and no digits are
     lost where nearly opposite vectors cancel.
 
-    Source: Maleki et al. 2021, Algorithm 1.
+    Source: Maleki et al. 2021, Algorithm 1, for powers of two; others as in
+    :func:`offbeat.functional.tree`.
     """
 
     def __init__(self, layout: SliceLayout, slices: Sequence[Tensor]) -> None:
         """Allocate room for the two halves of a pair."""
         self._layout, self._slices = layout, slices
-        self._pairs = [
-            part.new_empty(2, part.numel() // 2 if layout.participants.group is not None else 0)
-            for part in slices
-        ]
+        peers = layout.participants
+        self._merges = list(merges(peers.rank, peers.size))
+        has_group = peers.group is not None
+        self._halves = [self._halves_of(merge) if has_group else [] for merge in self._merges]
+        widths = [[_width(halves, i) for i in range(len(slices))] for halves in self._halves]
+        self._room = [part.new_empty(max(w)) for part, *w in zip(slices, *widths, strict=True)]
+        # Ranks may use different ones: each element is combined on one rank, from weights that are
+        # equal on all.
+        compiled = not slices[0].is_cuda and machine_code() != ""
+        self._passes = adasum_passes(compiled)
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
@@ -44,94 +69,129 @@ class Rvhdd(Reduction):
 
     def compare(self) -> Statistics:
         """Reduce by halves: at the end this rank holds its share of the combination."""
-        peers, slices = self._layout.participants, self._slices
-        held, distance = self._layout.whole(), 1
-        products = torch.zeros(self._layout.layers, 4, dtype=torch.float64, device=slices[0].device)
-        while distance < peers.size:
+        peers, shape = self._layout.participants, (self._layout.layers, 4)
+        products = torch.zeros(shape, dtype=torch.float64, device=self._slices[0].device)
+        share, size = 0.5, 1
+        for merge, halves in zip(self._merges, self._halves, strict=True):
             energy = products[:, 3].clone()
-            products.zero_()
-            if peers.group is not None:
-                held = self._swap_halves(held, distance)
-                products = self._products(held)
-            self._complete(products, energy, distance)
-            weights = torch.stack(pair_coefficients(products[:, :3]), -1)
-            if peers.group is not None:
-                for pair, half in zip(self._pairs, held, strict=True):
-                    width = half.stop - half.start
-                    combine_rows(
-                        pair[:, :width], self._layout.segments(half), weights, half.of(slices)
-                    )
-            distance *= 2
+            self._swap(merge, halves)
+            products = self._products(halves)
+            if peers.inside is not None:
+                peers.wait(all_reduce(products, peers.inside))
+            _note_energy(products, energy, merge, size)
+            self._complete(products, merge)
+            share, size = merge.share, merge.stop - merge.first
+            weights = torch.stack(pair_coefficients(products[:, :3], share), -1)
+            for half in halves:
+                segments, out = self._layout.segments(half.keep), half.keep.of(self._slices)
+                self._passes.combine_rows(self._rows(half), segments, weights, out)
         if peers.inside is not None and peers.inside.size > peers.slices:
             peers.wait(broadcast(products, 0, peers.inside))
         aa, ab, bb, energy = products.unbind(1)
-        ca, cb = pair_coefficients(products[:, :3])
+        ca, cb = pair_coefficients(products[:, :3], share)
         return Statistics(energy, (ca * (ca * aa) + 2 * ca * cb * ab + cb * (cb * bb)) / energy)
 
     def combine(self) -> None:
         """Gather the halves in reverse order."""
-        group = self._layout.participants.group
-        distance = self._layout.participants.size // 2
-        while group is not None and distance:
-            partner = group.rank ^ distance
-            held, other = self._held(group.rank, distance), self._held(partner, distance)
-            sends = [(partner, half.of(self._slices)) for half in held]
-            receives = [(partner, half.of(self._slices)) for half in other]
-            self._layout.participants.wait(exchange(sends, receives, group))
-            distance //= 2
+        peers = self._layout.participants
+        for halves in reversed(self._halves):
+            if peers.group is not None:
+                sends = [(half.partner, half.keep.of(self._slices)) for half in halves]
+                receives = [(half.partner, half.give.of(self._slices)) for half in halves]
+                peers.wait(exchange(_filled(sends), _filled(receives), peers.group))
 
-    def _held(self, rank: int, distance: int) -> list[Piece]:
-        """Return what a rank holds after the exchange at ``distance``."""
-        held, bit = self._layout.whole(), 1
-        while bit <= distance:
-            held = [_half(piece, first=not rank & bit) for piece in held]
-            bit *= 2
-        return held
+    def _halves_of(self, merge: Merge) -> list[Half]:
+        rank, found = self._layout.participants.rank, []
+        for section, length in enumerate(self._layout.lengths):
+            start = 0
+            for cell in cells_of(merge, length):
+                if rank in (cell.left, cell.right):
+                    first = Piece(section, cell.start, cell.middle)
+                    last = Piece(section, cell.middle, cell.stop)
+                    is_left = rank == cell.left
+                    keep, give = (first, last) if is_left else (last, first)
+                    stop = start + 2 * (keep.stop - keep.start)
+                    partner = cell.right if is_left else cell.left
+                    found.append(Half(partner, keep, give, slice(start, stop)))
+                    start = stop
+        return found
 
-    def _swap_halves(self, held: Sequence[Piece], distance: int) -> list[Piece]:
-        group = self._layout.participants.group
-        assert group is not None, "only ranks with counterparts hold halves"
-        partner, is_left = group.rank ^ distance, not group.rank & distance
-        keep = [_half(piece, first=is_left) for piece in held]
-        give = [_half(piece, first=not is_left) for piece in held]
+    def _swap(self, merge: Merge, halves: Sequence[Half]) -> None:
+        """Give the partners their parts of this rank's vector, for the same parts of theirs."""
+        peers = self._layout.participants
+        if peers.group is None:
+            return
+        mine, theirs = (0, 1) if peers.rank < merge.middle else (1, 0)
         sends, receives = [], []
-        for pair, mine, theirs in zip(self._pairs, keep, give, strict=True):
-            width = mine.stop - mine.start
-            sends.append((partner, theirs.of(self._slices)))
-            receives.append((partner, pair[1 if is_left else 0, :width]))
-            pair[0 if is_left else 1, :width].copy_(mine.of(self._slices))
-        self._layout.participants.wait(exchange(sends, receives, group))
-        return keep
+        for half in halves:
+            rows = self._rows(half)
+            sends.append((half.partner, half.give.of(self._slices)))
+            receives.append((half.partner, rows[theirs]))
+            rows[mine].copy_(half.keep.of(self._slices))
+        peers.wait(exchange(_filled(sends), _filled(receives), peers.group))
 
-    def _products(self, held: Sequence[Piece]) -> Tensor:
+    def _rows(self, half: Half) -> Tensor:
+        room: Tensor = self._room[half.keep.section][half.room]
+        return room.view(2, -1)
+
+    def _products(self, halves: Sequence[Half]) -> Tensor:
         """Return this rank's part of a . a, a . b and b . b, and a column of zeros; (layers, 4)."""
         products = torch.zeros(
-            self._layout.layers, 2, 2, dtype=torch.float64, device=self._pairs[0].device
+            self._layout.layers, 2, 2, dtype=torch.float64, device=self._slices[0].device
         )
-        for pair, half in zip(self._pairs, held, strict=True):
-            add_gram(pair[:, : half.stop - half.start], self._layout.segments(half), products)
+        for half in halves:
+            self._passes.add_gram(self._rows(half), self._layout.segments(half.keep), products)
         return products.view(-1, 4)[:, [0, 1, 3, 2]].contiguous()
 
-    def _complete(self, products: Tensor, energy: Tensor, distance: int) -> None:
-        """Sum over the ranks that hold parts of these two vectors."""
+    def _complete(self, products: Tensor, merge: Merge) -> None:
+        """Sum over the ranks that hold parts of these two vectors; equal on all bit for bit."""
         peers = self._layout.participants
-        if peers.inside is not None:
-            peers.wait(all_reduce(products, peers.inside))
-        # The squared norms of all vectors combined in a and b: each is known to half of the ranks.
-        first = products[:, 0] + products[:, 2]
-        products[:, 3] = first if distance == 1 else energy / distance
+        if peers.group is None:
+            return
+        size, place = merge.stop - merge.first, peers.rank - merge.first
+        paired = 1 << size.bit_length() - 1  # ranks beyond a power of two add theirs to another's
         theirs = torch.empty_like(products)
-        bit = distance
-        while peers.group is not None and bit:
-            partner = peers.group.rank ^ bit
-            sends, receives = [(partner, products.view(-1))], [(partner, theirs.view(-1))]
-            peers.wait(exchange(sends, receives, peers.group))
-            products.add_(theirs)  # the same two numbers on both sides: equal bit for bit
+        if place + paired < size:
+            self._trade(merge.first + place + paired, receive=theirs)
+            products.add_(theirs)
+        elif place >= paired:
+            self._trade(peers.rank - paired, send=products)
+        bit = paired // 2 if place < paired else 0
+        while bit:
+            self._trade(merge.first + (place ^ bit), send=products, receive=theirs)
+            products.add_(theirs)  # the same two numbers on both sides
             bit //= 2
+        if place + paired < size:
+            self._trade(merge.first + place + paired, send=products)
+        elif place >= paired:
+            self._trade(peers.rank - paired, receive=products)
+
+    def _trade(
+        self, partner: int, send: Tensor | None = None, receive: Tensor | None = None
+    ) -> None:
+        peers = self._layout.participants
+        assert peers.group is not None, "only ranks with counterparts have products"
+        sends = [(partner, send.view(-1))] if send is not None else []
+        receives = [(partner, receive.view(-1))] if receive is not None else []
+        peers.wait(exchange(sends, receives, peers.group))
 
 
-def _half(piece: Piece, first: bool) -> Piece:
-    middle = (piece.start + piece.stop) // 2
-    if first:
-        return Piece(piece.section, piece.start, middle)
-    return Piece(piece.section, middle, piece.stop)
+def _note_energy(products: Tensor, energy: Tensor, merge: Merge, size: int) -> None:
+    """Set the last column to this rank's part of the squared norms of all combined vectors.
+
+    ``energy`` is their sum in its own block of ``size`` ranks, all of which know it. Of a block of
+    one rank it is the squared norm, to whose parts the products of the merge add up.
+    """
+    left, right = merge.middle - merge.first, merge.stop - merge.middle
+    products[:, 3] = products[:, 0] * (left == 1) + products[:, 2] * (right == 1)
+    if size > 1:
+        products[:, 3] += energy / size
+
+
+def _width(halves: Sequence[Half], section: int) -> int:
+    return max((half.room.stop for half in halves if half.keep.section == section), default=0)
+
+
+def _filled(transfers: Sequence[Transfer]) -> list[Transfer]:
+    """Return the messages that are not empty; both sides leave out the same."""
+    return [(rank, part) for rank, part in transfers if part.numel() > 0]

@@ -4,15 +4,14 @@ from typing import Literal, final
 
 from offbeat.functional import Layout, balance
 from offbeat.parameters import AdasumUpdate
-from offbeat.parameters.adasum.method import is_small
+from offbeat.parameters.adasum.method import choose
 from offbeat.parameters.adasum.participants import DIRECT
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
+from offbeat.plan.methods.halving import sums, swaps
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
 from offbeat.schedule import due
-
-Kind = Literal["gather", "gram", "rvhdd"]
 
 
 @final
@@ -25,29 +24,27 @@ class AdasumTimes(StepTimes):
         rvhdd&: \sum_{l=1}^{\log_2 n} 2 \left(2 \alpha + \frac{m}{2^l B}\right)
         + (2 \alpha + t(32 L)) \, l
 
-    from when the last participant has come. The inner products of all pairs of n participants, 8
-    bytes for each of L layers, go to all others at once while they are small, else through an
-    all-reduce. ``within="local"`` first adds them up inside each node.
+    from when the last participant has come. With rvhdd m is the model in full precision, and where
+    n is no power of two some send more than half. The inner products of all pairs of n
+    participants, 8 bytes for each of L layers, go to all others at once while they are small, else
+    through an all-reduce. ``within="local"`` first adds them up inside each node.
     """
 
     def __init__(self, exchange: AdasumUpdate, profile: Profile, fabric: Fabric) -> None:
-        """Choose the algorithm as the exchange does, and raise its errors."""
+        """Choose the algorithm as the exchange does."""
         self.exchange, self.period, self.axis = exchange, exchange.every, exchange.over
         self.size, self.fabric = fabric.size(exchange.over), fabric
         self.layers, slices = len(profile.tensors), slices_on(fabric, exchange)
-        if exchange.method == "rvhdd" and self.size & (self.size - 1):
-            raise ValueError(
-                f"method='rvhdd' halves vectors between 2, 4, 8, ... participants, found "
-                f"{self.size}; use method='gram', which works for any number"
-            )
         self.held = self._sections(profile, slices)
         narrow = 2 if exchange.wire is not None else 8
         self.body = [Section(h.numel, min(h.itemsize, narrow)) for h in self.held]
         self.sent = sum(section.nbytes for section in self.body)
-        self.kind = self._kind()
+        full = sum(section.nbytes for section in self.held)
+        self.kind = choose(exchange.method, self.size, self.layers, self.sent, full)
         rows = self.size if self.kind == "gather" else 1
-        models = 2 * slices + rows + 2 * (exchange.wire is not None)
-        self.memory = float(sum(section.nbytes for section in self.held) * models)
+        models = slices + rows + 2 * (exchange.wire is not None and self.kind != "rvhdd")
+        anchor = sum(section.numel * max(section.itemsize, 4) for section in self.held)
+        self.memory = float(full * models + anchor * slices)
         self.memory += 8 * self.size**2 * self.layers if self.kind != "rvhdd" else 0
 
     def step(self, clocks: Clocks, step: int) -> None:
@@ -83,33 +80,17 @@ class AdasumTimes(StepTimes):
         clocks.wait(clocks.staged(clocks.now, share, self.axis))
 
     def _rvhdd(self, clocks: Clocks) -> None:
-        speeds, numel = clocks.speeds, sum(section.numel for section in self.body)
-        distance, levels, products = 1, 0, 32 * self.layers
-        while distance < self.size:
-            levels += 1
-            self._swap(clocks, self.sent // (2 * distance), distance)
-            clocks.spend(numel / (2 * distance) * (3 * speeds.products + 2 * speeds.combine))
+        speeds, numel = clocks.speeds, sum(section.numel for section in self.held)
+        levels = range((self.size - 1).bit_length())
+        for level in levels:
+            swaps(self.size, self.held, level).play(clocks, self.axis)
+            clocks.spend(numel / 2 ** (level + 1) * (3 * speeds.products + 2 * speeds.combine))
             if self.axis == "node" and self.fabric.ranks_per_node > 1:
-                clocks.wait(clocks.all_reduce(clocks.now, products, "local"))
-            for level in range(levels):
-                self._swap(clocks, products, distance >> level)
-            distance *= 2
-        while distance > 1:
-            distance //= 2
-            self._swap(clocks, self.sent // (2 * distance), distance)
-
-    def _swap(self, clocks: Clocks, nbytes: int, distance: int) -> None:
-        """Exchange ``nbytes`` with the partner at a distance, a power of two."""
-        clocks.count(self.axis, nbytes)
-        fabric, local = clocks.fabric, clocks.fabric.ranks_per_node
-        pairs = clocks.now.reshape(-1, 2, distance, 1 if self.axis == "world" else local)
-        latest = pairs.max(axis=1, keepdims=True)
-        ready = latest.repeat(2, axis=1).reshape(clocks.now.shape)
-        if self.axis == "world" and distance < local and local & (local - 1) == 0:
-            clocks.wait(ready + 2 * fabric.inside(nbytes))
-        else:
-            clocks.crossed += local * nbytes
-            clocks.wait(ready + fabric.latency + fabric.seconds(local * nbytes))
+                clocks.wait(clocks.all_reduce(clocks.now, 32 * self.layers, "local"))
+            for trade in sums(self.size, 32 * self.layers, level):
+                trade.play(clocks, self.axis)
+        for level in reversed(levels):
+            swaps(self.size, self.held, level).reversed().play(clocks, self.axis)
 
     def _total(self, clocks: Clocks, nbytes: int, over_group: bool = True) -> None:
         """Sum the products over the ranks that hold other parts of the layers."""
@@ -136,11 +117,6 @@ class AdasumTimes(StepTimes):
     def _cast(self, clocks: Clocks) -> None:
         if self.exchange.wire is not None:
             clocks.spend(sum(section.numel for section in self.body) * clocks.speeds.narrow)
-
-    def _kind(self) -> Kind:
-        if self.exchange.method != "auto":
-            return self.exchange.method
-        return "gather" if is_small(self.sent, self.size) or self.size == 1 else "gram"
 
     def _sections(self, profile: Profile, slices: int) -> list[Section]:
         if not self.exchange.partition:

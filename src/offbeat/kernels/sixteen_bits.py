@@ -1,7 +1,8 @@
-"""bfloat16 in kernels. NumPy has no such dtype: arrays hold the 16 bits of a value as uint16.
+"""16-bit floats in kernels: arrays hold the bits, of bfloat16 as uint16 and of float16 as int16.
 
-:func:`widened` and :func:`narrowed` are specialized on the dtype of the array that a value is
-read from or written to. One kernel source then serves bfloat16 and the wider dtypes.
+NumPy has no bfloat16, and numba does not compute with float16 on a CPU. :func:`widened` and
+:func:`narrowed` are specialized on the dtype of the array that a value is read from or written to.
+One kernel source then serves 16-bit and wider dtypes. Nothing is narrowed to float16.
 """
 
 from collections.abc import Callable
@@ -19,13 +20,13 @@ _HALF, _ONE, _NAN = np.uint32(16), np.uint32(1), np.uint32(0x7FC0)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return a NumPy array that shares the memory of ``tensor``; of bfloat16 the bits.
+    """Return a NumPy array that shares the memory of ``tensor``; of 16-bit floats the bits.
 
-    >>> array_of(torch.ones(1, dtype=torch.bfloat16))
-    array([16256], dtype=uint16)
+    >>> array_of(torch.ones(1, dtype=torch.bfloat16)), array_of(torch.ones(1, dtype=torch.float16))
+    (array([16256], dtype=uint16), array([15360], dtype=int16))
     """
-    bits = tensor.dtype == torch.bfloat16
-    return tensor.view(torch.uint16).numpy() if bits else tensor.numpy()
+    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(tensor.dtype)
+    return tensor.numpy() if bits is None else tensor.view(bits).numpy()
 
 
 def widened(value: Any) -> Any:
@@ -49,6 +50,8 @@ def narrowed(value: Any, dtype: Any) -> Any:
 
 
 def _choose_widened(value: Any) -> Implementation:
+    if value == types.int16:
+        return _float16_to_float32
     return _bits_to_float32 if value == types.uint16 else _unchanged
 
 
@@ -66,6 +69,17 @@ def _unchanged_in(value: Any, dtype: Any) -> Any:
 
 def _bits_to_float32(value: Any) -> Any:
     return np.uint32(np.uint32(value) << _HALF).view(np.float32)
+
+
+def _float16_to_float32(value: Any) -> Any:
+    bits = np.uint32(np.uint16(value))
+    # Exponent and mantissa in their places, then the difference of the biases, 2^(127 - 15): so
+    # subnormal numbers need no branch. The largest exponent is that of infinity and NaN.
+    body = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
+    wide = np.float32(body.view(np.float32) * np.float32(2.0**112))
+    if bits & np.uint32(0x7C00) == np.uint32(0x7C00):
+        wide = np.uint32(body | np.uint32(0x7F800000)).view(np.float32)
+    return -wide if bits & np.uint32(0x8000) else wide
 
 
 def _float32_to_bits(value: Any, dtype: Any) -> Any:
