@@ -158,20 +158,28 @@ def read_call(text: str, complaint: str, example: str) -> tuple[str, list[Any], 
     >>> read_call("sgp('ring', overlap=1)", "cannot read the algorithm", "'ddp()'")
     ('sgp', ['ring'], {'overlap': 1})
     """
+    call = parse_expression(text)
     try:
-        with _parser:
-            call = ast.parse(text.strip(), mode="eval").body
         if isinstance(call, ast.Name):
             return call.id, [], {}
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
             if len(keywords) == len(call.keywords):
                 return call.func.id, [ast.literal_eval(arg) for arg in call.args], keywords
-    except (SyntaxError, TypeError, ValueError):
+    except (TypeError, ValueError):
         pass
     raise ValueError(
         f"{complaint} {text!r}; expected a name with literal arguments, for example {example}"
     )
+
+
+def parse_expression(text: str) -> ast.expr | None:
+    """Return the syntax tree of an expression; None if the text is none."""
+    try:
+        with _parser:
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _without_address(value: Any) -> str:

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from offbeat.exchange import Algorithm
+from offbeat.recipes.composed import compose, is_composed
 from offbeat.recipes.methods import RECIPES
 from offbeat.settings import read_call
 
@@ -19,16 +20,23 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     is read, which ``offbeat compare`` and ``offbeat lab --algorithm`` set. An algorithm is returned
     as it is.
 
+    A pair of exchanges that no recipe makes is the text of both, joined by a plus; and what an
+    algorithm prints is text that makes it again, unless it holds functions.
+
     Raises ``ValueError`` if there is no text, with the valid names for an unknown recipe or
     argument, and with the number expected for too many positional arguments.
 
     >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)")
     True
+    >>> algorithm("TopK(density=0.01, over='local') + PushSum(over='node')").gradients.density
+    0.01
     """
     if isinstance(text, Algorithm):
         return text
     if text is None:
         return _from_environment()
+    if is_composed(str(text)):
+        return compose(str(text))
     recipes = {recipe.__name__: recipe for recipe in RECIPES}
     # On a command line names may have hyphens: torch-ddp.
     head, *rest = str(text).strip().partition("(")

@@ -1,0 +1,122 @@
+"""Algorithms as the text of their parts: an exchange for each slot, joined by a plus."""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
+from offbeat.gradients import Mean, TopK, TorchDDP
+from offbeat.parameters import (
+    AdasumUpdate,
+    Average,
+    Cycle,
+    OuterStep,
+    PairAverage,
+    PushSum,
+    SlowMomentum,
+    Sparse,
+    StaleAverage,
+)
+from offbeat.settings import parse_expression
+from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
+
+EXCHANGES: tuple[Callable[..., Any], ...] = (
+    Mean,
+    TopK,
+    TorchDDP,
+    AdasumUpdate,
+    Average,
+    OuterStep,
+    PairAverage,
+    PushSum,
+    SlowMomentum,
+    StaleAverage,
+)
+SETTINGS: tuple[Callable[..., Any], ...] = (
+    BipartiteExponential,
+    Complete,
+    Cycle,
+    Exponential,
+    Phases,
+    Ring,
+    Sparse,
+    Symmetric,
+)
+_NAMED = {kind.__name__: kind for kind in (Algorithm, *EXCHANGES, *SETTINGS)}
+
+
+def is_composed(text: str) -> bool:
+    """Return whether a text names an exchange, or an :class:`~offbeat.Algorithm`, not a recipe.
+
+    >>> [is_composed(text) for text in ("TopK(0.01) + Average", "Algorithm()", "sgp(overlap=1)")]
+    [True, True, False]
+    """
+    return text.strip().partition("(")[0].partition("+")[0].strip() in _NAMED
+
+
+def compose(text: str) -> Algorithm:
+    """Parse exchanges joined by a plus, or what an algorithm prints.
+
+    Arguments are literals, and calls of topologies, :class:`offbeat.parameters.Cycle` and others
+    that exchanges take. Raises ``ValueError`` for anything else, such as functions, which have no
+    text, and for two exchanges of one slot.
+
+    >>> pair = compose("TopK(density=0.01, over='local') + PushSum(topology=Ring(), over='node')")
+    >>> pair == compose(repr(pair))
+    True
+    """
+    node = parse_expression(text)
+    parts = [] if node is None else [_value(part, text) for part in _operands(node)]
+    if len(parts) == 1 and isinstance(parts[0], Algorithm):
+        return parts[0]
+    found: dict[str, Any] = {}
+    for part in parts:
+        kinds = {"gradients": GradientExchange, "parameters": ParameterExchange}
+        slot = next((name for name, kind in kinds.items() if isinstance(part, kind)), "")
+        if not slot or slot in found:
+            what = f"a second exchange of {slot}" if slot else "no exchange"
+            raise ValueError(
+                f"{text!r}: {part!r} is {what}; join one exchange of gradients and one of "
+                "parameters"
+            )
+        found[slot] = part
+    if not found:
+        raise ValueError(_unreadable(text))
+    return Algorithm(**found)
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_operands(node.left), *_operands(node.right)]
+    return [node]
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    """Return the value of a literal, of a name or call of :data:`_NAMED`, or of a tuple of them."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_value(item, text) for item in node.elts)
+    called = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(called, ast.Name):
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            raise ValueError(_unreadable(text)) from None
+    if called.id not in _NAMED:
+        raise ValueError(
+            f"unknown name {called.id!r} in {text!r}; expected one of {', '.join(_NAMED)}, or a "
+            "recipe alone"
+        )
+    args = [_value(arg, text) for arg in node.args] if isinstance(node, ast.Call) else []
+    keywords = node.keywords if isinstance(node, ast.Call) else []
+    named = {str(k.arg): _value(k.value, text) for k in keywords}
+    try:
+        return _NAMED[called.id](*args, **named)
+    except TypeError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def _unreadable(text: str) -> str:
+    return (
+        f"cannot read the algorithm {text!r}; expected exchanges with literal arguments, for "
+        "example \"TopK(density=0.01, over='local') + PushSum(over='node')\""
+    )
