@@ -98,6 +98,7 @@ CASES = (
         _gossip(one_peer_exponential, overlap=1, weighted=True),
         averages=False,  # it does, but w = 2/3 of steps of 1/k takes longer than the test
     ),
+    Case("sgp('ring', every=3)", _gossip(ring, every=3), mixes=True),
     Case("sgp('complete')", _gossip(complete), mixes=True),
     Case("sgp([(3, 'complete'), (None, 'ring')], overlap=1)", _gossip(_phases, overlap=1)),
     Case("d_psgd", _gossip(ring), mixes=True),

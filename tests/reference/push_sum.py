@@ -82,14 +82,16 @@ def sgp(
     momentum: float = 0.0,
     within_local: bool = False,
     overlap: int = 0,
+    every: int = 1,
     biased: bool = False,
     weighted: bool = False,
 ) -> tuple[Array, Array]:
     """x = w z + (SGD(z) - z);  x, w = P x, P w;  z = x / w, sending at every step k.
 
     With `overlap` = tau it sends when tau divides k, the graph's index being k / tau. What is off
-    P's diagonal arrives at step k + tau. `biased`: z = x; `weighted`: x = w SGD(z). Returns z,
-    (steps+1, ranks, d), and w, (steps+1, ranks); ranks of one node repeat its w.
+    P's diagonal arrives at step k + tau. `every`, without overlap: it sends after each such step.
+    `biased`: z = x; `weighted`: x = w SGD(z). Returns z, (steps+1, ranks, d), and w,
+    (steps+1, ranks); ranks of one node repeat its w.
     """
     groups = participants(nodes, within_local)
     optimizer = SGD(lr, momentum)
@@ -102,8 +104,8 @@ def sgp(
         after, velocity = optimizer.step(anchor, gradients, velocity)
         x = after if biased else w[:, None] * anchor + (after - anchor)
         x = w[:, None] * after if weighted else x
-        if k % max(1, overlap) == 0:
-            p = matrix(len(groups), k // max(1, overlap))
+        if (k % overlap == 0) if overlap else ((k + 1) % every == 0):
+            p = matrix(len(groups), k // max(every, overlap))
             away = p - np.diag(np.diag(p))
             arrivals[k + overlap] = mix(away, x, w)
             x, w = mix(p - away, x, w)

@@ -568,15 +568,16 @@ def test_checkpoints_of_a_grown_world() -> None:
         np.testing.assert_allclose(end, first, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 2, 3])
+@pytest.mark.parametrize(("overlap", "every"), [(0, 1), (1, 1), (2, 1), (3, 1), (0, 3)])
 @pytest.mark.parametrize(
     "topology", [offbeat.Exponential(), offbeat.Exponential(peers=2), offbeat.Ring()], ids=str
 )
 def test_who_begins_the_step_of_the_admission_has_heard_of_it(
-    topology: offbeat.Topology, overlap: int
+    topology: offbeat.Topology, overlap: int, every: int
 ) -> None:
     """By messages alone; and one step before, somebody may not have."""
-    exchange, every = PushSum(topology=topology, overlap=overlap), max(1, overlap)
+    exchange = PushSum(topology=topology, overlap=overlap, every=every)
+    every, shift = max(every, overlap), every - 1
     for size in (2, 3, 5, 8, 13):
         if size < 4 and topology != offbeat.Ring() and "2" in str(topology):
             continue
@@ -591,7 +592,7 @@ def test_who_begins_the_step_of_the_admission_has_heard_of_it(
                         all_heard_at = k
                     if k == step:
                         heard = heard | (np.arange(size) == sender)
-                    if k % every == 0:
+                    if (k - shift) % every == 0:
                         graph = mixing_matrix(topology, size, k // every) > 0
                         heard = heard | carried  # waits for the last, then launches
                         carried = graph @ heard

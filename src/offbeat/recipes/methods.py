@@ -153,6 +153,7 @@ def sgp(
     *,
     peers: int = 1,
     overlap: int = 0,
+    every: int = 1,
     wire: Literal["bf16"] | None = None,
     within: Within = None,
     biased: bool = False,
@@ -168,9 +169,10 @@ def sgp(
     "bipartite", "complete", a :class:`offbeat.Topology`, a networkx graph, a function that makes
     one from the number of participants, or phases of these:
     ``[(300, "complete"), (None, "exponential")]``. ``overlap`` is the number of steps that a
-    message may be in flight while training continues. With ``within="local"`` gradients are
-    averaged inside each node, and the gossip runs between nodes. With ``on_failure="continue"``
-    the other ranks continue training after a rank is lost, if the launcher keeps them running. See
+    message may be in flight while training continues; without overlap ``every`` is the number of
+    steps between two exchanges. With ``within="local"`` gradients are averaged inside each node,
+    and the gossip runs between nodes. With ``on_failure="continue"`` the other ranks continue
+    training after a rank is lost, if the launcher keeps them running. See
     :class:`offbeat.parameters.PushSum`.
 
     With ``outer``, such as ``"SGD(lr=1, momentum=0.6)"``, the models are averaged exactly every
@@ -194,6 +196,7 @@ def sgp(
         topology=as_topology(topology, peers),
         over=participants(within),
         overlap=overlap,
+        every=every,
         wire=wire,
         biased=biased,
         weighted_updates=weighted_updates,

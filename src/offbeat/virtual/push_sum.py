@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat.parameters import PushSum
+from offbeat.schedule import due
 from offbeat.topology.graph import validate
 from offbeat.virtual.rows import Rows, first_of, spread
 from offbeat.virtual.rule import ParameterRule, require
@@ -28,6 +29,7 @@ class PushSumRule(ParameterRule):
         if len(self._groups) > 1:
             validate(self._topology, len(self._groups))
         self._overlap, self._weighted = exchange.overlap, exchange.weighted_updates
+        self._every = max(exchange.every, exchange.overlap)
         self._anchor = first_of(x, self._groups)
         self._weights = x.new_ones(len(self._groups), 1)
         self._arriving: tuple[Tensor, Tensor] | None = None
@@ -37,12 +39,13 @@ class PushSumRule(ParameterRule):
         now = first_of(x, self._groups)
         anchor = now if self._weighted else self._anchor
         total = self._weights * anchor + (now - anchor)
-        every = max(1, self._overlap)
-        if self._topology.is_mean(len(now), step) and not self._overlap:
+        index, every = step // self._every, self._every
+        sends = step % every == 0 if self._overlap else due(step, every)
+        if sends and self._topology.is_mean(len(now), index) and not self._overlap:
             total = total.mean(0).expand_as(total)
             self._weights = self._weights.mean(0).expand_as(self._weights)
-        elif step % every == 0 and len(now) > 1:
-            total = self._exchange(total, step // every)
+        elif sends and len(now) > 1:
+            total = self._exchange(total, index)
         self._anchor = total / self._weights
         spread(self._anchor, self._groups, x)
 

@@ -19,6 +19,7 @@ from offbeat.parameters.push_sum.graphs import (
     warn_of_small_weights,
 )
 from offbeat.parameters.push_sum.state import PushSumState, new_anchor, works_in_place
+from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import Topology, exchanges_to_all, keeps_weights, neighbours, validate
@@ -45,6 +46,8 @@ class PushSum(ElasticExchange[PushSumState]):
             step. tau >= 1 sends every tau steps without waiting, and adds each message exactly
             tau steps after it was sent; a step blocks only if the message has not arrived by
             then. Mass in flight is missing from x and w alike.
+        every: without overlap, steps between two exchanges: one follows when (k+1) mod every = 0,
+            after k earlier steps. Participants go on alone in between.
         wire: "bf16" halves the bytes; the error of the cast stays with the sender, so that no
             mass is lost.
         biased: use x as the model and ignore w: the paper's ablation (Table 4).
@@ -81,6 +84,7 @@ class PushSum(ElasticExchange[PushSumState]):
     topology: Annotated[Topology, "such as Ring()"] = field(default_factory=Exponential)
     over: Literal["world", "node"] = "world"
     overlap: Annotated[int, at_least(0, "steps")] = 0
+    every: Annotated[int, at_least(1, "steps")] = 1
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     biased: bool = False
     weighted_updates: bool = False
@@ -90,6 +94,11 @@ class PushSum(ElasticExchange[PushSumState]):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+        if self.overlap and self.every > 1:
+            raise ValueError(
+                f"every={self.every} with overlap={self.overlap}: under overlap the next message "
+                "is sent when the last one is due; use overlap alone, or overlap=0"
+            )
         if self.weighted_updates and self.biased:
             raise ValueError(
                 "weighted_updates=True with biased=True: there is no weight to scale with; leave "
@@ -128,13 +137,14 @@ class PushSum(ElasticExchange[PushSumState]):
 
     def step(self, state: PushSumState, step: int) -> None:
         """Exchange with the peers of this step, if it is a sending step."""
-        site, every = state.site, max(1, self.overlap)
-        state.guard.check(step % every == 0)
+        site, every = state.site, max(self.every, self.overlap)
+        sends = step % every == 0 if self.overlap else due(step, every)
+        state.guard.check(sends)
         state.copy_in()
         if self.weighted_updates:
             state.set_anchor()  # then w a + (z - a) is w z
         if site.group is not None:
-            if step % every == 0:
+            if sends:
                 self._exchange(state, step // every)
             elif state.anchor is not None:
                 for z, section, part in state.pieces():
@@ -156,7 +166,7 @@ class PushSum(ElasticExchange[PushSumState]):
         current.begin(self.topology, index, state.weight)
         if not self.overlap:
             state.fill_messages(current)
-            current.launch()
+            current.launch(in_turn=True)
             current.wait()
             state.add_messages(current, current)
         elif last is not None and state.prompt:
@@ -227,8 +237,8 @@ class PushSum(ElasticExchange[PushSumState]):
         A message of exchange e is waited for in step e or, under overlap, in that of exchange
         e + 1: before the message of exchange e + 1 is launched, which carries the word on.
         """
-        every = max(1, self.overlap)
-        first = -(-step // every)
+        every = max(self.every, self.overlap)
+        first = -(-step // every) if self.overlap else step // every
         heard = first + exchanges_to_all(self.topology, size, sender, first)
         return heard * every + (self.overlap > 0)
 
@@ -254,7 +264,9 @@ class PushSum(ElasticExchange[PushSumState]):
 
     def staleness(self, state: PushSumState, step: int) -> int:
         """Return the age of the last received message: tau, plus the steps since it was added."""
-        return self.overlap + (step - 1) % max(1, self.overlap) if self.overlap else 0
+        if self.overlap:
+            return self.overlap + (step - 1) % self.overlap
+        return step % self.every
 
     def save(self, state: PushSumState) -> Saved:
         """Return the weight and the mass in flight.

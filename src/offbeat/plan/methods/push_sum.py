@@ -12,6 +12,7 @@ from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
+from offbeat.schedule import due
 from offbeat.topology import Phases, Symmetric, Topology
 
 HEADER = 16  # bytes: the weight and the number of the exchange
@@ -60,7 +61,7 @@ class PushSumTimes(StepTimes):
         self.message = sum(section.nbytes for section in self.body)
         wide = all(t.dtype == accumulation_dtype(t.dtype) for t in profile.tensors.values())
         self.is_exact = wide and not narrow
-        self.ahead = max(1, exchange.overlap)
+        self.ahead = max(exchange.every, exchange.overlap)
         topology = exchange.topology
         self.period = self.ahead * topology.period(self.size)
         self.lead = self.ahead * sum(count or 0 for count in phase_lengths(topology))
@@ -85,14 +86,14 @@ class PushSumTimes(StepTimes):
         speeds, numel = clocks.speeds, sum(section.numel for section in self.held)
         by_nodes = self.axis == "node"
         clocks.spend(clocks.profile.numel * speeds.copy if by_nodes else 0.0)
-        if step % self.ahead == 0:
+        if step % self.ahead == 0 if self.exchange.overlap else due(step, self.ahead):
             clocks.spend(numel * speeds.fill)
             if self.exchange.overlap:
                 if self.pending is not None:
                     clocks.wait(self.pending)
                 self.pending = self.launch(clocks, step // self.ahead)
             else:
-                clocks.wait(self.launch(clocks, step))
+                clocks.wait(self.launch(clocks, step // self.ahead))
             clocks.spend(numel * speeds.merge)
         elif self.has_anchor:
             clocks.spend(numel * speeds.add)
