@@ -1,7 +1,7 @@
 """Layouts of named tensors in a few flat ones, so that a model is one message."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -110,6 +110,22 @@ class Layout:
             offset = owners[name] * numels[section] + place.offset
             places[name] = replace(place, section=section, offset=offset)
         return cls(places, dtypes, tuple(n * parts for n in numels), parts * multiple)
+
+    def part(self, index: int, parts: int, names: Collection[str]) -> "Layout":
+        """Return the layout of one part alone of :meth:`whole`, which holds ``names``.
+
+        >>> tensors = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+        >>> layout = Layout.whole(tensors, {"w": 0, "b": 1}, parts=2, multiple=2)
+        >>> layout.part(1, 2, {"b"}).places["b"].offset, layout.part(1, 2, {"b"}).numels
+        (0, (6,))
+        """
+        numels = tuple(numel // parts for numel in self.numels)
+        places = {
+            name: replace(place, offset=place.offset - index * numels[place.section])
+            for name, place in self.places.items()
+            if name in names
+        }
+        return Layout(places, self.dtypes, numels, self.slices // parts)
 
     def empty(self, device: torch.device | str, chunks: int = 0) -> list[Tensor]:
         """Return zeroed sections (numel,), with memory for ``chunks`` slices or all of them."""

@@ -124,6 +124,23 @@ def test_owners_share_all_parameters_and_only_they_get_gradients(nodes: Nodes) -
         assert found[first][0] == found[other][0], "the same layers on every node"
 
 
+@pytest.mark.parametrize("partition", [False, True])
+def test_a_rank_keeps_the_anchor_and_the_updates_of_its_share(partition: bool) -> None:
+    """The paper's Table 1: what Adasum holds falls with the ranks that share it."""
+
+    def held(world: World) -> float:
+        model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))
+        replica = offbeat.replicate(
+            model, offbeat.adasum(within="local", partition=partition), mesh=world
+        )
+        state = replica.parameters.state
+        kept = sum(part.nbytes for part in (*state.anchor, *state.flat))
+        replica.detach()
+        return kept / sum(p.nbytes for p in model.parameters())
+
+    assert ThreadWorld(nodes=PAIRS).run(held) == [1.0 if partition else 2.0] * 4
+
+
 @pytest.mark.parametrize(
     ("nodes", "options"),
     [

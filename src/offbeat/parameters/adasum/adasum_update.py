@@ -10,7 +10,7 @@ from torch import Tensor
 from offbeat.comm.collectives import broadcast
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.exchange import ParameterExchange, Saved, Site
-from offbeat.functional import Layout, pack
+from offbeat.functional import Layout, flat_view, pack
 from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
@@ -25,12 +25,16 @@ class AdasumState:
     """State of :class:`AdasumUpdate` on one replica.
 
     ``anchor`` holds the parameters after the last exchange, not rounded to 16 bits, and ``flat``
-    the updates; both are flat tensors by section. ``orthogonality`` (layers,) is that of the last
-    exchange, and ``at_fault`` whether this rank made it one that was skipped.
+    the updates; both are flat tensors by section, of the parameters in ``held``: all of them or,
+    with a partition, this rank's share. ``owners`` are the local ranks that own the others.
+    ``orthogonality`` (layers,) is that of the last exchange, and ``at_fault`` whether this rank
+    made it one that was skipped.
     """
 
     site: Site
     layout: Layout
+    held: Layout
+    owners: dict[str, int]
     slice_layout: SliceLayout
     flat: list[Tensor]
     anchor: list[Tensor]
@@ -62,10 +66,9 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     participants.
 
     ``partition`` (over "node"): each rank of a node steps its own share of the layers, whole ones
-    (:meth:`offbeat.Site.owners`), which are exchanged between the owners of the same layers and
-    are
-    handed out inside the node after every step. A node then sends as many times the largest share
-    as it has ranks.
+    (:meth:`offbeat.Site.owners`), which are exchanged between the owners of the same layers. Every
+    step then broadcasts the parameters inside the node. A node sends as many times the largest
+    share as it has ranks. Anchor, update and rows are those of the share.
 
     An update that is not finite is an error on all ranks alike, before anything is changed; with
     ``nonfinite="skip"`` all ranks return to the anchor instead and continue. A second time in a row
@@ -112,37 +115,40 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     def init(self, site: Site) -> AdasumState:
         """Allocate the anchor and the buffers of the exchange."""
         # Every slice is divided again between its participants, into equal shares.
+        owners, place = {}, site.inside.rank if site.inside is not None else 0
         if self.partition:
-            layout = Layout.whole(site.parameters, site.owners(), site.slices, site.size)
+            owners = site.owners()
+            layout = Layout.whole(site.parameters, owners, site.slices, site.size)
+            mine = {name for name, owner in owners.items() if owner == place}
+            held = layout.part(place, site.slices, mine)
         else:
-            layout = Layout.of(site.parameters, site.slices * site.size)
-        flat = layout.empty(site.device, site.chunks * site.size)
-        anchor = layout.wide(site.device, site.chunks * site.size)
+            layout = held = Layout.of(site.parameters, site.slices * site.size)
+        room = 0 if self.partition else site.chunks * site.size
+        flat, anchor = held.empty(site.device, room), held.wide(site.device, room)
         nested = site.size < site.world.size
         node = site.inside or site.shards
         peers = Participants(site.size, site.group, node, site.slices, nested, place=site.rank)
-        part = SliceLayout(layout, peers, site.inside.rank if site.inside is not None else 0)
-        reduction = build_reduction(self.method, part, _slices(site, flat), self.wire)
+        part = SliceLayout(layout, peers, place)
+        own = flat if self.partition else [site.slice(part) for part in flat]
+        reduction = build_reduction(self.method, part, own, self.wire)
         unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
-        state = AdasumState(site, layout, part, flat, anchor, reduction, unknown)
+        state = AdasumState(site, layout, held, owners, part, flat, anchor, reduction, unknown)
         self.settle(state)
         return state
 
     def step(self, state: AdasumState, step: int) -> None:
         """Combine the updates if an exchange is due."""
-        if self.partition and (state.site.size == 1 or not due(step, self.every)):
-            _gather_shares(state)
-            return
-        if not due(step, self.every):
+        if state.site.size == 1 or not due(step, self.every):
+            _broadcast_shares(state)
             return
         _update(state)
         statistics = state.reduction.compare()
-        anchors = state.layout.views(state.anchor)
         if statistics.is_finite():
             state.at_fault = False
             state.orthogonality = statistics.orthogonality
             state.reduction.combine()
-            state.site.gather(state.flat)
+            if not self.partition:
+                state.site.gather(state.flat)
             for anchor, combined in zip(state.anchor, state.flat, strict=True):
                 anchor.add_(combined)
         else:
@@ -150,7 +156,8 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             if self.nonfinite == "raise" or is_second:
                 raise error
             state.skipped += 1
-        pack(state.site.parameters.values(), anchors.values())
+        pack(_parameters(state), state.held.views(state.anchor).values())
+        _broadcast_shares(state)
 
     def mass(self, state: AdasumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the model after the exchange that is due, equal on all ranks, and weight one.
@@ -158,9 +165,12 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         Flat tensors by section and their views by name, in full precision, with the errors of
         earlier roundings. The state does not change.
         """
+        whole = state.layout.wide(state.site.device, state.site.chunks * state.site.size)
+        views = state.layout.views(whole)
         if state.site.size == 1:
-            _gather_shares(state)
-            return state.flat, state.layout.views(state.flat), 1.0
+            _broadcast_shares(state)
+            pack(views.values(), state.site.parameters.values())
+            return whole, views, 1.0
         slices, reduction = _update(state), state.reduction
         if self.wire is not None:
             for pieces, rounding in reduction.roundings:
@@ -171,13 +181,15 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         if not statistics.is_finite():
             raise _nonfinite_error(state, statistics)[0]
         reduction.combine()
-        state.site.gather(state.flat)
-        combined = [torch.add(a, f) for a, f in zip(state.anchor, state.flat, strict=True)]
-        return combined, state.layout.views(combined), 1.0
+        own = zip(_slices(state, whole), slices, _slices(state, state.anchor), strict=True)
+        for result, update, anchor in own:
+            torch.add(anchor, update, out=result)
+        state.site.gather(whole)
+        return whole, views, 1.0
 
     def settle(self, state: AdasumState) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""
-        pack(state.layout.views(state.anchor).values(), state.site.parameters.values())
+        pack(state.held.views(state.anchor).values(), _parameters(state))
         for _, rounding in state.reduction.roundings:
             rounding.forget()
 
@@ -207,7 +219,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             saved["anchor"] = _copies(state, state.anchor)
         for index, (pieces, rounding) in enumerate(state.reduction.roundings):
             full = [torch.zeros_like(flat) for flat in state.flat]
-            slices = _slices(state.site, full)
+            slices = _slices(state, full)
             for piece, error in zip(pieces, rounding.errors, strict=True):
                 piece.of(slices).copy_(error)
             saved[_ROUNDINGS[index]] = _copies(state, full)
@@ -233,31 +245,49 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
             full = [torch.zeros_like(flat) for flat in state.flat]
             _restore(state, full, saved[_ROUNDINGS[index]])
             for piece, error in zip(pieces, rounding.errors, strict=True):
-                error.copy_(piece.of(_slices(state.site, full)))
+                error.copy_(piece.of(_slices(state, full)))
 
 
 _ROUNDINGS = ("error_of_update", "error_of_combination")
 
 
-def _slices(site: Site, flat: list[Tensor]) -> list[Tensor]:
-    return [site.slice(part) for part in flat]
+def _slices(state: AdasumState, flat: list[Tensor]) -> list[Tensor]:
+    """Return what this rank exchanges of flat tensors, of those held or of the whole model."""
+    lengths = state.slice_layout.lengths
+    return [
+        part if part.numel() == length else state.site.slice(part)
+        for part, length in zip(flat, lengths, strict=True)
+    ]
+
+
+def _parameters(state: AdasumState) -> list[Tensor]:
+    return [state.site.parameters[name] for name in state.held.places]
 
 
 def _update(state: AdasumState) -> list[Tensor]:
     """Fill the flat tensors with the optimizer's updates; return this rank's slices."""
-    pack(state.layout.views(state.flat).values(), state.site.parameters.values())
-    slices = _slices(state.site, state.flat)
-    for update, anchor in zip(slices, _slices(state.site, state.anchor), strict=True):
+    pack(state.held.views(state.flat).values(), _parameters(state))
+    slices = _slices(state, state.flat)
+    for update, anchor in zip(slices, _slices(state, state.anchor), strict=True):
         update.sub_(anchor.to(update.dtype))
     return slices
 
 
-def _gather_shares(state: AdasumState) -> None:
-    """Gather every layer from the rank of this node that owns it."""
-    views = state.layout.views(state.flat).values()
-    pack(views, state.site.parameters.values())
-    state.site.gather(state.flat)
-    pack(state.site.parameters.values(), views)
+def _broadcast_shares(state: AdasumState) -> None:
+    """Broadcast every layer inside the node from the rank that owns it, in place if possible."""
+    site, copies, handles = state.site, {}, []
+    if site.inside is None or not state.owners:
+        return
+    for name, parameter in site.parameters.items():
+        flat = flat_view(parameter) if parameter.device == site.device else None
+        if flat is None:
+            flat = copies[name] = parameter.detach().to(site.device).contiguous().view(-1)
+        if flat.numel() > 0:
+            handles.append(broadcast(flat, state.owners[name], site.inside))
+    for handle in handles:
+        handle.wait()
+    for name, flat in copies.items():
+        site.parameters[name].detach().copy_(flat.view(site.parameters[name].shape))
 
 
 def _nonfinite_error(state: AdasumState, statistics: Statistics) -> tuple[ValueError, bool]:
@@ -298,9 +328,9 @@ def _nonfinite_error(state: AdasumState, statistics: Statistics) -> tuple[ValueE
 
 
 def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:
-    return {name: view.clone() for name, view in state.layout.views(flat).items()}
+    return {name: view.clone() for name, view in state.held.views(flat).items()}
 
 
 def _restore(state: AdasumState, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
-    views = state.layout.views(flat)
+    views = state.held.views(flat)
     pack(views.values(), [saved[name] for name in views])

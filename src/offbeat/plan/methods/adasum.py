@@ -42,24 +42,29 @@ class AdasumTimes(StepTimes):
         full = sum(section.nbytes for section in self.held)
         self.kind = choose(exchange.method, self.size, self.layers, self.sent, full)
         rows = self.size if self.kind == "gather" else 1
-        models = slices + rows + 2 * (exchange.wire is not None and self.kind != "rvhdd")
+        kept = 1 if exchange.partition else slices  # the share of a rank, or the model
+        models = kept + rows + 2 * (exchange.wire is not None and self.kind != "rvhdd")
         anchor = sum(section.numel * max(section.itemsize, 4) for section in self.held)
-        self.memory = float(full * models + anchor * slices)
+        self.memory = float(full * models + anchor * kept)
         self.memory += 8 * self.size**2 * self.layers if self.kind != "rvhdd" else 0
 
     def step(self, clocks: Clocks, step: int) -> None:
         """Combine the updates, if it is due."""
         speeds, numel, is_due = clocks.speeds, clocks.profile.numel, due(step, self.exchange.every)
         if not is_due or self.size == 1:
-            if self.exchange.partition:
-                clocks.spend(2 * numel * speeds.copy)
-                gather_slices(clocks, self.held, self.axis)
+            self._broadcast_shares(clocks)
             return
         clocks.spend(numel * (speeds.copy + speeds.add))
         exchanges = {"gather": self._gather, "gram": self._gram, "rvhdd": self._rvhdd}
         exchanges[self.kind](clocks)
-        gather_slices(clocks, self.held, self.axis)
+        if not self.exchange.partition:
+            gather_slices(clocks, self.held, self.axis)
         clocks.spend(numel * (speeds.copy + speeds.add))
+        self._broadcast_shares(clocks)
+
+    def _broadcast_shares(self, clocks: Clocks) -> None:
+        if self.exchange.partition and self.fabric.ranks_per_node > 1:
+            clocks.wait(clocks.broadcast(clocks.now, clocks.profile.nbytes))
 
     def _gather(self, clocks: Clocks) -> None:
         numel = sum(section.numel for section in self.body)
