@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
-from offbeat.comm.messages import exchange
 from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.parameters import PushSum
@@ -850,24 +849,6 @@ def test_a_channels_last_model_and_one_with_gaps_follow_the_same_path() -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         offbeat.sgp(**settings)
-
-
-@pytest.mark.parametrize(("overlap", "most"), [(0, 1), (1, 2)])
-def test_two_receivers_take_turns_without_overlap(
-    overlap: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once, each of two messages would meet that of another sender at its receiver."""
-    calls: list[int] = []
-
-    def noted(sends: Any, receives: Any, group: Any) -> Any:
-        calls.append(len({to for to, _ in sends}))
-        return exchange(sends, receives, group)
-
-    monkeypatch.setattr("offbeat.parameters.push_sum.gossip.exchange", noted)
-    algorithm = offbeat.sgp(peers=2, overlap=overlap)
-    simulate(algorithm, Quadratic, loss, steps=3, size=4)
-    assert max(calls) == most
-    assert sum(calls) == 3 * 4 * 2
 
 
 def test_every_excludes_overlap() -> None:

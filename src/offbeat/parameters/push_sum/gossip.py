@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
-from offbeat.comm.messages import Transfer, exchange
+from offbeat.comm.messages import exchange
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, sum_messages
 from offbeat.topology.graph import Peers, Topology
@@ -41,7 +40,6 @@ class GossipRound:
     header: Tensor = field(default_factory=lambda: torch.zeros(2, device="cpu"))
     headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
-    later: list[list[Transfer]] = field(default_factory=list)  # one list for each receiver
 
     @classmethod
     def restored(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
@@ -82,12 +80,8 @@ class GossipRound:
             (p, n, out[section][part]) for (p, n), out in zip(shares, self.outgoing, strict=False)
         ]
 
-    def launch(self, in_turn: bool = False) -> None:
-        """Start to send and to receive all messages, without blocking.
-
-        ``in_turn``: to one receiver after the other, the later ones in :meth:`wait`. All at once,
-        messages of two senders meet at one receiver and share its link.
-        """
+    def launch(self) -> None:
+        """Start to send and to receive all messages, without blocking."""
         group, peers = self._begun()
         if self.is_mean:
             body = self.incoming[0]
@@ -99,8 +93,9 @@ class GossipRound:
             return
         bodies = dict(zip(self.shares, self.outgoing, strict=False))
         sends = [
-            [(to, part) for part in (self._header(self.weight * share), *bodies[share])]
+            (to, part)
             for to, share in peers.send
+            for part in (self._header(self.weight * share), *bodies[share])
         ]
         self.headers = [self._header(0.0) for _ in peers.receive]
         receives = [
@@ -110,28 +105,20 @@ class GossipRound:
             )
             for part in (header, *body)
         ]
-        device = self.outgoing[0][0].device
-        # NCCL matches the messages of all ranks within one call.
-        if not in_turn or group.backend(device) == "nccl":
-            self.handles = [exchange(list(chain.from_iterable(sends)), receives, group)]
-            return
-        # Nobody waits for a receive before all its own messages are sent: no circle of waits.
-        self.handles, self.later = [exchange([], receives, group)], sends
-        self._send_next(group)
+        self.handles = [exchange(sends, receives, group)]
 
     def wait(self) -> None:
         """Block until all messages are sent and received. Idempotent."""
         if not self.handles:
             return
-        group, peers = self._begun()
         while self.handles:
             self.handles.pop().wait()
-            self._send_next(group)
         if self.is_mean:
             for into, out in zip(
                 (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0]), strict=True
             ):
                 into.sub_(out)
+        group, peers = self._begun()
         sources = peers.receive[:1] if self.is_mean else peers.receive
         for source, header in zip(sources, self.headers, strict=True):
             index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
@@ -143,10 +130,6 @@ class GossipRound:
                         "on all"
                     )
                 )
-
-    def _send_next(self, group: Group) -> None:
-        if self.later:
-            self.handles.append(exchange(self.later.pop(0), [], group))
 
     @property
     def weight_arrived(self) -> float:

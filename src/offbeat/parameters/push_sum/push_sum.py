@@ -166,7 +166,7 @@ class PushSum(ElasticExchange[PushSumState]):
         current.begin(self.topology, index, state.weight)
         if not self.overlap:
             state.fill_messages(current)
-            current.launch(in_turn=True)
+            current.launch()
             current.wait()
             state.add_messages(current, current)
         elif last is not None and state.prompt:
