@@ -25,7 +25,7 @@ from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.links import Links
 from offbeat.functional import Layout
-from offbeat.parameters.adasum.method import build_reduction, is_small
+from offbeat.parameters.adasum.method import build_reduction, choose
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.slice_layout import SliceLayout
 
@@ -62,7 +62,7 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
     timed = {"all-reduce": reduce}
     for method, wire in kinds(group.size):
         # Up to four times the bytes at which "auto" leaves it.
-        if method == "gather" and not is_small(numel, group.size):
+        if method == "gather" and choose("auto", group.size, 1, numel, numel) != "gather":
             continue  # only slower from there on
         algorithm = build_reduction(
             method, SliceLayout(layout, Participants(group.size, group)), flat, wire
@@ -124,7 +124,7 @@ def ratios(setting: str, case: dict[str, Any]) -> dict[str, float]:
     medians = {name: times["median"] for name, times in case["seconds"].items()}
     found = {name: median / medians["all-reduce"] for name, median in medians.items()}
     nodes = int(setting.split()[0])
-    return found | {"auto": found["gather" if is_small(case["kib"] * 1024, nodes) else "gram"]}
+    return found | {"auto": found[choose("auto", nodes, 1, case["kib"] * 1024, case["kib"] * 1024)]}
 
 
 def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:

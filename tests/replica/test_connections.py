@@ -38,6 +38,7 @@ def sockets() -> set[str]:
 
 
 @every_recipe
+@pytest.mark.filterwarnings("ignore:.* weights come down to")
 def test_all_connections_are_made_at_the_attach(case: Case) -> None:
     """None in a step, where the first message between two ranks would block one of them."""
     barrier = threading.Barrier(7, timeout=50)

@@ -398,7 +398,7 @@ def test_without_gloo_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def worker(world: World) -> None:
         monkeypatch.setattr(
-            "offbeat.replica.replicate.message_device", lambda *_: torch.device("cpu")
+            "offbeat.comm.collectives.message_device", lambda *_: torch.device("cpu")
         )
         monkeypatch.setattr(
             "offbeat.comm.small_gathers.message_device", lambda *_: torch.device("cpu")
