@@ -252,6 +252,46 @@ def test_a_graph_that_nodes_cannot_have_is_refused_on_all_ranks() -> None:
     assert len({*ThreadWorld(nodes=NODES).run(work)}) == 1
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [([1, 2], "expected a torch.nn.Module"), (torch.nn.Linear(2, 2), "build the same model")],
+    ids=["none", "another"],
+)
+def test_a_wrong_model_on_one_rank_is_refused_on_all(model: Any, said: str, rank: int) -> None:
+    def work(world: World) -> str:
+        algorithm = offbeat.sgp(within="local", on_failure="continue")
+        given = model if world.rank == rank else Quadratic()
+        with pytest.raises(ValueError, match=said) as refused:
+            offbeat.replicate(given, algorithm, mesh=world, join=True)
+        return str(refused.value)
+
+    assert len({*ThreadWorld(nodes=((0, 1), (2, 3))).run(work)}) == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_wrong_model_on_one_rank_that_returns_is_refused_on_its_node(rank: int) -> None:
+    def work(world: World) -> str:
+        replica, said = attach(world, join=True), ""
+        if world.rank in NODES[1]:
+            perish(replica)
+            algorithm = offbeat.sgp(within="local", on_failure="continue")
+            given = torch.nn.Linear(2, 2) if world.rank == rank else Quadratic()
+            with pytest.raises(ValueError, match="of a node differ in model") as refused:
+                offbeat.replicate(given, algorithm, mesh=world, join=True)
+            return str(refused.value)
+        while not replica.lost:
+            train(replica, replica.steps + 1, 0.005)
+        train(replica, replica.lost[0]["step"] + 10)
+        replica.finish()
+        replica.detach()
+        return said
+
+    said = ThreadWorld(nodes=NODES).run(work)
+    assert said[2] == said[3]
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
     def work(world: World) -> str:

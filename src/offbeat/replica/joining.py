@@ -88,6 +88,7 @@ class Joining:
     model: Any
     algorithm: Any
     meter: Meter = field(default_factory=Meter)
+    fault: str | None = None  # why it cannot join, if it is known before
     attempts: int = 0
     number: int = -1
     has_warned: bool = False
@@ -205,7 +206,8 @@ class Joining:
                 f"lost, {list(roster.lost)}; give rank=None to a new worker"
             )
         fault = (
-            argument_fault(self.model, self.algorithm)
+            self.fault
+            or argument_fault(self.model, self.algorithm)
             or join_fault(self.algorithm)
             or model_fault(self.model)
             or self.algorithm.parameters.growth_fault(len(roster.ranks) + 1)

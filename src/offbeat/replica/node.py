@@ -28,9 +28,9 @@ from offbeat.replica.connection import Connection
 Result = TypeVar("Result")
 
 
-def takes_part_as_nodes(algorithm: Algorithm) -> bool:
+def takes_part_as_nodes(algorithm: object) -> bool:
     """Return whether a run of ``algorithm`` loses and gains whole nodes, not single ranks."""
-    exchange = algorithm.parameters
+    exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
     return exchange is not None and (exchange.on_failure, exchange.over) == ("continue", "node")
 
 
@@ -126,9 +126,14 @@ class Node:
         """Return the fault of the first rank that has one; all call."""
         if self.control is None:
             return fault
-        faults = gather_bytes((fault or "").encode(), self.control)
-        ranks = zip(self.control.ranks, faults, strict=True)
-        return next((f"rank {rank}: {text.decode()}" for rank, text in ranks if text), None)
+        ranks = zip(self.control.ranks, self.gather(fault or ""), strict=True)
+        return next((f"rank {rank}: {text}" for rank, text in ranks if text), None)
+
+    def gather(self, text: str) -> list[str]:
+        """Return what every rank of the node passes; all call."""
+        if self.control is None:
+            return [text]
+        return [said.decode() for said in gather_bytes(text.encode(), self.control)]
 
     def together(
         self,

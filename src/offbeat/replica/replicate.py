@@ -1,5 +1,7 @@
 """The entry point, which turns a model into a replica."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -18,14 +20,14 @@ from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica import survivors
 from offbeat.replica.admission import sponsor_in
-from offbeat.replica.checks import require_shares, shards_fault
+from offbeat.replica.checks import fingerprint, model_fault, require_shares, shards_fault
 from offbeat.replica.connection import Connection
 from offbeat.replica.joining import Joining, announce
 from offbeat.replica.membership import Membership
 from offbeat.replica.node import Node, takes_part_as_nodes
 from offbeat.replica.replica import Replica
 from offbeat.replica.slots import SlotFiller
-from offbeat.replica.start import connect, given_world
+from offbeat.replica.start import argument_fault, connect, given_world
 
 Result = TypeVar("Result")
 
@@ -119,7 +121,7 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
 
     found: list[Membership] = []
     try:
-        _as_one(node, connect, filler)
+        _as_one(node, connect, filler.model)
         copy_from_rank0(filler.model, everyone)
     except BaseException:
         between.close(ends_run=True)
@@ -137,11 +139,13 @@ def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership
     def enter() -> tuple[int, int]:
         if not node.is_first:
             return 0, 0
-        between = joining.world.between_nodes()
-        found.append(_enter(replace(joining, world=between, meter=node.meter), filler, node))
+        world = joining.world.between_nodes()
+        one = replace(joining, world=world, meter=node.meter, fault=fault)
+        found.append(_enter(one, filler, node))
         return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
 
-    run, steps = _as_one(node, enter, filler)
+    fault = _fault_inside(node, joining)
+    run, steps = _as_one(node, enter, None if fault else filler.model)
     if run:
         return run
     if not node.is_first:
@@ -151,9 +155,25 @@ def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership
     return found[0]
 
 
-def _as_one(node: Node, call: Callable[[], Result], filler: SlotFiller) -> Result:
+def _fault_inside(node: Node, joining: Joining) -> str | None:
+    """Return why the ranks of the node cannot take part together, or None; all of them call."""
+    model, algorithm = joining.model, joining.algorithm
+    fault = node.first_fault(argument_fault(model, algorithm) or model_fault(model))
+    if fault is None:
+        mine = json.dumps(fingerprint(model, algorithm, ""))
+        digests = node.gather(hashlib.sha256(mine.encode()).hexdigest())
+        if len({*digests}) > 1:
+            fault = (
+                f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model or "
+                "algorithm; build the same ones on all ranks"
+            )
+    return fault
+
+
+def _as_one(node: Node, call: Callable[[], Result], model: nn.Module | None) -> Result:
     """Return what ``call`` returns on the first rank of the node; raise on all if it does."""
-    parameters, buffers = [*filler.model.parameters()], [*filler.model.buffers()]
+    parameters = [*model.parameters()] if model is not None else []
+    buffers = [*model.buffers()] if model is not None else []
     try:
         with node.calling("replicate"):
             return node.together("replicate", call, (), parameters, buffers)
