@@ -115,7 +115,8 @@ class Int8Case(Case):
 )
 @pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")
 def test_keeps_the_promises_of_every_recipe(promise: Any, draws: random.Random) -> None:
-    given = {"draws": draws} if "draws" in signature(promise).parameters else {}
+    every = {"draws": draws, "dtype": torch.float64}
+    given = {name: each for name, each in every.items() if name in signature(promise).parameters}
     promise(Int8Case("int8", int8, agrees=True), **given)
 
 
