@@ -16,7 +16,12 @@ from offbeat.comm.group import Group, close_at_exit, close_sockets
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.lane import Lane
 from offbeat.comm.meter import Meter
-from offbeat.comm.process_group import another_client, collective_peers, say_hello_to
+from offbeat.comm.process_group import (
+    another_client,
+    collective_peers,
+    end_waits,
+    say_hello_to,
+)
 from offbeat.comm.roll_call import hear, roll_call
 from offbeat.comm.roster import ENDED, Roster, name_after, write_roster
 from offbeat.comm.timed_store import TimedStore
@@ -237,7 +242,13 @@ class Links:
 
         def connect() -> None:
             group = opener()
-            say_hello_to(group, peers)
+            try:
+                say_hello_to(group, peers)
+            except RuntimeError:
+                # The end of a group waits for ever while a socket has something to read, and the
+                # error keeps this one until the garbage collector ends it, in any thread.
+                end_waits(group, peers)
+                raise
             opened.append(group)
 
         lane, started = Lane("offbeat-open", wake=lambda: None), time.monotonic()
