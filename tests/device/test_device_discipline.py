@@ -61,6 +61,8 @@ COPIES = {
     ("gradients/dot_grad:put", "aten.copy_.default"),
     ("gradients/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
     ("gradients/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
+    ("parameters/adasum/adasum_update:_broadcast_shares", "aten._to_copy.default"),
+    ("parameters/adasum/adasum_update:_broadcast_shares", "aten.copy_.default"),
     ("parameters/stale_average/rotation:_as_memory", "aten.copy_.default"),
 }
 THROUGH_HOST = [
