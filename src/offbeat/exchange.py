@@ -29,9 +29,8 @@ class Site:
     node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
     rank. Of a model sharded by FSDP2, ``parameters`` are this rank's shards, a node is one
     participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
-    layers. ``registered`` are the parameters as the model registers them and optimizers hold them,
-    whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
-    all ranks, for small values that all ranks compare.
+    layers. ``registered`` are the parameters as optimizers hold them, whose ``.grad`` counts:
+    DTensors if the model is sharded. ``control`` joins all ranks, for small values.
     """
 
     model: nn.Module

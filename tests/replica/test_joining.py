@@ -3,8 +3,7 @@
 import random
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
-from offbeat.comm import heartbeat
-from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.parameters import PushSum
@@ -35,23 +32,7 @@ OVERLAP = "sgp(overlap=1, on_failure='continue')"
 LR = 0.05
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Impatient heartbeats, all of which end with the test."""
-    for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
-        monkeypatch.setattr(heartbeat, name, seconds)
-    start, started = Heartbeat.__init__, []
-
-    def remember(self: Heartbeat, *args: Any) -> None:
-        start(self, *args)
-        started.append(self)
-
-    monkeypatch.setattr(Heartbeat, "__init__", remember)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-    for one in started:
-        one.stop()
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def perish(links: Links | None) -> None:

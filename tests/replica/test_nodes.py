@@ -5,8 +5,6 @@ import json
 import random
 import threading
 import time
-import warnings
-from collections.abc import Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -18,8 +16,7 @@ import torch.distributed.fsdp  # which replicate() imports: not in several threa
 from torch.distributed import HashStore, TCPStore
 
 import offbeat
-from offbeat.comm import heartbeat, meeting
-from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm import meeting
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld, snapshot
@@ -29,25 +26,6 @@ from reference.participants import Array
 
 NODES = ((0, 1), (2, 3), (4, 5))
 LR = 0.05
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Impatient heartbeats, all of which end with the test."""
-    for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
-        monkeypatch.setattr(heartbeat, name, seconds)
-    start, started = Heartbeat.__init__, []
-
-    def remember(self: Heartbeat, *args: Any) -> None:
-        start(self, *args)
-        started.append(self)
-
-    monkeypatch.setattr(Heartbeat, "__init__", remember)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-    for one in started:
-        one.stop()
 
 
 def attach(world: World, more: str = "", **how: Any) -> offbeat.Replica:
@@ -99,7 +77,7 @@ def test_without_losses_nodes_train_as_with_slices(
         np.testing.assert_array_equal(shown, told[1][0][1])
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("more", ["", "overlap=1, "])
 @pytest.mark.parametrize("victims", [(3,), (2,), (2, 3)], ids=["another", "the first", "all"])
 @pytest.mark.fault(
@@ -135,7 +113,7 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
         assert (stats["size"], stats["rank"], stats["step"]) == (4, rank, 12)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("more", ["", "overlap=1, "])
 @pytest.mark.fault(
     "a whole node is lost and starts again (join=True)",
@@ -217,7 +195,7 @@ def test_processes_of_a_node_return() -> None:
         assert [loss["node"] for loss in stats["lost"]] == ([] if rank in (2, 3) else [1])
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("impatient")
 def test_a_node_that_does_not_fit_is_told_so() -> None:
     """Its ranks raise alike; the others do not notice it."""
 
@@ -269,7 +247,7 @@ def test_a_wrong_model_on_one_rank_is_refused_on_all(model: Any, said: str, rank
     assert len({*ThreadWorld(nodes=((0, 1), (2, 3))).run(work)}) == 1
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_wrong_model_on_one_rank_that_returns_is_refused_on_its_node(rank: int) -> None:
     def work(world: World) -> str:
