@@ -79,6 +79,9 @@ def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: objec
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    if store.add("ranks with a process group", 1) == size:
+        store.set("all have one", "")
+    store.wait(["all have one"])  # whoever ends at once would end the others' full mesh
     work(rank, results, *args)
     dist.destroy_process_group()
 
