@@ -92,9 +92,10 @@ def cells(
         inside_latency=links.round_trip_ms / 4e3,
     )
     profile = replace(profile, speeds=speeds)
-    found = []
+    # Only the pause of the slow rank is longer, not what else its step takes.
+    slower = 1 + (layout.slow - 1) * PAUSE / profile.compute
+    stragglers, found = Stragglers(first_factor=slower), []
     for method, measured in zip(methods, times, strict=True):
-        stragglers = Stragglers(first_factor=layout.slow)
         made = predict(offbeat.algorithm(method.text), profile, fabric, stragglers)
         limit = made.parts.limit
         found.append(Cell(method.text, str(layout), rate, measured, made.seconds, limit))
