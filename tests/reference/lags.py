@@ -36,13 +36,16 @@ def lags(
     density: float,
     momentum: float = 0.0,
     correction: float = 0.0,
+    masking: bool = False,
+    clip: float = np.inf,
     lr_units: bool = False,
 ) -> tuple[Array, Array]:
     """v = SGD(v, (1/P) sum_p TopK(acc_p) / a), acc_p = e_p + a g_p, e_p = acc_p - TopK(acc_p).
 
     a is lr in units of lr * gradient, else 1. ``correction`` is deep gradient compression's:
-    u_p = m u_p + g_p takes the place of g_p, and is zero where TopK sent something, except in
-    layers that are sent whole. Returns v, (steps+1, ranks, d), and e, (steps+1, ranks, d).
+    u_p = m u_p + g_p takes the place of g_p, and with ``masking`` is zero where TopK sent
+    something, except in layers that are sent whole. Before that each layer of g_p is shortened to
+    ``clip`` / sqrt(P). Returns v, (steps+1, ranks, d), and e, (steps+1, ranks, d).
     """
     ranks = len(sum(nodes, ()))
     world: Nodes = tuple((rank,) for rank in range(ranks))
@@ -53,14 +56,18 @@ def lags(
     models, residuals = [v], [residual]
     for k, rate in enumerate(rates):
         unit = rate if lr_units else 1.0
-        u = correction * u + np.stack([gradient(rank, v[rank], k) for rank in range(ranks)])
+        g = np.stack([gradient(rank, v[rank], k) for rank in range(ranks)])
+        for end, d in zip(ends, layers, strict=True):
+            norms = np.sqrt(np.square(g[:, end - d : end]).sum(axis=1, keepdims=True))
+            g[:, end - d : end] /= np.maximum(1, norms * np.sqrt(ranks) / clip)
+        u = correction * u + g
         acc = residual + unit * u
         sent = np.zeros_like(acc)
         for end, d in zip(ends, layers, strict=True):
             layer = slice(end - d, end)
             count = sent_of(d, density, ranks)
             sent[:, layer] = [top_k(row, count) for row in acc[:, layer]]
-            if count < d:
+            if masking and count < d:
                 u[:, layer][sent[:, layer] != 0] = 0
         residual = acc - sent
         combined = np.tile(sent.mean(axis=0), (ranks, 1)) / unit

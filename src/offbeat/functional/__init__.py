@@ -12,6 +12,7 @@ from offbeat.functional.adasum import (
     pair_coefficients,
     tree,
 )
+from offbeat.functional.clipping import clip_factor
 from offbeat.functional.cost import (
     LinkCost,
     adaptive_ratio,
@@ -85,6 +86,7 @@ __all__ = [
     "cast_difference",
     "cells_of",
     "chunks_of",
+    "clip_factor",
     "clip_segments",
     "coefficients",
     "combine_rows",

@@ -100,9 +100,22 @@ def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, recipe: An
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_momentum_correction_follows_the_reference(size: int) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "masking": True},
+        {"clip_norm": 0.7},
+        {"clip_norm": 0.7, "momentum": 0.5, "masking": True},
+    ],
+    ids=str,
+)
+def test_correction_and_local_clipping_follow_the_reference(
+    size: int, settings: dict[str, Any]
+) -> None:
+    """With four ranks layers are sent whole, and are clipped too."""
     rates = [0.05] * 15
-    models, residuals = run(size, offbeat.lags(density=0.2, momentum=0.9), rates)
+    models, residuals = run(size, offbeat.lags(density=0.2, **settings), rates)
     expected = lags(
         START,
         gradient,
@@ -111,7 +124,9 @@ def test_momentum_correction_follows_the_reference(size: int) -> None:
         lr=rates,
         layers=LAYERS,
         density=0.2,
-        correction=0.9,
+        correction=settings.get("momentum", 0.0),
+        masking=settings.get("masking", False),
+        clip=settings.get("clip_norm", np.inf),
         lr_units=True,
     )
     np.testing.assert_allclose(models, expected[0], rtol=0, atol=1e-12)
@@ -234,14 +249,17 @@ def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: f
     "a gradient overflows on one rank under GradScaler",
     "all ranks skip the step and lower the scale",
 )
-def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks() -> None:
+@pytest.mark.parametrize("clip_norm", [None, 0.7])
+def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks(
+    clip_norm: float | None,
+) -> None:
     """Scales are powers of two: dividing and multiplying back is exact."""
 
     def worker(world: World, scaled: bool) -> Array:
         model = Quadratic(torch.float32)
         optimizer = SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
-        algorithm = offbeat.lags(density=0.2)
+        algorithm = offbeat.lags(density=0.2, clip_norm=clip_norm)
         replica = offbeat.replicate(
             model, algorithm, mesh=world, optimizer=optimizer, scaler=scaler
         )
@@ -468,6 +486,8 @@ def test_the_reference_selects_as_known() -> None:
         ({"density": True}, "density=True"),
         ({"selection": "best"}, "'sampled', 'exact' or a callable"),
         ({"momentum": 1.0}, "momentum=1.0"),
+        ({"masking": True}, "masking=True with momentum=0.0"),
+        ({"clip_norm": 0}, "clip_norm=0"),
         ({"warmup": 0}, "warmup=0"),
         ({"warmup": 2.5}, "warmup=2.5"),
         ({"message_mb": 0}, "message_mb=0"),

@@ -12,19 +12,20 @@ from offbeat.functional import LinkCost
 from offbeat.gradients.bucket import Bucket
 from offbeat.gradients.feedback import LayerFeedback
 from offbeat.gradients.message import Message, Scales
+from offbeat.gradients.top_k.correction import Correction
 
 
 class DenseMessage(Message):
     """Bucket whose gradients are added to the residuals that earlier, sparse messages left."""
 
     def __init__(
-        self, site: Site, group: Group, names: Sequence[str], momentum: float = 0.0
+        self, site: Site, group: Group, names: Sequence[str], correction: Correction
     ) -> None:
         self.bucket = Bucket.of(site, group, names)
-        self.momentum = momentum
+        self.correction = correction
         self.residual: LayerFeedback = LayerFeedback({})
         self.velocity: LayerFeedback = LayerFeedback(
-            {n: _wide(site.parameters[n]) for n in names if momentum}
+            {n: _wide(site.parameters[n]) for n in names if correction.momentum}
         )
         self.faster: dict[str, Tensor] = {}  # the velocities of this backward
         self.sent: set[str] = set()  # whose residual is part of it
@@ -38,9 +39,12 @@ class DenseMessage(Message):
         """Fill the bucket and launch its all-reduce."""
         self.bucket.fill()
         self.bucket.mark()
+        if self.correction.limit is not None:
+            for name, view in self.bucket.views.items():
+                view.copy_(self.correction.clipped(view, scales[name].loss))
         for name, before in self.velocity.latest.items():
             view, loss = self.bucket.views[name], scales[name].loss
-            now = before.mul(self.momentum).add_(view.to(before.device), alpha=1 / loss)
+            now = before.mul(self.correction.momentum).add_(view.to(before.device), alpha=1 / loss)
             self.faster[name] = now
             view.copy_(now).mul_(loss)
         residual = self.residual.latest

@@ -10,6 +10,7 @@ from offbeat.functional import count_kept, is_cheaper_dense, runs_within
 from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
 from offbeat.gradients.message import Message
 from offbeat.gradients.pipeline import by_readiness
+from offbeat.gradients.top_k.correction import Correction
 from offbeat.gradients.top_k.dense import DenseMessage
 from offbeat.gradients.top_k.sparse import SparseMessage
 from offbeat.kernels.dispatch import BlockSelect
@@ -36,7 +37,7 @@ class MessagePlan:
     densities: Mapping[str, float] = field(default_factory=dict)
 
     def messages(
-        self, order: Sequence[str], *, select: BlockSelect, momentum: float
+        self, order: Sequence[str], *, select: BlockSelect, correction: Correction
     ) -> list[Message]:
         """Build the messages of a backward, in the order in which all ranks launch them.
 
@@ -44,7 +45,7 @@ class MessagePlan:
             order: the parameters in the order in which their gradients become ready.
             select: selects the entries of sparse layers, see
                 :func:`offbeat.kernels.dispatch.top_k_of_blocks`.
-            momentum: factor of momentum correction, 0 for none.
+            correction: clipping and momentum correction.
         """
         group = self.site.group
         assert group is not None, "a slot alone in its group is disabled"
@@ -52,10 +53,11 @@ class MessagePlan:
         for blocks in self._parted(self._blocks(order)):
             if blocks[0][1] == 0:
                 members = [name for names, _ in blocks for name in names]
-                messages.append(DenseMessage(self.site, group, members, momentum))
+                messages.append(DenseMessage(self.site, group, members, correction))
             else:
-                sparse = SparseMessage(self.site, group, blocks, select=select, momentum=momentum)
-                messages.append(sparse)
+                messages.append(
+                    SparseMessage(self.site, group, blocks, select=select, correction=correction)
+                )
         return by_readiness(messages, order)
 
     def density_of(self, name: str) -> float:

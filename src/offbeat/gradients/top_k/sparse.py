@@ -18,6 +18,7 @@ from offbeat.gradients.dot_grad import gradient_of, put, require_plain
 from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
+from offbeat.gradients.top_k.correction import Correction
 from offbeat.kernels.dispatch import BlockSelect
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
@@ -43,7 +44,7 @@ class SparseMessage(Message):
         group: the members that exchange.
         blocks: runs of parameters, and how many entries are sent of each run.
         select: returns indices into a flat tensor, given the tensor and the ranges of the blocks.
-        momentum: factor of momentum correction, 0 for none.
+        correction: clipping and momentum correction.
     """
 
     def __init__(
@@ -53,15 +54,15 @@ class SparseMessage(Message):
         blocks: Sequence[tuple[Sequence[str], int]],
         *,
         select: BlockSelect,
-        momentum: float = 0.0,
+        correction: Correction,
     ) -> None:
         self.site, self.group = site, group
-        self.momentum = momentum
+        self.correction = correction
         self.names = [name for names, _ in blocks for name in names]
         self.select = select
         dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
         self.residual: FlatFeedback = FlatFeedback(site, self.names, dtype)
-        self.speed = FlatFeedback(site, self.names, dtype) if momentum else None
+        self.speed = FlatFeedback(site, self.names, dtype) if correction.momentum else None
         self.velocity: Feedback = self.speed or LayerFeedback({})
         self.grads = Flat.of(site, self.names, dtype)
         self.blocks = _lay_out(site, blocks)
@@ -87,10 +88,11 @@ class SparseMessage(Message):
             require_plain(self.group, name, grad)
             if continues:
                 grad = self._new_part(name, grad)
+            grad = self.correction.clipped(grad, scale.loss)
         self.mine_has[self.place[name]] = grad is not None
         if self.speed is not None:  # u = m u + g, and u is what is added up
             now = self.speed.next.views[name]
-            torch.mul(self.speed.latest[name], self.momentum, out=now)
+            torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
             if grad is not None:
                 now.add_(grad, alpha=1 / scale.loss)
             torch.add(residual, now, alpha=scale.rate, out=into)
@@ -108,7 +110,7 @@ class SparseMessage(Message):
         indices = self.select(acc, self.blocks)
         factor = self._factor(indices, scales)
         values = _remove(acc, indices, factor)
-        if self.speed is not None:  # a sent entry starts anew: its momentum was of older gradients
+        if self.speed is not None and self.correction.masking:
             _remove(self.speed.next.whole, indices, factor)
         mine.values.copy_(values.mul_(factor / self.group.size))
         mine.indices.copy_(indices)
