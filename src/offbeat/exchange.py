@@ -201,6 +201,14 @@ class GradientExchange(Exchange[State]):
         """
         return None
 
+    def resolved(self, parameters: Mapping[str, Tensor]) -> Mapping[str, object]:
+        """Return what settings that are functions give for these parameters; nothing by default.
+
+        Plain values, which are compared between ranks before any group is opened: of a function
+        the settings themselves show the name only. :meth:`fault` has returned None.
+        """
+        return {}
+
     @abstractmethod
     def ready(self, state: State, name: str) -> None:
         """Handle the gradient of parameter ``name``, now accumulated; once per backward."""

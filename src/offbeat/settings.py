@@ -86,8 +86,8 @@ def check_settings(settings: Any) -> None:
     """Check every field of a dataclass against its annotation; call it in ``__post_init__``.
 
     Supported annotations are ``bool``, ``int`` (not bool), ``float`` (int or float, finite, not
-    bool), None, ``Literal``, ``Callable``, classes (by ``isinstance``), ``Any``, and unions of
-    these.
+    bool), None, ``Literal``, ``Callable``, classes and ``Mapping`` (by ``isinstance``), ``Any``,
+    and unions of these.
     ``Annotated`` adds an interval to a number, or a string that the error shows in parentheses.
     Constraints between several settings remain code in ``__post_init__``, after this call.
 
@@ -219,6 +219,8 @@ def _choices(hint: Any) -> list[_Choice]:
     if origin is Annotated:
         inner, *metadata = arguments
         return _refine(inner, metadata)
+    if isinstance(origin, type):  # a mapping: what is in it remains code of the class
+        return [_plain(origin)]
     return [_plain(hint)]
 
 

@@ -33,7 +33,7 @@ def lags(
     steps: int,
     lr: float | Sequence[float],
     layers: Sequence[int],
-    density: float,
+    density: float | Sequence[float],
     momentum: float = 0.0,
     correction: float = 0.0,
     masking: bool = False,
@@ -45,7 +45,8 @@ def lags(
     a is lr in units of lr * gradient, else 1. ``correction`` is deep gradient compression's:
     u_p = m u_p + g_p takes the place of g_p, and with ``masking`` is zero where TopK sent
     something, except in layers that are sent whole. Before that each layer of g_p is shortened to
-    ``clip`` / sqrt(P). Returns v, (steps+1, ranks, d), and e, (steps+1, ranks, d).
+    ``clip`` / sqrt(P). ``density`` is one for all layers or one for each. Returns v,
+    (steps+1, ranks, d), and e, (steps+1, ranks, d).
     """
     ranks = len(sum(nodes, ()))
     world: Nodes = tuple((rank,) for rank in range(ranks))
@@ -53,6 +54,7 @@ def lags(
     v = start_rows(start, world)
     residual, u, velocity = np.zeros_like(v), np.zeros_like(v), np.zeros_like(v)
     ends = np.cumsum(layers)
+    densities = [density] * len(layers) if isinstance(density, float) else density
     models, residuals = [v], [residual]
     for k, rate in enumerate(rates):
         unit = rate if lr_units else 1.0
@@ -63,9 +65,9 @@ def lags(
         u = correction * u + g
         acc = residual + unit * u
         sent = np.zeros_like(acc)
-        for end, d in zip(ends, layers, strict=True):
+        for end, d, share in zip(ends, layers, densities, strict=True):
             layer = slice(end - d, end)
-            count = sent_of(d, density, ranks)
+            count = sent_of(d, share, ranks)
             sent[:, layer] = [top_k(row, count) for row in acc[:, layer]]
             if masking and count < d:
                 u[:, layer][sent[:, layer] != 0] = 0

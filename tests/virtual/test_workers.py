@@ -46,6 +46,7 @@ def of_one(model: Same, curvature: Tensor, optimum: Tensor) -> Tensor:
         ("ddp", EACH),
         ("alone", EACH),
         ("lags(density=0.2)", EACH),
+        ("lags({'matrix': 0.4, '*': 0.1})", EACH),
         ("lags(density=0.5)", EACH),  # sent whole: no cheaper sparse
         ("slgs(density=0.3)", EACH),
         ("local_sgd(every=3)", EACH),
@@ -148,7 +149,7 @@ def test_one_worker_trains_alone() -> None:
         ("diloco", "OuterStep.*: virtual workers know"),
         ("ddp('bf16')", "Mean\\(wire='bf16'\\): virtual workers know wire=None only"),
         ("sgp(wire='bf16')", "PushSum\\(wire='bf16'\\)"),
-        ("lags('adaptive')", "a density that is a number"),
+        ("lags('adaptive')", "densities that are no measurements"),
         ("lags(momentum=0.5)", "TopK\\(momentum=0.5\\)"),
     ],
 )

@@ -1,10 +1,11 @@
 """Functions that build the :class:`~offbeat.Algorithm` of each method by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.gradients import Mean, TopK, TorchDDP
+from offbeat.gradients.top_k.density import OfLayer
 from offbeat.kernels.dispatch import Select
 from offbeat.parameters import (
     AdasumUpdate,
@@ -37,7 +38,7 @@ def ddp(wire: Literal["bf16"] | None = None, *, bucket_mb: float = 25.0) -> Algo
 
 
 def lags(
-    density: float | Literal["adaptive"] = 0.001,
+    density: float | Literal["adaptive"] | Mapping[str, float] | OfLayer = 0.001,
     *,
     max_ratio: float = 1000.0,
     selection: Literal["sampled", "exact"] | Select = "sampled",
@@ -54,10 +55,13 @@ def lags(
     Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` a gradient is scaled by
     the learning rate of the step in which it was computed, as in the paper.
     ``density="adaptive"`` sends of each layer what backward can hide, and at least
-    1/``max_ratio``. See :class:`offbeat.gradients.TopK`.
+    1/``max_ratio``; a mapping from names or patterns of them, or a function of name and size, gives
+    each layer a density of its own. See :class:`offbeat.gradients.TopK`.
 
     >>> lags(density=0.01).gradients.density
     0.01
+    >>> lags({"head.*": 0.01, "*": 0.001}).gradients.density
+    {'head.*': 0.01, '*': 0.001}
     """
     top_k = TopK(
         density=density,

@@ -96,7 +96,7 @@ def _sparse_embedding(model: nn.Module) -> str | None:
     return None
 
 
-def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerprint:
+def fingerprint(model: nn.Module, algorithm: Algorithm, nodes: object) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
     for name, p in model.named_parameters():
@@ -105,7 +105,14 @@ def fingerprint(model: nn.Module, algorithm: object, nodes: object) -> Fingerpri
         tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
     for name, b in model.named_buffers():
         tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
-    return {"tensors": tensors, "algorithm": repr(algorithm), "nodes": repr(nodes)}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    settings = {} if algorithm.gradients is None else dict(algorithm.gradients.resolved(trained))
+    return {
+        "tensors": tensors,
+        "algorithm": repr(algorithm),
+        "nodes": repr(nodes),
+        "settings": settings,
+    }
 
 
 def difference(first: Fingerprint, other: Fingerprint) -> str | None:
@@ -124,6 +131,9 @@ def difference(first: Fingerprint, other: Fingerprint) -> str | None:
                 return f"the {what} of {name!r} is {a} here and {b} there"
     if list(here) != list(there):
         return "their parameters come in different orders"
+    for name, value in first["settings"].items():
+        if value != other["settings"][name]:
+            return f"the algorithm's {name} is {value} here and {other['settings'][name]} there"
     return None
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from offbeat.functional import count_kept, is_cheaper_dense
 from offbeat.gradients import TopK
+from offbeat.gradients.top_k.density import layer_densities
 from offbeat.virtual.rows import Rows
 from offbeat.virtual.rule import GradientRule, require
 
@@ -19,12 +20,13 @@ class TopKRule(GradientRule):
         require(exchange, momentum=0.0, clip_norm=None, warmup=None, units=None, over="world")
         if isinstance(exchange.density, str) or callable(exchange.selection):
             raise ValueError(
-                f"{exchange}: virtual workers know a density that is a number, and top-k; use "
-                "offbeat.testing.simulate"
+                f"{exchange}: virtual workers know densities that are no measurements, and top-k; "
+                "use offbeat.testing.simulate"
             )
-        layers = rows.layers.values()
-        spans = list(layers) if exchange.scope == "layer" else [slice(0, x.shape[1])]
-        self._kept = [(columns, _kept(columns, exchange.density, x)) for columns in spans]
+        layers = dict(rows.layers) if exchange.scope == "layer" else {"": slice(0, x.shape[1])}
+        sizes = {name: columns.stop - columns.start for name, columns in layers.items()}
+        densities = layer_densities(exchange.density, sizes)
+        self._kept = [(columns, _kept(columns, densities[n], x)) for n, columns in layers.items()]
         self._residual = torch.zeros_like(x)
 
     def combine(self, grads: Tensor) -> Tensor:

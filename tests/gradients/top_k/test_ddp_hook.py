@@ -177,7 +177,7 @@ def test_refuses_what_does_not_fit() -> None:
         host = Host(world)
         with pytest.raises(ValueError, match="density=0"):
             LagsState(host.model, 0.0, process_group=host.group)
-        with pytest.raises(ValueError, match="pass a number here"):
+        with pytest.raises(ValueError, match="pass numbers here"):
             LagsState(host.model, "adaptive", process_group=host.group)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="needs the learning rate"):
             LagsState(host.model, units="lr", process_group=host.group)

@@ -4,7 +4,7 @@ from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import message_device
 from offbeat.functional import count_kept, delta
 from offbeat.gradients.dot_grad import stored
-from offbeat.gradients.top_k.top_k import TopKState
+from offbeat.gradients.top_k.state import TopKState
 
 
 def deltas(state: TopKState) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """LAGS-SGD as a communication hook of torch's DistributedDataParallel."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from offbeat.comm.handle import Handle, when_arrived
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
+from offbeat.gradients.top_k.density import OfLayer, layer_densities
 from offbeat.gradients.top_k.top_k import TopK
 from offbeat.gradients.units import Units, optimizer_fault
 from offbeat.kernels.dispatch import Select, checked_selection, top_k_selection
@@ -33,7 +34,7 @@ class LagsState:
 
     Args:
         model: the module, or the DistributedDataParallel that wraps it.
-        density: as for :func:`offbeat.lags`, a number.
+        density: as for :func:`offbeat.lags`, but for "adaptive".
         selection: as for :func:`offbeat.lags`.
         units: as for :class:`offbeat.gradients.TopK`.
         optimizer: as for :func:`offbeat.replicate`.
@@ -47,7 +48,7 @@ class LagsState:
     def __init__(
         self,
         model: nn.Module,
-        density: float = 0.001,
+        density: float | Mapping[str, float] | OfLayer = 0.001,
         selection: Literal["sampled", "exact"] | Select = "sampled",
         units: Literal["lr", "gradient"] | None = None,
         *,
@@ -57,12 +58,13 @@ class LagsState:
     ) -> None:
         self.exchange = TopK(density=density, selection=selection, units=units)
         if isinstance(density, str):
-            raise ValueError("density='adaptive' needs offbeat.replicate(); pass a number here")
+            raise ValueError("density='adaptive' needs offbeat.replicate(); pass numbers here")
         module = model.module if isinstance(model, DistributedDataParallel) else model
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         if unfit := optimizer_fault(parameters, optimizers, units, momentum=0.0):
             raise ValueError(unfit)
+        self.densities = layer_densities(density, {n: p.numel() for n, p in parameters.items()})
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.units = Units.of(parameters, optimizers, scaler, units)
         self.scales = self.units.read()
@@ -71,7 +73,7 @@ class LagsState:
         self.residual = {
             name: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype), requires_grad=False)
             for name, p in parameters.items()
-            if self.count_kept(p)
+            if self.count_kept(name, p)
         }
         self.fresh = {name: torch.zeros_like(r) for name, r in self.residual.items()}
         device = next(iter(parameters.values())).device
@@ -83,14 +85,14 @@ class LagsState:
         self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
         self.sums: list[Tensor] = []  # of what the last backward's buckets brought
 
-    def count_kept(self, layer: Tensor) -> int:
+    def count_kept(self, name: str, layer: Tensor) -> int:
         """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
         numel, bytes_, size = (
             layer.numel(),
             accumulation_dtype(layer.dtype).itemsize,
             self.group.size,
         )
-        k = count_kept(numel, float(self.exchange.density))
+        k = count_kept(numel, self.densities[name])
         return 0 if is_cheaper_dense(numel, k, bytes_, size, layer.dtype.itemsize) else k
 
     def settle(self) -> None:
@@ -194,8 +196,9 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
         assert flat is not None, "buckets hold gradients without gaps"
-        if k := state.count_kept(parameter):
-            values, chosen = _select(state, state.names[id(parameter)], flat, k)
+        name = state.names[id(parameter)]
+        if k := state.count_kept(name, parameter):
+            values, chosen = _select(state, name, flat, k)
             sparse.put(flat, values.div_(size), chosen)
         else:
             whole.append(flat)

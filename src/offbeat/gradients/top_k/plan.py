@@ -24,17 +24,15 @@ class MessagePlan:
 
     Attributes:
         site: the parameters and the group.
-        density: the share of entries that is sent.
+        densities: the share of entries that is sent, by parameter.
         message_mb: MiB of a sparse message.
         whole: select among all entries of the model (of each dtype), not of each parameter.
-        densities: by parameter, where it differs from ``density``.
     """
 
     site: Site = field(compare=False)
-    density: float
+    densities: Mapping[str, float]
     message_mb: float
     whole: bool = False
-    densities: Mapping[str, float] = field(default_factory=dict)
 
     def messages(
         self, order: Sequence[str], *, select: BlockSelect, correction: Correction
@@ -81,7 +79,7 @@ class MessagePlan:
         """Return how many entries are sent; 0 where sending all costs no more."""
         parameters = [self.site.parameters[name] for name in names]
         numel = sum(parameter.numel() for parameter in parameters)
-        k = count_kept(numel, self.densities.get(names[0], self.density))
+        k = count_kept(numel, self.densities[names[0]])
         narrow = parameters[0].dtype.itemsize
         wide = torch.promote_types(parameters[0].dtype, torch.float32).itemsize
         return 0 if is_cheaper_dense(numel, k, wide, self.site.size, narrow) else k

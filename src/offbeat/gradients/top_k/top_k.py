@@ -1,7 +1,7 @@
 """LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 from torch import Tensor
@@ -14,39 +14,16 @@ from offbeat.gradients.pipeline import Pipeline
 from offbeat.gradients.residuals import inherit_means
 from offbeat.gradients.saved_order import order_fault
 from offbeat.gradients.top_k.correction import Correction
+from offbeat.gradients.top_k.density import OfLayer, layer_densities, mapping_fault
 from offbeat.gradients.top_k.plan import MessagePlan
+from offbeat.gradients.top_k.state import TopKState
 from offbeat.gradients.top_k.summary import summary
-from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
+from offbeat.gradients.top_k.timing import LayerTimer, average_times
 from offbeat.gradients.units import Units, optimizer_fault
 from offbeat.kernels.dispatch import Select, each_block, top_k_of_blocks
 from offbeat.settings import above, at_least, between, check_settings, describe
 
 WATCHED = 5  # backwards whose times decide about ratios
-
-
-@dataclass(eq=False)
-class TopKState:
-    """State of :class:`TopK` on one replica; residuals and velocities are in the messages.
-
-    Attributes:
-        site: the parameters and the group.
-        pipeline: the messages of a backward.
-        plan: the densities from which the messages were made.
-        exchanges: the number of steps in which there was an exchange.
-        has_exchanged: whether this step is one of them.
-        densities: by parameter, where they are adaptive.
-        timer: measures backwards, while adaptive ratios need it.
-        times: what the last measurement has found.
-    """
-
-    site: Site
-    pipeline: Pipeline
-    plan: MessagePlan
-    exchanges: int = 0
-    has_exchanged: bool = False
-    densities: dict[str, float] = field(default_factory=dict)
-    timer: LayerTimer | None = None
-    times: LayerTimes | None = None
 
 
 @final
@@ -64,6 +41,10 @@ class TopK(GradientExchange[TopKState]):
     :math:`g_t / \alpha_t`; with another optimizer, or none, :math:`\alpha_t = 1`. ``units``
     ("lr" or "gradient") overrides that. A layer that costs no less sparse than dense (about
     where k >= d / P) is sent whole.
+
+    ``density`` may differ by layer: a mapping from names or patterns of names (of :mod:`fnmatch`;
+    of several that match, a name, or else the first one) to numbers that covers all parameters, or
+    a function of name and number of entries that returns the same numbers on all ranks.
 
     ``selection`` is how entries are found: "sampled" and "exact" find the same, and a callable
     ``select(x, k)`` of your own, equal on all ranks, returns the indices (k,) of any k entries of
@@ -106,7 +87,12 @@ class TopK(GradientExchange[TopKState]):
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
 
-    density: Annotated[float, between(0, 1, closed="right")] | Literal["adaptive"] = 0.001
+    density: (
+        Annotated[float, between(0, 1, closed="right")]
+        | Literal["adaptive"]
+        | Mapping[str, float]
+        | OfLayer
+    ) = 0.001
     selection: Literal["sampled", "exact"] | Select = "sampled"
     momentum: Annotated[float, between(0, 1, closed="left")] = 0.0
     masking: bool = False
@@ -120,12 +106,19 @@ class TopK(GradientExchange[TopKState]):
     over: Literal["world", "local"] = "world"
 
     def __post_init__(self) -> None:
-        """Check the settings, and that adaptive densities have layers to choose for."""
+        """Check the settings, and that densities by layer have layers to choose for."""
         check_settings(self)
-        if self.density == "adaptive" and (self.scope == "model" or self.warmup is not None):
+        if isinstance(self.density, Mapping) and (fault := mapping_fault(self.density)):
+            raise ValueError(fault)
+        if self.scope == "model" and not isinstance(self.density, float | int):
             raise ValueError(
-                "density='adaptive' chooses by layer and from the first steps on; leave "
-                "scope='layer' and warmup=None, or give a number"
+                f"density={self.density!r} with scope='model', which chooses among the entries of "
+                "all layers; give a number, or leave scope='layer'"
+            )
+        if self.density == "adaptive" and self.warmup is not None:
+            raise ValueError(
+                "density='adaptive' chooses from the first steps on; leave warmup=None, or give a "
+                "number"
             )
 
         if self.masking and not self.momentum:
@@ -145,8 +138,18 @@ class TopK(GradientExchange[TopKState]):
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[Optimizer]
     ) -> str | None:
-        """Return what makes the given optimizers unfit, or None."""
+        """Return what makes the given optimizers or the densities unfit, or None."""
+        try:
+            self._densities(parameters)
+        except ValueError as error:
+            return str(error)
         return optimizer_fault(parameters, optimizers, self.units, self.momentum)
+
+    def resolved(self, parameters: Mapping[str, Tensor]) -> Mapping[str, object]:
+        """Return the densities that a function has given."""
+        if not callable(self.density):
+            return {}
+        return {f"density of {name}": d for name, d in self._densities(parameters).items()}
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none: entries are gathered; any for 16-bit means of layers sent whole."""
@@ -156,11 +159,8 @@ class TopK(GradientExchange[TopKState]):
         """Build the messages."""
         units = Units.of(site.registered, site.optimizers, site.scaler, self.units)
         pipeline = Pipeline.on(site, units)
-        adaptive = self.density == "adaptive"
-        # Of every layer from the start: a state has the same names whenever it is saved.
-        densities = dict.fromkeys(site.parameters, 1 / self.max_ratio) if adaptive else {}
-        plan = self._plan(site, 0, densities)
-        state = TopKState(site, pipeline, plan, densities=densities)
+        densities = self._densities(site.registered)
+        state = TopKState(site, pipeline, self._plan(site, 0, densities), densities)
         self._build(state, {}, {})
         return state
 
@@ -215,7 +215,7 @@ class TopK(GradientExchange[TopKState]):
             "order": list(pipeline.order),
             "measured": pipeline.is_measured,
             "exchanges": state.exchanges,
-            "densities": dict(state.densities),
+            "densities": dict(state.densities) if self.density == "adaptive" else {},
             "residual": pipeline.by_name("residual", parameters),
             "velocity": pipeline.by_name("velocity", parameters) if self.momentum else {},
         }
@@ -236,7 +236,8 @@ class TopK(GradientExchange[TopKState]):
     def load(self, state: TopKState, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""
         state.pipeline.resume(saved["order"], saved["measured"])
-        state.exchanges, state.densities = int(saved["exchanges"]), dict(saved["densities"])
+        state.exchanges = int(saved["exchanges"])
+        state.densities = {**state.densities, **saved["densities"]}
         state.has_exchanged = False
         state.plan = self._plan(state.site, state.exchanges, state.densities)
         self._build(state, saved["residual"], saved["velocity"])
@@ -269,11 +270,16 @@ class TopK(GradientExchange[TopKState]):
         ratios = {name: 1 / state.plan.density_of(name) for name in pipeline.order}
         return {"lags": summary(ratios, pipeline.messages, state.times, pipeline.waited)}
 
+    def _densities(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the density of every layer; adaptive ones begin at the lowest."""
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        adaptive = isinstance(self.density, str)
+        return layer_densities(1 / self.max_ratio if adaptive else self.density, sizes)
+
     def _plan(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
-        adaptive = self.density == "adaptive"
-        density = 1 / self.max_ratio if adaptive else float(self.density)
-        density = warm_density(density, exchanges, self.warmup or 0)
-        return MessagePlan(site, density, self.message_mb, self.scope == "model", densities)
+        if self.warmup is not None and exchanges < self.warmup:
+            densities = {n: warm_density(d, exchanges, self.warmup) for n, d in densities.items()}
+        return MessagePlan(site, densities, self.message_mb, self.scope == "model")
 
     def _adapt(self, state: TopKState) -> None:
         """Measure some backwards, periodically, and choose the ratios that suit their times."""
@@ -287,7 +293,7 @@ class TopK(GradientExchange[TopKState]):
             ratios = state.times.ratios(
                 state.site.parameters, self.max_ratio, self.message_mb * 2**20
             )
-            state.densities |= {name: 1 / ratio for name, ratio in ratios.items()}
+            state.densities = {name: 1 / ratio for name, ratio in ratios.items()}
 
     def _build(
         self, state: TopKState, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]
@@ -306,7 +312,7 @@ class TopK(GradientExchange[TopKState]):
 
     def _rebuild_if_due(self, state: TopKState) -> None:
         pipeline, parameters = state.pipeline, state.site.parameters
-        plan = self._plan(state.site, state.exchanges, dict(state.densities))
+        plan = self._plan(state.site, state.exchanges, state.densities)
         if pipeline.is_current and plan == state.plan:
             return
         state.plan = plan

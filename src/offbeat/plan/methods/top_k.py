@@ -10,6 +10,7 @@ from offbeat.functional import LinkCost, count_kept, is_cheaper_dense, runs_with
 from offbeat.functional.cost import INDEX
 from offbeat.gradients import TopK
 from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
+from offbeat.gradients.top_k.density import layer_densities
 from offbeat.gradients.top_k.timing import LayerTimes
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
@@ -125,8 +126,9 @@ def _row(entries: int, itemsize: int, names: int) -> int:
 
 
 def _densities(exchange: TopK, profile: Profile, fabric: Fabric) -> Mapping[str, float]:
-    if exchange.density != "adaptive":
-        return dict.fromkeys(profile.tensors, float(exchange.density))
+    sizes = {name: tensor.numel() for name, tensor in profile.tensors.items()}
+    if not isinstance(exchange.density, str):
+        return layer_densities(exchange.density, sizes)
     compute, before = {}, 0.0
     for name in profile.order:
         compute[name], before = profile.ready[name] - before, profile.ready[name]
