@@ -137,6 +137,7 @@ ALGORITHMS = {
     "lags(0.05)": {"given": True},
     "lags(0.05, units='gradient')": {},
     "lags(0.05, momentum=0.9)": {"given": True},
+    "lags(0.05, momentum=0.9, masking=True, wire='bf16')": {"given": True},
     "lags(1.0, momentum=0.9)": {"given": True},
     "lags(0.05, message_mb=1e-5)": {"given": True},
     "slgs(0.05)": {"given": True},

@@ -21,6 +21,8 @@ TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
     "ddp(bucket_mb=0.01)",
     "lags(density=0.01, message_mb=0.001)",
     "lags(density=0.01, momentum=0.5)",
+    "lags({'*.weight': 0.01, '*': 0.05}, wire='bf16', message_mb=0.001)",
+    "lags(density=0.01, wire='fp16')",
     "slgs(density=0.001)",
     "adasum(method='gather')",
     "adasum(method='gram', wire='fp16')",

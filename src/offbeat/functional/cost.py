@@ -55,14 +55,22 @@ def is_cheaper_dense(numel: int, k: int, itemsize: int, size: int, grad_itemsize
 
 
 def adaptive_ratio(
-    numel: int, link: LinkCost, *, compute: float, select: float, limit: float, itemsize: int = 4
+    numel: int,
+    link: LinkCost,
+    *,
+    compute: float,
+    select: float,
+    limit: float,
+    itemsize: int = 4,
+    dense_itemsize: int = 4,
 ) -> float:
     r"""Return the compression ratio that hides a layer's exchange behind the next backward.
 
     .. math:: c = \min\bigl(c_u,\ \min\{c : t_{comm}(c) + t_{spar} \le t_{comp}\}\bigr)
 
     ``compute`` is t_comp of the layer that comes next in backward, ``select`` is t_spar, both in
-    seconds; ``limit`` is :math:`c_u`. 1 where all of it can be sent in that time, which needs no
+    seconds; ``limit`` is :math:`c_u`. ``itemsize`` and ``dense_itemsize`` are the bytes of a value
+    in a sparse and in a dense message. 1 where all can be sent in that time, which needs no
     selection. Eq. 18; printed there with a max, which would make the upper bound a lower one.
 
     >>> link = LinkCost(4, latency=0.0, per_byte=1e-9)
@@ -73,7 +81,7 @@ def adaptive_ratio(
     >>> adaptive_ratio(10**6, link, compute=0.0, select=0.0, limit=1000)
     1000
     """
-    if link.all_reduce(numel * itemsize) <= compute:
+    if link.all_reduce(numel * dense_itemsize) <= compute:
         return 1.0
     left = compute - select - link.latency
     full = link.per_byte * (link.size - 1) * numel * (itemsize + INDEX)  # with an index for each

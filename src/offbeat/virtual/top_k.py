@@ -17,7 +17,9 @@ class TopKRule(GradientRule):
     """The mean of what every row sends; the rest of its gradient waits in its residual."""
 
     def __init__(self, exchange: TopK, rows: Rows, x: Tensor) -> None:
-        require(exchange, momentum=0.0, clip_norm=None, warmup=None, units=None, over="world")
+        require(
+            exchange, momentum=0.0, clip_norm=None, warmup=None, wire=None, units=None, over="world"
+        )
         if isinstance(exchange.density, str) or callable(exchange.selection):
             raise ValueError(
                 f"{exchange}: virtual workers know densities that are no measurements, and top-k; "

@@ -18,8 +18,9 @@ from offbeat.comm.world import World
 from offbeat.gradients import TopK, deltas
 from offbeat.testing import ThreadWorld, snapshot
 from problems import START, Quadratic, flat, gradient, loss
+from reference.adasum import bf16
 from reference.ddp import ddp
-from reference.lags import lags, top_k
+from reference.lags import fp16, lags, top_k
 from reference.participants import Array
 
 LAYERS = (6, 3)
@@ -87,10 +88,13 @@ def test_follows_the_reference_in_both_units(size: int, given: bool, selection: 
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("recipe", [offbeat.lags, offbeat.slgs])
-def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, recipe: Any) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["lags(0.12)", "slgs(0.12)", "lags(0.12, wire='bf16')", "lags(0.12, wire='fp16')"],
+)
+def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, text: str) -> None:
     """v_t - x_t = (1/P) sum_p residual_p, x fed the gradients at v (eq. 10)."""
-    models, residuals = run(size, recipe(density=0.12), RATES)
+    models, residuals = run(size, offbeat.algorithm(text), RATES)
     shadow = START.copy()
     for k, rate in enumerate(RATES):
         shadow -= rate * np.mean([gradient(r, models[k, r], k) for r in range(size)], axis=0)
@@ -131,6 +135,50 @@ def test_correction_and_local_clipping_follow_the_reference(
     )
     np.testing.assert_allclose(models, expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("wire", "rounded"), [("bf16", bf16), ("fp16", fp16)])
+def test_16_bit_values_follow_the_reference(
+    size: int, given: bool, wire: Any, rounded: Any
+) -> None:
+    models, residuals = run(size, offbeat.lags(density=0.4, wire=wire), RATES, given)
+    expected = lags(
+        START,
+        gradient,
+        nodes=tuple((r,) for r in range(size)),
+        steps=len(RATES),
+        lr=RATES,
+        layers=LAYERS,
+        density=0.4,
+        lr_units=given,
+        rounded=rounded,
+    )
+    np.testing.assert_allclose(models, expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("wire", "bits"), [("bf16", 8), ("fp16", 11)])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e9])
+def test_16_bit_values_keep_their_digits_at_any_size(wire: Any, bits: int, size: float) -> None:
+    """Far beyond 65504 and below 6e-8, where float16 ends; what is lost is the residual."""
+
+    def worker(world: World) -> tuple[Tensor, Tensor]:
+        model = nn.Linear(40, 1, bias=False)
+        replica = offbeat.replicate(model, offbeat.lags(0.05, wire=wire), mesh=world)
+        model(torch.arange(40) * (size / 3)).sum().backward()
+        assert model.weight.grad is not None
+        found = model.weight.grad[0].clone(), _saved(replica)["residual"]["weight"][0]
+        replica.step()
+        replica.detach()
+        return found
+
+    exact = torch.arange(40) * (size / 3)
+    for sent, residual in ThreadWorld(2).run(worker):
+        torch.testing.assert_close(sent[38:], exact[38:], rtol=2.0**-bits, atol=0)
+        torch.testing.assert_close(sent + residual, exact, rtol=1e-6, atol=0)
+        assert (residual[38:] != 0).any()
 
 
 def test_momentum_correction_of_all_entries_is_momentum() -> None:
@@ -216,7 +264,15 @@ def test_unused_odd_and_16_bit_parameters() -> None:
         np.testing.assert_allclose(off, 0, atol=0.5 if name == "narrow" else 1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("text", ["lags(density=0.05)", "slgs(density=0.05)", "lags(density=1.0)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lags(density=0.05)",
+        "slgs(density=0.05)",
+        "lags(density=1.0)",
+        "lags(density=0.05, clip_norm=1.0, wire='fp16')",
+    ],
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.fault(
     "a gradient is NaN or infinite on one rank under lags",
@@ -457,12 +513,13 @@ def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
     assert 0 <= first["share"] <= 1
 
 
-def test_sends_what_the_docstring_says() -> None:
-    """(P-1) (8 k + 4) a layer, two words more, and one for an even number of them."""
+@pytest.mark.parametrize(("wire", "entry"), [(None, 8), ("bf16", 6), ("fp16", 6)])
+def test_sends_what_the_docstring_says(wire: Any, entry: int) -> None:
+    """(P-1) (8 k + 4) a layer, two words more, and one for the scale or an even number of them."""
 
     def worker(world: World) -> float:
         model = nn.Linear(100, 100, bias=False)
-        replica = offbeat.replicate(model, offbeat.lags(density=0.01), mesh=world)
+        replica = offbeat.replicate(model, offbeat.lags(density=0.01, wire=wire), mesh=world)
         for _ in range(2):
             model(torch.randn(3, 100)).sum().backward()
             model.zero_grad()
@@ -471,7 +528,7 @@ def test_sends_what_the_docstring_says() -> None:
         replica.detach()
         return float(sent)
 
-    assert set(ThreadWorld(3).run(worker)) == {2 * (8 * 100 + 4 + 8 + 4)}
+    assert set(ThreadWorld(3).run(worker)) == {2 * (entry * 100 + 4 + 8 + 4)}
 
 
 def test_the_reference_selects_as_known() -> None:
@@ -488,6 +545,7 @@ def test_the_reference_selects_as_known() -> None:
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"masking": True}, "masking=True with momentum=0.0"),
         ({"clip_norm": 0}, "clip_norm=0"),
+        ({"wire": "int8"}, "wire='int8', expected None .full precision., 'bf16' or 'fp16'"),
         ({"warmup": 0}, "warmup=0"),
         ({"warmup": 2.5}, "warmup=2.5"),
         ({"message_mb": 0}, "message_mb=0"),

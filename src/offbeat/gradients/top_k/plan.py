@@ -7,11 +7,14 @@ import torch
 
 from offbeat.exchange import Site
 from offbeat.functional import count_kept, is_cheaper_dense, runs_within
+from offbeat.functional.cost import INDEX
+from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
 from offbeat.gradients.message import Message
 from offbeat.gradients.pipeline import by_readiness
 from offbeat.gradients.top_k.correction import Correction
 from offbeat.gradients.top_k.dense import DenseMessage
+from offbeat.gradients.top_k.payload import value_dtype
 from offbeat.gradients.top_k.sparse import SparseMessage
 from offbeat.kernels.dispatch import BlockSelect
 
@@ -26,12 +29,14 @@ class MessagePlan:
         site: the parameters and the group.
         densities: the share of entries that is sent, by parameter.
         message_mb: MiB of a sparse message.
+        wire: the format of values of 16 bits in sparse messages, None for full precision.
         whole: select among all entries of the model (of each dtype), not of each parameter.
     """
 
     site: Site = field(compare=False)
     densities: Mapping[str, float]
     message_mb: float
+    wire: Sixteen | None = None
     whole: bool = False
 
     def messages(
@@ -54,7 +59,14 @@ class MessagePlan:
                 messages.append(DenseMessage(self.site, group, members, correction))
             else:
                 messages.append(
-                    SparseMessage(self.site, group, blocks, select=select, correction=correction)
+                    SparseMessage(
+                        self.site,
+                        group,
+                        blocks,
+                        select=select,
+                        correction=correction,
+                        wire=self.wire,
+                    )
                 )
         return by_readiness(messages, order)
 
@@ -80,9 +92,9 @@ class MessagePlan:
         parameters = [self.site.parameters[name] for name in names]
         numel = sum(parameter.numel() for parameter in parameters)
         k = count_kept(numel, self.densities[names[0]])
-        narrow = parameters[0].dtype.itemsize
-        wide = torch.promote_types(parameters[0].dtype, torch.float32).itemsize
-        return 0 if is_cheaper_dense(numel, k, wide, self.site.size, narrow) else k
+        dtype = parameters[0].dtype
+        value = value_dtype(dtype, self.wire).itemsize
+        return 0 if is_cheaper_dense(numel, k, value, self.site.size, dtype.itemsize) else k
 
     def _parted(self, blocks: Sequence[Choice]) -> list[list[Choice]]:
         """Part blocks of one kind and dtype into runs that fit a message."""
@@ -91,9 +103,9 @@ class MessagePlan:
             kinds.setdefault((self.site.parameters[names[0]].dtype, k == 0), []).append((names, k))
         parted = []
         for (dtype, dense), members in kinds.items():
-            wide = torch.promote_types(dtype, torch.float32).itemsize
+            entry = value_dtype(dtype, self.wire).itemsize + INDEX
             sizes = [
-                sum(self.site.parameters[n].nbytes for n in names) if dense else k * (wide + 4)
+                sum(self.site.parameters[n].nbytes for n in names) if dense else k * entry
                 for names, k in members
             ]
             most = capacity(sum(sizes), BUCKET) if dense else int(self.message_mb * 2**20)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,13 +11,15 @@ from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.exchange import Site
-from offbeat.functional import LinkCost, extract
+from offbeat.functional import LinkCost, accumulation_dtype, extract
+from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.call_number import number_of, require_same_call
 from offbeat.gradients.dot_grad import gradient_of, put, require_plain
 from offbeat.gradients.feedback import Feedback, FlatFeedback, LayerFeedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import Message, Scales
 from offbeat.gradients.top_k.correction import Correction
+from offbeat.gradients.top_k.payload import Payload, PayloadFormat
 from offbeat.kernels.dispatch import BlockSelect
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
@@ -45,6 +46,7 @@ class SparseMessage(Message):
         blocks: runs of parameters, and how many entries are sent of each run.
         select: returns indices into a flat tensor, given the tensor and the ranges of the blocks.
         correction: clipping and momentum correction.
+        wire: the format of values of 16 bits, None for full precision.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class SparseMessage(Message):
         *,
         select: BlockSelect,
         correction: Correction,
+        wire: Sixteen | None = None,
     ) -> None:
         self.site, self.group = site, group
         self.correction = correction
         self.names = [name for names, _ in blocks for name in names]
         self.select = select
-        dtype = torch.promote_types(site.parameters[self.names[0]].dtype, torch.float32)
+        own = site.parameters[self.names[0]]
+        dtype = accumulation_dtype(own.dtype)
         self.residual: FlatFeedback = FlatFeedback(site, self.names, dtype)
         self.speed = FlatFeedback(site, self.names, dtype) if correction.momentum else None
         self.velocity: Feedback = self.speed or LayerFeedback({})
@@ -69,7 +73,9 @@ class SparseMessage(Message):
         self.place = {name: index for index, name in enumerate(self.names)}
         sizes = torch.tensor([site.parameters[name].numel() for name in self.names], device="cpu")
         self.ends = sizes.cumsum(0).to(self.grads.whole.device)
-        self.rows = _rows(self)
+        count = sum(block.k for block in self.blocks)
+        form = PayloadFormat(count, len(self.names), own.dtype, wire)
+        self.rows = form.allocate(group.size, message_device(group, own.device))
         self.handle: Handle | None = None
         self.mine_has = [False] * len(self.names)  # written in one go: an element costs as much
         self.had: dict[str, bool] = {}  # whether any rank had this gradient
@@ -112,7 +118,9 @@ class SparseMessage(Message):
         values = _remove(acc, indices, factor)
         if self.speed is not None and self.correction.masking:
             _remove(self.speed.next.whole, indices, factor)
-        mine.values.copy_(values.mul_(factor / self.group.size))
+        sent = mine.put(values.mul_(factor / self.group.size))
+        if mine.wire is not None:
+            _add_back(acc, indices, (values - sent).mul_(self.group.size), factor)
         mine.indices.copy_(indices)
         flags = [*self.mine_has, number_of(self.group)]
         said = torch.tensor(flags, dtype=torch.int32, device="cpu")
@@ -162,7 +170,7 @@ class SparseMessage(Message):
         self.carried = None
 
     @property
-    def _mine(self) -> "Payload":
+    def _mine(self) -> Payload:
         return self.rows.parts[self.group.rank]
 
     def _factor(self, indices: Tensor, scales: Scales) -> Tensor | float:
@@ -177,8 +185,7 @@ class SparseMessage(Message):
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
         # and ranks would differ by rounding.
         for row in self.rows.parts:
-            device = whole.device
-            whole.index_add_(0, row.indices.to(device), row.values.to(device))
+            whole.index_add_(0, row.indices.to(whole.device), row.read(whole))
 
     def _new_part(self, name: str, grad: Tensor) -> Tensor:
         """Return what was added to ``.grad`` since the last exchange's result was put there."""
@@ -194,39 +201,6 @@ class SparseMessage(Message):
         for name, had in self.had.items():
             if had:
                 put(self.site.registered[name], self.grads.views[name])
-
-
-@dataclass(eq=False)
-class Payload:
-    """Part of one rank in a message."""
-
-    words: Tensor  # what follows, as int32
-    values: Tensor
-    indices: Tensor
-    flags: Tensor
-
-
-@dataclass(eq=False)
-class Payloads:
-    """Parts of all ranks, in one tensor of int32."""
-
-    whole: Tensor
-    parts: list[Payload]
-
-
-def _rows(message: SparseMessage) -> Payloads:
-    dtype, count = message.grads.whole.dtype, sum(block.k for block in message.blocks)
-    words, flags = count * dtype.itemsize // 4, len(message.names) + 2
-    length = words + count + flags
-    padding = length % 2  # rows of float64 begin at even words
-    device = message_device(message.group, message.grads.whole.device)
-    size = message.group.size * (length + padding)
-    whole = torch.zeros(size, dtype=torch.int32, device=device)
-    parts = []
-    for row in whole.split(length + padding):
-        values, indices, row_flags, _ = row.split([words, count, flags, padding])
-        parts.append(Payload(row, values.view(dtype), indices, row_flags))
-    return Payloads(whole, parts)
 
 
 def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[Range]:
@@ -251,3 +225,11 @@ def _remove(flat: Tensor, indices: Tensor, factor: Tensor | float) -> Tensor:
     elif factor == 0:
         flat.index_copy_(0, indices, values)
     return values
+
+
+def _add_back(flat: Tensor, indices: Tensor, lost: Tensor, factor: Tensor | float) -> None:
+    """Add what rounding has taken, in units of the gradient; where factor is 0 nothing was sent."""
+    if isinstance(factor, Tensor):
+        flat.index_add_(0, indices, torch.where(factor == 0, 0.0, lost / factor))
+    elif factor:
+        flat.index_add_(0, indices, lost, alpha=1 / factor)

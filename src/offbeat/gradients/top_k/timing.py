@@ -15,7 +15,9 @@ from offbeat.comm.small_gathers import gather_numbers
 from offbeat.device import wait_for_stream
 from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds
 from offbeat.functional.cost import INDEX
+from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.bucket import BUCKET, capacity
+from offbeat.gradients.top_k.payload import value_dtype
 
 PROBES = (2**10, 2**18)  # bytes of the all-gathers that are timed
 TRIES = 3
@@ -90,7 +92,11 @@ class LayerTimes:
         return sum(self.compute.values())
 
     def ratios(
-        self, parameters: Mapping[str, Tensor], limit: float, message: float
+        self,
+        parameters: Mapping[str, Tensor],
+        limit: float,
+        message: float,
+        wire: Sixteen | None = None,
     ) -> dict[str, float]:
         """Return the compression ratio of every layer: eq. 18, unless all dense ends no later.
 
@@ -101,6 +107,7 @@ class LayerTimes:
             parameters: by name.
             limit: the largest ratio.
             message: bytes of a sparse message.
+            wire: the format of values of 16 bits in it.
         """
         bucket = capacity(sum(parameters[name].nbytes for name in self.compute), BUCKET)
         after = [*list(self.compute.values())[1:], 0.0]
@@ -110,13 +117,19 @@ class LayerTimes:
             parameter, select = parameters[name], self.select[name]
             # Layers of one message share its latency, according to how full of one it is at most.
             link = self._link(parameter.nbytes / limit / message)
-            wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
+            value = value_dtype(parameter.dtype, wire).itemsize
             ratio = ratios[name] = adaptive_ratio(
-                parameter.numel(), link, compute=budget, select=select, limit=limit, itemsize=wide
+                parameter.numel(),
+                link,
+                compute=budget,
+                select=select,
+                limit=limit,
+                itemsize=value,
+                dense_itemsize=parameter.dtype.itemsize,
             )
             whole = self._link(parameter.nbytes / bucket).all_reduce(parameter.nbytes)
             dense.append((compute, whole))
-            part = link.all_gather(parameter.numel() * (wide + INDEX) / ratio)
+            part = link.all_gather(parameter.numel() * (value + INDEX) / ratio)
             mixed.append((compute + select, part) if ratio > 1 else (compute, whole))
         selecting = sum(self.select[name] for name, ratio in ratios.items() if ratio > 1)
         quicker = exposed_seconds(dense) <= exposed_seconds(mixed) + selecting

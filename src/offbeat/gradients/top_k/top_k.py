@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from offbeat.comm.collectives import peers_of_mean
 from offbeat.exchange import GradientExchange, Saved, Site
 from offbeat.functional import warm_density
+from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.pipeline import Pipeline
 from offbeat.gradients.residuals import inherit_means
 from offbeat.gradients.saved_order import order_fault
@@ -75,7 +76,12 @@ class TopK(GradientExchange[TopKState]):
     before the parameter was changed in place), also if the script has copied it before. In a loop
     that never steps in one of these ways, ``replica.step()`` says that gradients were used.
 
-    Bytes sent per step: (P-1) * 8 k for float32, and 4 for each parameter. Extra memory: three
+    ``wire="bf16"`` or "fp16" sends the values of sparse messages in 16 bits. All ranks use the
+    rounded values, and what rounding takes stays in the residual. "fp16" scales each message by a
+    power of two, so that nothing overflows. Layers sent whole keep their precision.
+
+    Bytes sent per step: (P-1) * 8 k for float32, (P-1) * 6 k with ``wire``, and 4 for each
+    parameter. Extra memory: three
     models (residuals twice, and what ``.grad`` becomes), and two more with momentum; once
     several backwards exchange before a gradient is used, two more, and one for momentum; one
     copy of the gradients while backward runs. Passes over memory: add, one reading pass to
@@ -98,6 +104,7 @@ class TopK(GradientExchange[TopKState]):
     masking: bool = False
     clip_norm: Annotated[float, above(0)] | Annotated[None, "no clipping"] = None
     warmup: Annotated[int, at_least(1, "steps")] | None = None
+    wire: Sixteen | Annotated[None, "full precision"] = None
     message_mb: Annotated[float, above(0, "MiB")] = 1 / 16
     scope: Literal["layer", "model"] = "layer"
     units: Literal["lr", "gradient"] | None = None
@@ -279,7 +286,7 @@ class TopK(GradientExchange[TopKState]):
     def _plan(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
         if self.warmup is not None and exchanges < self.warmup:
             densities = {n: warm_density(d, exchanges, self.warmup) for n, d in densities.items()}
-        return MessagePlan(site, densities, self.message_mb, self.scope == "model")
+        return MessagePlan(site, densities, self.message_mb, self.wire, self.scope == "model")
 
     def _adapt(self, state: TopKState) -> None:
         """Measure some backwards, periodically, and choose the ratios that suit their times."""
@@ -291,7 +298,7 @@ class TopK(GradientExchange[TopKState]):
             state.times = average_times(state.timer, pipeline.order, pipeline.group)
             state.timer = None
             ratios = state.times.ratios(
-                state.site.parameters, self.max_ratio, self.message_mb * 2**20
+                state.site.parameters, self.max_ratio, self.message_mb * 2**20, self.wire
             )
             state.densities = {name: 1 / ratio for name, ratio in ratios.items()}
 

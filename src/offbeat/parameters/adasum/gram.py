@@ -7,9 +7,10 @@ from torch import Tensor
 
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import MessageRounds, Round
+from offbeat.functional.sixteen_bits import ROOM, fitting_scales
 from offbeat.parameters.adasum.operands import Operands
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
-from offbeat.parameters.adasum.rounding import ROOM, Rounding, fitting_scales, widen
+from offbeat.parameters.adasum.rounding import Rounding, widen
 from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import Segment
-
-ROOM = 14  # scaled fp16 values stay below 2^14, two bits away from overflow
+from offbeat.functional.sixteen_bits import DTYPES, fitting_scales
 
 
 class Rounding:
@@ -27,7 +26,7 @@ class Rounding:
         wire: str,
     ) -> None:
         """Allocate for vectors like ``slices``, whose layers are at ``segments``."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[wire]
+        dtype = DTYPES[wire]
         self.wire, self.scaled = wire, wire == "fp16"
         self.messages = [
             torch.empty_like(part, dtype=dtype if part.dtype.itemsize > 2 else part.dtype)
@@ -82,19 +81,6 @@ def widen(
         if factors is not None:
             for s in inside:
                 part[s.start : s.stop].mul_(factors[s.layer])
-
-
-def fitting_scales(largest: Tensor) -> Tensor:
-    """Return powers of two that scale the ``largest`` absolute values to just below 2^14.
-
-    >>> fitting_scales(torch.tensor([1.0, 3.0, 0.0])).tolist()
-    [8192.0, 4096.0, 1.0]
-    """
-    exponent = torch.frexp(largest.double()).exponent
-    # A range that covers the smallest float32 numbers, in which no inverse overflows.
-    scale = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), ROOM - exponent)
-    known = (largest > 0) & largest.isfinite()
-    return torch.where(known, scale.clamp(2.0**-100, 2.0**100), torch.ones_like(scale))
 
 
 def _fitting(

@@ -11,6 +11,7 @@ from offbeat.functional.cost import INDEX
 from offbeat.gradients import TopK
 from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
 from offbeat.gradients.top_k.density import layer_densities
+from offbeat.gradients.top_k.payload import PayloadFormat, value_dtype
 from offbeat.gradients.top_k.timing import LayerTimes
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
@@ -38,9 +39,10 @@ class TopKTimes(BackwardTimes):
         f_b = \max\Big(f_{b-1},\ \max_i s_{i,b}\Big) + (n-1)
         \left(\alpha + \frac{8 k_b}{B}\right)
 
-    with k entries in message b, which is ready when its last gradient is, all gradients so far
-    were added to residuals, and entries were selected. Layers that cost no less sparse than dense
-    go in buckets of the mean. After the last arrival the n k entries of all ranks are added up.
+    with k entries in message b (of 8 bytes, or 6 with 16-bit values), which is ready when its last
+    gradient is, all gradients so far were added to residuals, and entries were selected. Layers
+    that cost no less sparse than dense go in buckets of the mean. After the last arrival the n k
+    entries of all ranks are added up.
     Adaptive densities are those that the exchange would choose with the times of the profile.
     """
 
@@ -79,10 +81,10 @@ class TopKTimes(BackwardTimes):
             kinds.setdefault(kind, []).append((names, k))
         found = []
         for (dtype, dense), blocks in kinds.items():
-            wide = torch.promote_types(dtype, torch.float32).itemsize
+            value = value_dtype(dtype, self.exchange.wire).itemsize
             numels = [sum(profile.tensors[n].numel() for n in names) for names, _ in blocks]
             sizes = [
-                numel * dtype.itemsize if dense else k * (wide + INDEX)
+                numel * dtype.itemsize if dense else k * (value + INDEX)
                 for numel, (_, k) in zip(numels, blocks, strict=True)
             ]
             limit = int(self.exchange.message_mb * 2**20)
@@ -94,7 +96,7 @@ class TopKTimes(BackwardTimes):
                 nbytes = (
                     (numel + len(names) + 1) * dtype.itemsize
                     if dense
-                    else _row(entries, wide, len(names))
+                    else PayloadFormat(entries, len(names), dtype, self.exchange.wire).nbytes
                 )
                 found.append(_Message(names, nbytes, entries, numel))
         turn = {name: number for number, name in enumerate(profile.order)}
@@ -115,14 +117,8 @@ class TopKTimes(BackwardTimes):
         numel = sum(profile.tensors[name].numel() for name in names)
         dtype = profile.tensors[names[0]].dtype
         k = count_kept(numel, self.densities[names[0]])
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        return 0 if is_cheaper_dense(numel, k, wide, self.size, dtype.itemsize) else k
-
-
-def _row(entries: int, itemsize: int, names: int) -> int:
-    """Return the bytes of a message: values, int32 indices, flags, an even number of words."""
-    words = entries * itemsize // 4 + entries + names + 2
-    return 4 * (words + words % 2)
+        value = value_dtype(dtype, self.exchange.wire).itemsize
+        return 0 if is_cheaper_dense(numel, k, value, self.size, dtype.itemsize) else k
 
 
 def _densities(exchange: TopK, profile: Profile, fabric: Fabric) -> Mapping[str, float]:
@@ -139,5 +135,5 @@ def _densities(exchange: TopK, profile: Profile, fabric: Fabric) -> Mapping[str,
     link = LinkCost(size, (size - 1) * hop, per_byte)
     times = LayerTimes(compute, select, profile.forward, link)
     message = exchange.message_mb * 2**20
-    ratios = times.ratios(profile.tensors, exchange.max_ratio, message)
+    ratios = times.ratios(profile.tensors, exchange.max_ratio, message, exchange.wire)
     return {name: 1 / ratio for name, ratio in ratios.items()}
