@@ -50,6 +50,7 @@ def lags(
     message_mb: float = 1 / 16,
     units: Literal["lr", "gradient"] | None = None,
     retune: int = 1000,
+    measure: bool = False,
 ) -> Algorithm:
     """Exchange the largest gradients of each layer in every backward, the others later (LAGS-SGD).
 
@@ -76,6 +77,7 @@ def lags(
         units=units,
         max_ratio=max_ratio,
         retune=retune,
+        measure=measure,
     )
     return Algorithm(gradients=top_k)
 

@@ -484,6 +484,56 @@ def test_delta_is_that_of_the_gathered_vectors() -> None:
             assert found[name] == pytest.approx(np.square(left.sum(0)).sum() / random, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "exchange",
+    [TopK(density=0.05, measure=True, retune=6), TopK(density=0.05, scope="model", measure=True)],
+    ids=["layers", "model"],
+)
+def test_the_bound_of_the_speedup_is_measured_at_a_fixed_density(exchange: TopK) -> None:
+    """The bound of eq. 19 from the times beside it; densities and messages stay."""
+
+    def worker(world: World) -> list[dict[str, Any]]:
+        model, replica = attach(world, offbeat.Algorithm(gradients=exchange))
+        found = []
+        for step in range(14):
+            model(world.rank, step).backward()
+            model.zero_grad()
+            replica.step()
+            found.append(replica.stats()["lags"])
+        replica.detach()
+        return found
+
+    first, *others = ThreadWorld(3).run(worker)
+    assert ["S_max" in found for found in first] == 5 * [False] + 9 * [True]
+    assert all(found["c"] == first[3]["c"] for found in first[3:])
+    again = first[12]["t_comp"] != first[5]["t_comp"]
+    assert again == (exchange.retune == 6)
+    for found in (first[-1], *(run[-1] for run in others)):
+        assert found["c_max"] == max(found["c"].values()) > 1
+        forward, backward, exchanged = (
+            found["t_forward"], sum(found["t_comp"].values()), found["t_comm"]
+        )  # fmt: skip
+        r = exchanged / backward
+        bound = 1 + 1 / (forward / min(exchanged, backward) + max(r, 1 / r))
+        assert found["S_max"] == pytest.approx(bound)
+        assert 0 <= found["share"] <= 1
+        assert found["t_comp"] == first[-1]["t_comp"]
+
+
+def test_nothing_is_measured_unless_asked() -> None:
+    def worker(world: World) -> bool:
+        model, replica = attach(world, offbeat.lags(density=0.05))
+        for step in range(8):
+            model(world.rank, step).backward()
+            model.zero_grad()
+            replica.step()
+        found = replica.stats()["lags"]
+        replica.detach()
+        return "S_max" in found
+
+    assert ThreadWorld(2).run(worker) == [False, False]
+
+
 def test_adaptive_ratios_are_measured_agreed_on_and_survive_a_restart() -> None:
     algorithm = offbeat.lags(density="adaptive", max_ratio=50)
 

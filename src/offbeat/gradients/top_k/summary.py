@@ -1,4 +1,4 @@
-"""Statistics of adaptive sparsification: compression ratios and share of the possible speedup."""
+"""Statistics of sparsification: compression ratios and share of the possible speedup."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,15 @@ def summary(
 ) -> dict[str, Any]:
     """Return ``replica.stats()["lags"]``: ratios c_l and, once measured, times in seconds.
 
-    ``S_max`` is the bound of eq. 19 and ``share`` the share of its gain that is reached: the
-    exchange takes t_c in all, of which the last step waited ``waited`` seconds.
+    ``c_max`` is the largest ratio, with which the bound on convergence grows (eq. 17). ``S_max``
+    is the bound of eq. 19 and ``share`` the share of its gain that is reached: the exchange takes
+    t_c in all, of which the last step waited ``waited`` seconds.
     """
-    found: dict[str, Any] = {"c": dict(ratios), "messages": len(messages)}
+    found: dict[str, Any] = {
+        "c": dict(ratios),
+        "c_max": max(ratios.values()),
+        "messages": len(messages),
+    }
     if times is None:
         return found
     exchange = sum(message.seconds(times.link) for message in messages)

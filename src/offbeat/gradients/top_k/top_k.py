@@ -80,6 +80,11 @@ class TopK(GradientExchange[TopKState]):
     rounded values, and what rounding takes stays in the residual. "fp16" scales each message by a
     power of two, so that nothing overflows. Layers sent whole keep their precision.
 
+    ``measure=True`` times backwards 2 to 6, and again every ``retune`` steps, as "adaptive" always
+    does: ``stats()["lags"]`` then has S_max, the bound of eq. 19 on the speed-up of overlap over
+    SLGS-SGD, and the share of it that is reached. On an accelerator those backwards synchronize
+    with the host layer by layer, and six small all-gathers follow.
+
     Bytes sent per step: (P-1) * 8 k for float32, (P-1) * 6 k with ``wire``, and 4 for each
     parameter. Extra memory: three
     models (residuals twice, and what ``.grad`` becomes), and two more with momentum; once
@@ -110,6 +115,7 @@ class TopK(GradientExchange[TopKState]):
     units: Literal["lr", "gradient"] | None = None
     max_ratio: Annotated[float, at_least(1)] = 1000.0
     retune: Annotated[int, at_least(WATCHED + 1, "steps")] = 1000
+    measure: bool = False
     over: Literal["world", "local"] = "world"
 
     def __post_init__(self) -> None:
@@ -196,8 +202,8 @@ class TopK(GradientExchange[TopKState]):
             state.timer.finish()
         if not state.has_exchanged:
             state.exchanges, state.has_exchanged = state.exchanges + 1, True
-            if self.density == "adaptive":
-                self._adapt(state)
+            if self.measure or self.density == "adaptive":
+                self._watch(state)
 
     def stepped(self, state: TopKState) -> None:
         """Rebuild the messages if the order was measured or the density has changed."""
@@ -288,15 +294,17 @@ class TopK(GradientExchange[TopKState]):
             densities = {n: warm_density(d, exchanges, self.warmup) for n, d in densities.items()}
         return MessagePlan(site, densities, self.message_mb, self.wire, self.scope == "model")
 
-    def _adapt(self, state: TopKState) -> None:
-        """Measure some backwards, periodically, and choose the ratios that suit their times."""
-        phase = state.exchanges % self.retune
-        if phase == 1:
+    def _watch(self, state: TopKState) -> None:
+        """Measure some backwards, periodically; choose ratios that suit them, if adaptive."""
+        phase = (state.exchanges - 1) % self.retune
+        if phase == 0:
             state.timer = LayerTimer(next(iter(state.site.parameters.values())).device)
-        elif phase == 1 + WATCHED and state.timer is not None:
+        elif phase == WATCHED and state.timer is not None:
             pipeline = state.pipeline
             state.times = average_times(state.timer, pipeline.order, pipeline.group)
             state.timer = None
+            if self.density != "adaptive":
+                return
             ratios = state.times.ratios(
                 state.site.parameters, self.max_ratio, self.message_mb * 2**20, self.wire
             )
