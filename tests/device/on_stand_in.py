@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from stand_in import NAME, coalesced, install, synchronizations
+from torch import nn
 
 import offbeat
 from offbeat.comm import group, messages
@@ -22,6 +23,7 @@ from recipe_cases import CASES, Case
 from reference.participants import Nodes
 
 LR, STEPS, BEFORE = 0.1, 12, 5  # BEFORE: steps with what is measured once
+LARGE = "lags({'even': 0.001, '*': 0.01}, wire='fp16', momentum=0.5, masking=True, clip_norm=99.0)"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def train_all(results: Any, texts: list[str], sends: bool) -> None:
     results.put(("", _run(_try_the_device)))
     if sends:
         _send_from_device()
+    results.put((LARGE, _run(partial(train_large, NAME))))
     for case in CASES:
         if case.text in texts:
             results.put((case.text, _run(partial(_train, case))))
@@ -77,6 +80,48 @@ def _try_the_device() -> list[float]:
     x.mul_(torch.tensor(2.0)).add_(1.0)  # one number goes along
     synchronizations.is_on = False
     return x.tolist()
+
+
+class Large(nn.Module):
+    """Layers in which selection goes through maxima of blocks, of whole blocks and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even = nn.Parameter(torch.zeros(2**17))
+        self.odd = nn.Parameter(torch.zeros(2**15 + 7))
+        self.small = nn.Parameter(torch.zeros(50))
+
+
+def train_large(device: str) -> Any:
+    """Train by lags with all its settings, and two learning rates; the course of each rank."""
+
+    def worker(world: World) -> list[Any]:
+        model = Large().to(device)
+        groups = [{"params": [model.even], "lr": 0.1}, {"params": [model.odd, model.small]}]
+        optimizer = torch.optim.SGD(groups, lr=0.3)
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(LARGE), mesh=world, optimizer=optimizer
+        )
+        random, course = torch.Generator().manual_seed(world.rank), []
+        for step in range(2 * BEFORE):
+            target = {
+                n: torch.randn(p.shape, generator=random) for n, p in model.named_parameters()
+            }
+            loss = [(p - target[n].to(device)).square().sum() for n, p in model.named_parameters()]
+            synchronizations.is_on = step >= BEFORE
+            line.wait()
+            sum(loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            line.wait()
+            synchronizations.is_on = False
+            course.append(torch.cat([*model.parameters()]).detach().cpu().numpy())
+        replica.detach()
+        return course
+
+    line = threading.Barrier(2)
+    return np.array(ThreadWorld(2).run(worker))
 
 
 def nodes_of(case: Case) -> Nodes:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from offbeat.device import is_on_host
 
@@ -28,8 +29,9 @@ def top_k(x: Tensor, k: int) -> Tensor:
     with thr the k-th largest :math:`|x|` (eq. 4 of Shi et al. 2020; exactly k of tied entries).
     Indices are int64 and unordered. NaN counts as largest, followed by infinity, so that the
     selected values are finite only if all of ``x`` is. The k largest entries lie in the k blocks
-    of 32 with the largest maxima: ``x`` is read twice (maximum, minimum of each block) and never
-    written. Extra memory: d/16 + 32 k entries. Deterministic, and does not synchronize with a GPU.
+    of 32 with the largest maxima: ``x`` is read twice on a CPU (maximum, minimum of each block),
+    once elsewhere, and never written. Extra memory: d/16 + 32 k entries. Deterministic, and does
+    not synchronize with a GPU.
 
     >>> top_k(torch.tensor([1.0, -3.0, 0.0, 2.0]), 2).sort().values
     tensor([1, 3])
@@ -47,7 +49,12 @@ def sampled_top_k(x: Tensor, k: int) -> Tensor:
     A threshold is estimated from every 101st entry, slightly low; the exact top-k is taken among
     the entries above it, in the blocks that reach it. If these are too few, or too many to save
     time, :func:`top_k` is used. The sample affects the time, never the result (except in ties).
-    On a GPU counting would synchronize with the device: there :func:`top_k` is used at once.
+
+    On a GPU the host would have to wait for the number of entries above the threshold, and without
+    it a memory of fixed size could lack some of the k largest. There :func:`top_k` is used at once.
+    It has double sampling's form: a first selection among d/32 values, here maxima of blocks
+    instead of a sample, and a second one among 32 k. It reads ``x`` once, as that must, and does
+    not wait.
 
     Source: Lin et al. 2018, "Deep Gradient Compression", section 3; Shi et al. 2020, section 5.
 
@@ -110,6 +117,8 @@ def delta(total: Tensor, left: Tensor, k: int) -> float:
 def _block_maxima(x: Tensor) -> Tensor:
     """Return the largest magnitude of every whole block; NaN for a block that contains NaN."""
     rows = x[: x.numel() // BLOCK * BLOCK].view(-1, BLOCK)
+    if not is_on_host(x):
+        return torch.linalg.vector_norm(rows, torch.inf, dim=1)
     # Two reading passes: abs() would write one as large as x, and torch's fused ones (aminmax,
     # the infinity norm) are not vectorized for short rows, 20 and 50 ms against 4 for 10 M.
     return torch.maximum(rows.amax(1), rows.amin(1).neg_())
@@ -126,7 +135,7 @@ def _place(x: Tensor, blocks: Tensor, chosen: Tensor) -> Tensor:
     """Return the indices in ``x`` of the chosen candidates."""
     taken = blocks.numel() * BLOCK
     whole = x.numel() // BLOCK * BLOCK
-    first = torch.cat((blocks * BLOCK, blocks.new_tensor([whole])))
+    first = pad(blocks * BLOCK, (0, 1), value=whole)  # a tensor made of a list would be waited for
     row = chosen.div(BLOCK, rounding_mode="floor").clamp_(max=blocks.numel())
     return first[row] + torch.where(chosen < taken, chosen % BLOCK, chosen - taken)
 

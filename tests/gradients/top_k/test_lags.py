@@ -137,6 +137,44 @@ def test_correction_and_local_clipping_follow_the_reference(
     np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("wire", [None, "bf16", "fp16"])
+def test_layers_with_learning_rates_of_their_own_are_apart_by_the_residual(wire: Any) -> None:
+    """Both in one message; one rate is 0 in some steps, and then nothing is sent of its layer."""
+    rates = np.array([[0.1, 0.1 * (k % 3)] for k in range(9)])
+
+    def worker(world: World) -> list[tuple[Array, Array]]:
+        model = Quadratic()
+        groups = [{"params": [model.matrix]}, {"params": [model.vector]}]
+        optimizer = SGD(groups, lr=1.0)
+        replica = offbeat.replicate(
+            model, offbeat.lags(0.35, wire=wire), mesh=world, optimizer=optimizer
+        )
+        history = []
+        for step, each in enumerate(rates):
+            for group, rate in zip(optimizer.param_groups, each, strict=True):
+                group["lr"] = float(rate)
+            before = flat(snapshot(model))
+            loss(model, world.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            history.append((before, residual(replica)))
+        history.append((flat(snapshot(model)), residual(replica)))
+        replica.detach()
+        return history
+
+    runs = ThreadWorld(2).run(worker)
+    shadow = START.copy()
+    for k, each in enumerate(rates):
+        now = runs[0][k][0]
+        grads = np.mean([gradient(r, now, k) for r in range(2)], axis=0)
+        shadow -= np.repeat(each, LAYERS) * grads
+        left = np.mean([run[k][1] for run in runs], axis=0)
+        np.testing.assert_allclose(runs[0][k + 1][0] - shadow, left, rtol=0, atol=1e-13)
+        assert each[1] or (runs[0][k + 1][0][6:] == now[6:]).all()
+    assert np.abs(left).min() > 0
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize(("wire", "rounded"), [("bf16", bf16), ("fp16", fp16)])

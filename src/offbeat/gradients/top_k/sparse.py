@@ -179,7 +179,8 @@ class SparseMessage(Message):
         if len(set(factors)) == 1:
             return factors[0]
         owner = torch.bucketize(indices, self.ends, right=True)
-        return torch.tensor(factors, dtype=self.grads.whole.dtype, device=indices.device)[owner]
+        each = torch.tensor(factors, dtype=self.grads.whole.dtype, device="cpu")
+        return each.to(indices.device, non_blocking=True)[owner]
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
