@@ -51,9 +51,9 @@ def lags(
 
     a is lr in units of lr * gradient, else 1. ``correction`` is deep gradient compression's:
     u_p = m u_p + g_p takes the place of g_p, and with ``masking`` is zero where TopK sent
-    something, except in layers that are sent whole. Before that each layer of g_p is shortened to
-    ``clip`` / sqrt(P). ``density`` is one for all layers or one for each. ``rounded`` rounds to 16
-    bits what a rank sends of the layers that are not sent whole, over P and in units of the
+    something, except in layers that are sent whole. Before that each layer of g_p / P is shortened
+    to ``clip`` / sqrt(P). ``density`` is one for all layers or one for each. ``rounded`` rounds to
+    16 bits what a rank sends of the layers that are not sent whole, over P and in units of the
     gradient; the error stays in e. Returns v, (steps+1, ranks, d), and e, (steps+1, ranks, d).
     """
     ranks = len(sum(nodes, ()))
@@ -68,8 +68,8 @@ def lags(
         unit = rate if lr_units else 1.0
         g = np.stack([gradient(rank, v[rank], k) for rank in range(ranks)])
         for end, d in zip(ends, layers, strict=True):
-            norms = np.sqrt(np.square(g[:, end - d : end]).sum(axis=1, keepdims=True))
-            g[:, end - d : end] /= np.maximum(1, norms * np.sqrt(ranks) / clip)
+            shares = np.sqrt(np.square(g[:, end - d : end] / ranks).sum(axis=1, keepdims=True))
+            g[:, end - d : end] /= np.maximum(1, shares / (clip / np.sqrt(ranks)))
         u = correction * u + g
         acc = residual + unit * u
         sent, sparse = np.zeros_like(acc), np.zeros(len(start), bool)

@@ -109,8 +109,8 @@ def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, text: str)
     [
         {"momentum": 0.9},
         {"momentum": 0.9, "masking": True},
-        {"clip_norm": 0.7},
-        {"clip_norm": 0.7, "momentum": 0.5, "masking": True},
+        {"clip_norm": 1.2},
+        {"clip_norm": 1.2, "momentum": 0.5, "masking": True},
     ],
     ids=str,
 )
@@ -343,7 +343,7 @@ def test_an_overflow_on_one_rank_undoes_the_selection_of_all(text: str, value: f
     "a gradient overflows on one rank under GradScaler",
     "all ranks skip the step and lower the scale",
 )
-@pytest.mark.parametrize("clip_norm", [None, 0.7])
+@pytest.mark.parametrize("clip_norm", [None, 1.2])
 def test_a_loss_scale_changes_nothing_and_one_overflow_skips_all_ranks(
     clip_norm: float | None,
 ) -> None:

@@ -59,11 +59,11 @@ class TopK(GradientExchange[TopKState]):
     is sent (momentum factor masking), except in layers that are sent whole. It is off, since it
     trained worse: an LSTM reached perplexity 13.37 with it and 10.59 without. ``warmup`` is the
     number of steps in which the density falls from 1/4 to its value. ``clip_norm`` shortens each
-    layer's gradient on each rank to clip_norm / sqrt(P) before anything else, so that no rank's
-    outlier stays in its residual; the sum of P independent gradients of that norm has about the
-    norm clip_norm. It is the norm of one layer, since that of all is known only after backward.
-    Clipping ``.grad`` after backward limits what arrives at once, of which most is older than the
-    step; it cannot remove an outlier from a residual.
+    layer's share in the mean, :math:`G^p / P`, to the norm clip_norm / sqrt(P) before anything
+    else: the sum of P independent shares of that norm has about the norm clip_norm. It is the norm
+    of one layer, since that of all is known only after backward. Clipping ``.grad`` after backward
+    limits what arrives at once, of which most is older than the step, and leaves an outlier in the
+    residual of its rank, from where it is sent later.
 
     Of a model that FSDP2 shards, a layer is this rank's shard of a parameter, P the number of nodes
     and :math:`G^p` the mean gradient of node p. Each rank chooses k entries of its shard, which are
@@ -86,14 +86,13 @@ class TopK(GradientExchange[TopKState]):
     with the host layer by layer, and six small all-gathers follow.
 
     Bytes sent per step: (P-1) * 8 k for float32, (P-1) * 6 k with ``wire``, and 4 for each
-    parameter. Extra memory: three
-    models (residuals twice, and what ``.grad`` becomes), and two more with momentum; once
-    several backwards exchange before a gradient is used, two more, and one for momentum; one
-    copy of the gradients while backward runs. Passes over memory: add, one reading pass to
-    choose (two without numba), zero, and the k entries of each rank. If any rank has a gradient
-    that is not finite, all ranks' residuals stay as before this backward and every ``.grad``
-    becomes NaN; the ranks of a node with a sharded model agree on that in one message of 80
-    bytes.
+    parameter. Extra memory: three models (residuals twice, and what ``.grad`` becomes), and two
+    more with momentum; once several backwards exchange before a gradient is used, two more, and one
+    for momentum; one copy of the gradients while backward runs. Passes over memory: add, one
+    reading pass to choose (two without numba), zero, and the k entries of each rank; two more with
+    clip_norm. If any rank has a gradient that is not finite, all ranks' residuals stay as before
+    this backward and every ``.grad`` becomes NaN; the ranks of a node with a sharded model agree on
+    that in one message of 80 bytes.
 
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
@@ -320,7 +319,8 @@ class TopK(GradientExchange[TopKState]):
             else top_k_of_blocks(device, exact=self.selection == "exact")
         )
         order = state.pipeline.order
-        limit = None if self.clip_norm is None else self.clip_norm / state.site.size**0.5
+        # In deep gradient compression a rank's gradient is its share, already divided by P.
+        limit = None if self.clip_norm is None else self.clip_norm * state.site.size**0.5
         correction = Correction(self.momentum, self.masking, limit)
         messages = state.plan.messages(order, select=select, correction=correction)
         state.pipeline.replace(messages, residual, velocity)
