@@ -186,10 +186,7 @@ class GradientExchange(Exchange[State]):
 
     @property
     def takes_shards(self) -> bool:
-        """Whether it can combine gradients of shards between nodes, or leave those inside to FSDP2.
-
-        It then reads and writes them by :mod:`offbeat.gradients.dot_grad`.
-        """
+        """Whether it takes a sharded model: it then accesses gradients by ``dot_grad`` only."""
         return False
 
     def fault(
@@ -202,11 +199,7 @@ class GradientExchange(Exchange[State]):
         return None
 
     def resolved(self, parameters: Mapping[str, Tensor]) -> Mapping[str, object]:
-        """Return what settings that are functions give for these parameters; nothing by default.
-
-        Plain values, which are compared between ranks before any group is opened: of a function
-        the settings themselves show the name only. :meth:`fault` has returned None.
-        """
+        """Return what functions in the settings give for these parameters; ranks must agree."""
         return {}
 
     @abstractmethod

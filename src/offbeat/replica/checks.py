@@ -106,6 +106,7 @@ def fingerprint(model: nn.Module, algorithm: Algorithm, nodes: object) -> Finger
     for name, b in model.named_buffers():
         tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Of a function the algorithm's text shows the name only.
     settings = {} if algorithm.gradients is None else dict(algorithm.gradients.resolved(trained))
     return {
         "tensors": tensors,
