@@ -27,7 +27,16 @@ from offbeat.kernels.dispatch import top_k_of_blocks
 from offbeat.kernels.top_k import scanned_top_k
 
 Select = Callable[[Tensor, int], Tensor]
-every = pytest.mark.parametrize("select", [top_k, sampled_top_k, scanned_top_k])
+
+
+def accelerated_top_k(x: Tensor, k: int) -> Tensor:
+    """The way of tensors that are not on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(top_k.__globals__, "is_on_host", lambda _: False)
+        return sampled_top_k(x, k)
+
+
+every = pytest.mark.parametrize("select", [top_k, sampled_top_k, scanned_top_k, accelerated_top_k])
 
 
 def noise(numel: int, seed: int = 0) -> Tensor:
