@@ -77,8 +77,8 @@ CASES = (
     # for which that is no cheaper than an all-reduce are sent whole.
     Case("lags(density=0.2)", _first(lags, layers=(6, 3), density=0.2), agrees=True),
     Case(
-        "lags({'matrix': 0.4, '*': 0.2}, wire='bf16')",
-        _first(lags, layers=(6, 3), density=(0.4, 0.2), rounded=bf16),
+        "lags(density=0.2, wire='bf16')",
+        _first(lags, layers=(6, 3), density=0.2, rounded=bf16),
         agrees=True,
     ),
     Case("slgs(density=0.25)", _first(lags, layers=(9,), density=0.25), agrees=True),

@@ -70,7 +70,7 @@ COPIES = {
 THROUGH_HOST = [
     "ddp(wire='bf16')",
     "lags(density=0.2)",
-    "lags({'matrix': 0.4, '*': 0.2}, wire='bf16')",
+    "lags(density=0.2, wire='bf16')",
     "adasum(method='gram', within='local')",
     "adasum(partition=True)",
     "sgp(overlap=1)",
