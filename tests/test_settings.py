@@ -1,6 +1,7 @@
 """Settings are checked against their annotations, with one form of error."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nan
@@ -106,6 +107,14 @@ def test_values_are_checked_against_a_signature() -> None:
     check_values(train, {"moments": "shared", "workers": 3})
     with pytest.raises(ValueError, match=r"^moments='own', expected 'shared' or 'private'$"):
         check_values(train, {"workers": 3, "moments": "own"})
+
+
+def test_a_mapping_is_told_from_what_is_none() -> None:
+    def train(sizes: int | Mapping[str, int]) -> None: ...
+
+    check_values(train, {"sizes": {"head": 3}})
+    with pytest.raises(ValueError, match=r"sizes=\[1\], expected a whole number or a mapping"):
+        check_values(train, {"sizes": [1]})
 
 
 def test_an_annotation_that_cannot_be_checked_is_an_error_of_the_class() -> None:

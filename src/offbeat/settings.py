@@ -219,8 +219,8 @@ def _choices(hint: Any) -> list[_Choice]:
     if origin is Annotated:
         inner, *metadata = arguments
         return _refine(inner, metadata)
-    if isinstance(origin, type):  # a mapping: what is in it remains code of the class
-        return [_plain(origin)]
+    if origin is Mapping:  # what is in it remains code of the class
+        return [_Choice("a mapping", lambda value: isinstance(value, Mapping))]
     return [_plain(hint)]
 
 
