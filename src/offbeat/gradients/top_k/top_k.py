@@ -285,8 +285,8 @@ class TopK(GradientExchange[TopKState]):
     def _densities(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the density of every layer; adaptive ones begin at the lowest."""
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        adaptive = isinstance(self.density, str)
-        return layer_densities(1 / self.max_ratio if adaptive else self.density, sizes)
+        first = 1 / self.max_ratio if isinstance(self.density, str) else self.density
+        return layer_densities(first, sizes)
 
     def _plan(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
         if self.warmup is not None and exchanges < self.warmup:
