@@ -27,8 +27,9 @@ def sent_of(d: int, density: float, ranks: int, value: int = 8) -> int:
 
 def fp16(message: Array) -> Array:
     """Scaled by a power of two to below 2^14, float32 in between, rounded to float16."""
-    scale = 2.0 ** (14 - np.frexp(np.abs(message).max())[1])
-    return (message * scale).astype(np.float32).astype(np.float16).astype(np.float64) / scale
+    scale = 2.0 ** (14 - int(np.frexp(np.abs(message).max())[1]))
+    narrow = (message * scale).astype(np.float32).astype(np.float16)
+    return np.divide(narrow.astype(np.float64), scale)
 
 
 def lags(

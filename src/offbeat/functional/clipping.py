@@ -17,5 +17,5 @@ def clip_factor(grad: Tensor, limit: float) -> Tensor:
     >>> clip_factor(torch.tensor([3.0, 4.0]), limit=1.0), clip_factor(torch.zeros(2), limit=1.0)
     (tensor(0.2000), tensor(1.))
     """
-    norm = torch.linalg.vector_norm(grad, dtype=accumulation_dtype(grad.dtype))
+    norm: Tensor = torch.linalg.vector_norm(grad, dtype=accumulation_dtype(grad.dtype))
     return (limit / norm).clamp_(max=1.0).add_(norm - norm)
