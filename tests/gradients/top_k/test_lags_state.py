@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import offbeat
 from offbeat.comm.world import World
 from offbeat.functional import count_kept, top_k
+from offbeat.gradients.top_k.correction import Correction
 from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.sparse import SparseMessage
 from offbeat.kernels.dispatch import each_block
@@ -126,10 +127,16 @@ def test_a_parameter_used_twice_loses_nothing(text: str) -> None:
     density=st.floats(1e-4, 1.0),
     message=st.sampled_from([1e-5, 1e-3, 1.0]),
     whole=st.booleans(),
+    wire=st.sampled_from([None, "bf16", "fp16"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
-    sizes: list[int], dtypes: list[torch.dtype], density: float, message: float, whole: bool
+    sizes: list[int],
+    dtypes: list[torch.dtype],
+    density: float,
+    message: float,
+    whole: bool,
+    wire: Any,
 ) -> None:
     parameters = {
         str(i): torch.zeros(size, dtype=dtype)
@@ -137,8 +144,8 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     }
     group = SimpleNamespace(size=3, rank=1, backend=lambda device: "gloo")
     site: Any = SimpleNamespace(parameters=parameters, group=group, size=3)
-    plan = MessagePlan(site, density, message, whole)
-    messages = plan.messages(list(parameters), select=each_block(top_k), momentum=0.0)
+    plan = MessagePlan(site, dict.fromkeys(parameters, density), message, wire, whole)
+    messages = plan.messages(list(parameters), select=each_block(top_k), correction=Correction())
     names = [name for each in messages for name in each.missing]
     assert sorted(names) == sorted(parameters)
     for each in messages:
@@ -155,12 +162,15 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
         row = each.rows.parts[1]
         chosen = row.values.numel()
         assert chosen == row.indices.numel() == sum(block.k for block in each.blocks)
-        assert len(each.blocks) == 1 or chosen * (flat.itemsize + 4) <= message * 2**20
+        assert row.values.itemsize == (2 if wire else flat.itemsize)
+        assert len(each.blocks) == 1 or chosen * (row.values.itemsize + 4) <= message * 2**20
         # Nothing of a row lies over anything else of it, or over another rank's.
         row.values.fill_(1.0)
         row.indices.fill_(7)
         row.flags.fill_(1)
+        row.scale.fill_(3.0)
         assert bool((row.values == 1.0).all())
         assert bool((row.indices == 7).all())
+        assert row.scale.tolist() == ([3.0] if wire == "fp16" else [])
         assert not each.rows.parts[0].words.any()
         assert not each.rows.parts[2].words.any()
