@@ -406,10 +406,19 @@ def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
 METHODS = {"torch DDP": 0.9, "ddp": 0.8, "slgs": 0.4, "lags": 0.3, "alone": 0.29}
 
 
-@pytest.mark.parametrize(("name", "lags"), [("speed", 0.3), ("models", 0.3), ("speed", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "lags", "shown"),
+    [
+        ("speed", 0.3, True),
+        ("speed", 0.5, False),
+        ("models", 0.2, True),
+        ("models", 0.39, False),  # 1.03 x: less than a third of the paper's gain
+    ],
+)
 def test_verdicts_on_lags_follow_from_the_times(
     name: str,
     lags: float,
+    shown: bool,
     bench: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -433,9 +442,9 @@ def test_verdicts_on_lags_follow_from_the_times(
     assert [holds for text, holds in judged.items() if "faster than dense" in text.lower()] != []
     for text, holds in judged.items():
         if "faster than slgs" in text.lower() or "nearly all" in text:
-            assert holds == (lags == 0.3), text
+            assert holds == shown, text
         if "faster than ddp" in text or "than dense" in text:
-            assert holds, text
+            assert holds == (shown or "LSTM" not in text), text
 
 
 def test_accuracy_near_that_of_dense_sgd_is_told_from_less(
