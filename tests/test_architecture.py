@@ -133,13 +133,13 @@ def test_only_device_asks_an_accelerator(path: Path) -> None:
 
 
 @every_module
-def test_only_kernels_import_numba(path: Path) -> None:
+def test_only_kernels_import_compilers(path: Path) -> None:
     if room(path) == "kernels":
         return
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not {name.split(".")[0] for name in names} & {"numba", "llvmlite"}
+        assert not {name.split(".")[0] for name in names} & {"numba", "llvmlite", "triton"}
 
 
 def test_files_and_functions_stay_small() -> None:

@@ -4,6 +4,8 @@ Everything that offbeat asks of a device beside its tensors is asked here, of ``
 (torch 2.6). The rest of the package must not name a kind of accelerator.
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,11 @@ def current_accelerator() -> torch.device:
     kind = torch.accelerator.current_accelerator()
     assert kind is not None, "asked only for groups with a backend for an accelerator"
     return torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+def entered(device: torch.device) -> AbstractContextManager[None]:
+    """Make ``device`` the current one of its kind inside a ``with`` block."""
+    return torch.accelerator.device_index(None if device.type == "cpu" else device.index)
 
 
 def wait_for_stream(device: torch.device) -> None:

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat import functional
 from offbeat.functional.push_sum import Messages
 from offbeat.kernels import push_sum
-from offbeat.kernels.dispatch import PushSumPasses, push_sum_passes
+from offbeat.kernels.dispatch import push_sum_passes
+from offbeat.kernels.pieces import IN_TORCH, PushSumPasses, piece_by_piece
 
 WIRES = [
     (torch.float32, torch.float32),
     (torch.float32, torch.bfloat16),
     (torch.float64, torch.float64),
 ]
-FAST = PushSumPasses(push_sum.fill_messages, push_sum.add_messages, push_sum.fill_and_add)
-SLOW = PushSumPasses(functional.fill_messages, functional.add_messages, functional.fill_and_add)
+FAST = piece_by_piece(push_sum.fill_messages, push_sum.add_messages, push_sum.fill_and_add)
+SLOW = IN_TORCH
 wires = pytest.mark.parametrize(("dtype", "wire"), WIRES)
 
 
@@ -29,8 +29,8 @@ def exchanged(
     """One exchange in which what is sent comes back to the sender."""
     z, anchor, out = z.clone(), anchor.clone(), torch.zeros_like(message)
     sent: Messages = [(0.5 / receivers, receivers, out)]
-    way.fill_messages(z, anchor, 0.75, sent)
-    way.add_messages(z, anchor, 0.625, sent, [message])
+    way.fill_messages([z], anchor, 0.75, sent)
+    way.add_messages([z], anchor, 0.625, sent, [message])
     return z, anchor, out
 
 
@@ -79,10 +79,10 @@ def test_both_passes_at_once_are_the_two_bit_for_bit(
         out = torch.zeros(numel, dtype=wire)
         sent: Messages = [(1 / (1 + receivers), receivers, out)]
         if at_once:
-            way.fill_and_add(z, anchor, *weights, sent, [arrived])
+            way.fill_and_add([z], anchor, *weights, sent, [arrived])
         else:
-            way.fill_messages(z, anchor, weights[0], sent)
-            way.add_messages(z, anchor, weights[1], sent, [arrived])
+            way.fill_messages([z], anchor, weights[0], sent)
+            way.add_messages([z], anchor, weights[1], sent, [arrived])
         ends.append((z, anchor, out))
     for one, two in zip(*ends, strict=True):
         assert torch.equal(one, two)
@@ -124,8 +124,10 @@ def test_other_dtypes_and_several_messages_are_left_to_torch() -> None:
     assert plain.item() == 6.0
 
 
-def test_it_is_chosen_on_a_cpu() -> None:
-    assert push_sum_passes(torch.device("cpu")).fill_messages is push_sum.fill_messages
+def test_it_is_chosen_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_sum, "fill_messages", lambda z, anchor, weight, sent: z.add_(weight))
+    push_sum_passes(torch.device("cpu")).fill_messages([z := torch.zeros(1)], None, 3.0, [])
+    assert z.item() == 3.0
 
 
 def test_a_cast_to_bfloat16_is_that_of_torch() -> None:

@@ -38,7 +38,7 @@ def narrow(acc: Tensor, message: Tensor, wire: Narrow) -> None:
     if wire == "bf16":
         message.view(torch.bfloat16).copy_(acc)
     else:
-        scales, levels = _parts(message, acc.numel())
+        scales, levels = scales_and_levels(message, acc.numel())
         groups = acc.view(-1, GROUP)
         scales.copy_(groups.abs().amax(1) / 127)
         # 0 / 0 where all are 0. A scale that was rounded down could make 127.5 of the largest.
@@ -51,7 +51,7 @@ def widen(message: Tensor, out: Tensor, wire: Narrow) -> Tensor:
     """Fill ``out`` with the values of a message, and return it."""
     if wire == "bf16":
         return out.copy_(message.view(torch.bfloat16))
-    scales, levels = _parts(message, out.numel())
+    scales, levels = scales_and_levels(message, out.numel())
     torch.mul(
         levels.view(-1, GROUP).to(out.dtype),
         scales.unsqueeze(1).to(out.dtype),
@@ -60,7 +60,7 @@ def widen(message: Tensor, out: Tensor, wire: Narrow) -> Tensor:
     return out
 
 
-def _parts(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+def scales_and_levels(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     """Return the scales and the levels, in this order: scales are aligned to 4 bytes."""
     size = 4 * (numel // GROUP)
     return message[:size].view(torch.float32), message[size:].view(torch.int8)

@@ -1,1 +1,1 @@
-"""CPU kernels compiled by numba, and the choice of the implementation of each operation."""
+"""Kernels compiled by numba for CPUs, those for GPUs, and the choice among implementations."""

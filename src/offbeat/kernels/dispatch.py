@@ -1,6 +1,7 @@
-"""Choice of the implementation of an operation: torch, or a kernel where numba is installed.
+"""Choice of the implementation of an operation: torch, or a kernel on a CPU or a GPU.
 
-numba is imported at the first use, since the import takes about a second.
+On a CPU kernels need numba, on a GPU Triton; where it is not installed torch does the same, and
+nothing is said. Both are imported at the first use, since the import takes about a second.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +15,13 @@ from torch import Tensor
 
 from offbeat import functional
 from offbeat.functional import GramAnalysis, Segment
-from offbeat.functional.push_sum import Messages
+from offbeat.functional.narrowing import Narrow, narrow
 from offbeat.functional.top_k import SMALL
+from offbeat.kernels.pieces import IN_TORCH, PushSumPasses, piece_by_piece
 
 Select = Callable[[Tensor, int], Tensor]  # (x, k): k indices into x
+Narrowing = Callable[[Tensor, Tensor, Narrow], None]
 BlockSelect = Callable[[Tensor, Sequence[tuple[int, int, int]]], Tensor]  # (x, [(start, stop, k)])
-
-
-class PushSumPasses(NamedTuple):
-    """Functions that read and write the parameters in a push-sum exchange."""
-
-    fill_messages: Callable[[Tensor, Tensor | None, float, Messages], None]
-    add_messages: Callable[[Tensor, Tensor | None, float, Messages, Sequence[Tensor]], None]
-    fill_and_add: Callable[[Tensor, Tensor | None, float, float, Messages, Sequence[Tensor]], None]
 
 
 class AdasumPasses(NamedTuple):
@@ -41,17 +36,21 @@ def push_sum_passes(device: torch.device) -> PushSumPasses:
     """Return the fastest push-sum passes on ``device``; results differ by rounding only.
 
     These are those of :mod:`offbeat.kernels.push_sum` on a CPU with numba (4.5 ms for 3.2 million
-    parameters and 16-bit messages), and those of :mod:`offbeat.functional.push_sum` otherwise
-    (10 ms).
+    parameters and 16-bit messages), those of :mod:`offbeat.kernels.gpu.push_sum` on a GPU with
+    Triton, and those of :mod:`offbeat.functional.push_sum` otherwise (10 ms).
 
-    >>> push_sum_passes(torch.device("cuda")).add_messages.__module__
-    'offbeat.functional.push_sum'
+    >>> push_sum_passes(torch.device("meta")) is IN_TORCH
+    True
     """
     if device.type == "cpu" and _has_numba():
         from offbeat.kernels import push_sum
 
-        return PushSumPasses(push_sum.fill_messages, push_sum.add_messages, push_sum.fill_and_add)
-    return PushSumPasses(functional.fill_messages, functional.add_messages, functional.fill_and_add)
+        return piece_by_piece(push_sum.fill_messages, push_sum.add_messages, push_sum.fill_and_add)
+    if _has_triton(device):
+        from offbeat.kernels.gpu import push_sum as on_gpu
+
+        return PushSumPasses(on_gpu.fill_messages, on_gpu.add_messages, on_gpu.fill_and_add)
+    return IN_TORCH
 
 
 def adasum_passes(compiled: bool) -> AdasumPasses:
@@ -157,6 +156,22 @@ def each_block(select: Select) -> BlockSelect:
     return lambda x, blocks: torch.cat([selected(x[i:j], k).add(i) for i, j, k in blocks])
 
 
+def narrowing_on(device: torch.device) -> Narrowing:
+    """Return the fastest cast to narrow messages on ``device``; the results are equal.
+
+    This is :func:`offbeat.kernels.gpu.narrowing.narrow` on a GPU with Triton, and
+    :func:`offbeat.functional.narrowing.narrow` otherwise.
+
+    >>> narrowing_on(torch.device("cpu")) is narrow
+    True
+    """
+    if _has_triton(device):
+        from offbeat.kernels.gpu import narrowing
+
+        return narrowing.narrow
+    return narrow
+
+
 def _of_runs(select: Select, x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
     """Select in every block, and in one call in small ones of one size that follow each other."""
     found = []
@@ -184,3 +199,8 @@ def _run_of(numbered: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
 
 def _has_numba() -> bool:
     return find_spec("numba") is not None
+
+
+def _has_triton(device: torch.device) -> bool:
+    """Whether Triton is installed, as it is with PyTorch for CUDA, and compiles for ``device``."""
+    return device.type == "cuda" and find_spec("triton") is not None

@@ -84,8 +84,8 @@ class Speeds:
         return cls(
             copy=_seconds(lambda: pack([b], [a])),
             add=_seconds(lambda: a.add_(b, alpha=1e-3)),
-            fill=_seconds(lambda: gossip.fill_messages(a, None, 1.0, [(0.5, 1, c)])),
-            merge=_seconds(lambda: gossip.add_messages(a, None, 1.0, [(0.5, 1, c)], [b])),
+            fill=_seconds(lambda: gossip.fill_messages([a], None, 1.0, [(0.5, 1, c)])),
+            merge=_seconds(lambda: gossip.add_messages([a], None, 1.0, [(0.5, 1, c)], [b])),
             select=_seconds(lambda: select(a, blocks)),
             scatter=64 * _seconds(lambda: c.index_add_(0, some, a[: len(some)])),
             products=_seconds(lambda: adasum.add_gram(rows, whole, products)) / 3,

@@ -11,7 +11,8 @@ from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
 from offbeat.device import is_on_host
-from offbeat.functional.narrowing import GROUP, Narrow, narrow, narrow_bytes, widen
+from offbeat.functional.narrowing import GROUP, Narrow, narrow_bytes, widen
+from offbeat.kernels.dispatch import narrowing_on
 from offbeat.parameters.outer.lossy_mean import LossyMean
 
 
@@ -53,6 +54,7 @@ class NarrowMean(LossyMean):
     def launch(self, delta: Tensor) -> Handle:
         """Average ``delta`` in place, without waiting."""
         self.error[: delta.numel()].add_(delta)
+        narrow = narrowing_on(delta.device)
         for part, message in zip(self._parts(self.error), self.outgoing, strict=True):
             narrow(part, message, self.wire)
         if not is_on_host(delta):  # streams keep the order: nothing here blocks the host
@@ -94,7 +96,7 @@ class NarrowMean(LossyMean):
         for message in self.incoming:  # in the order of ranks
             total.add_(widen(message, wide, self.wire))
         self.mean_error.add_(total.div_(size))
-        narrow(self.mean_error, self.outgoing[rank], self.wire)
+        narrowing_on(delta.device)(self.mean_error, self.outgoing[rank], self.wire)
         self.incoming[rank] = self.outgoing[rank]
         for to, source in hops:
             exchange([(to, self.outgoing[rank])], [(source, self.incoming[source])], group).join()

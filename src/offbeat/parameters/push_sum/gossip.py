@@ -73,12 +73,10 @@ class GossipRound:
         _, peers = self._begun()
         return peers.keep * self.weight
 
-    def messages(self, section: int, part: slice) -> list[tuple[float, int, Tensor]]:
-        """Return the share, the number of receivers and a part of the body of every message."""
+    def messages(self, section: int) -> list[tuple[float, int, Tensor]]:
+        """Return the share, the number of receivers and the body of every message."""
         shares = self.shares.items()
-        return [
-            (p, n, out[section][part]) for (p, n), out in zip(shares, self.outgoing, strict=False)
-        ]
+        return [(p, n, out[section]) for (p, n), out in zip(shares, self.outgoing, strict=False)]
 
     def launch(self) -> None:
         """Start to send and to receive all messages, without blocking."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offbeat.exchange import Site
 from offbeat.functional import Layout, flat_view, pack
-from offbeat.kernels.dispatch import PushSumPasses
+from offbeat.kernels.pieces import PushSumPasses
 from offbeat.parameters.nonfinite import Guard
 from offbeat.parameters.push_sum.gossip import GossipRound
 
@@ -52,26 +52,22 @@ class PushSumState:
 
     def fill_messages(self, current: GossipRound) -> None:
         """Fix the content of the messages, before anything is added."""
-        for z, section, part in self.pieces():
-            anchor = self.anchor[section][part] if self.anchor else None
-            self.passes.fill_messages(z, anchor, self.weight, current.messages(section, part))
+        for section, zs, anchor in self.sections():
+            self.passes.fill_messages(zs, anchor, self.weight, current.messages(section))
 
     def add_messages(self, current: GossipRound, last: GossipRound | None) -> None:
         """Add the received messages of ``last`` to what remains after those of ``current``."""
         self.weight = current.weight_kept + (last.weight_arrived if last else 0.0)
-        for z, section, part in self.pieces():
-            anchor = self.anchor[section][part] if self.anchor else None
-            sent = current.messages(section, part)
-            arrived = last.arrived(section, part) if last else []
-            self.passes.add_messages(z, anchor, self.weight, sent, arrived)
+        for section, zs, anchor in self.sections():
+            arrived = last.arrived(section) if last else []
+            self.passes.add_messages(zs, anchor, self.weight, current.messages(section), arrived)
 
     def fill_and_add(self, current: GossipRound, last: GossipRound) -> None:
         """Do both in one pass over memory, with the messages of ``last`` that have arrived."""
         before, self.weight = self.weight, current.weight_kept + last.weight_arrived
-        for z, section, part in self.pieces():
-            anchor = self.anchor[section][part] if self.anchor else None
-            sent, arrived = current.messages(section, part), last.arrived(section, part)
-            self.passes.fill_and_add(z, anchor, before, self.weight, sent, arrived)
+        for section, zs, anchor in self.sections():
+            sent, arrived = current.messages(section), last.arrived(section)
+            self.passes.fill_and_add(zs, anchor, before, self.weight, sent, arrived)
 
     def wait_for(self, last: GossipRound) -> None:
         """Wait for the messages of ``last``, and note whether they had arrived."""
@@ -80,6 +76,14 @@ class PushSumState:
         # On an accelerator a wait orders streams and returns at once: its duration means nothing.
         on_host = self.site.device.type == "cpu"
         self.prompt = on_host and time.perf_counter() - started < _PROMPT
+
+    def sections(self) -> Iterator[tuple[int, list[Tensor], Tensor | None]]:
+        """Yield each section, its flat pieces, one after the other in a message, and its anchor."""
+        pieces: dict[int, list[Tensor]] = {}
+        for z, section, _ in self.pieces():
+            pieces.setdefault(section, []).append(z)
+        for section, zs in pieces.items():
+            yield section, zs, self.anchor[section] if self.anchor else None
 
     def pieces(self) -> Iterator[tuple[Tensor, int, slice]]:
         """Yield flat pieces of the parameters, each with its section and range in a message."""
