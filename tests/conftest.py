@@ -62,4 +62,5 @@ def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Kernels that are the same on all ranks, or that some ranks lack."""
     if request.param == "unlike":
         found = iter(["", "numba 1", "numba 2"] * 9)
-        monkeypatch.setattr("offbeat.parameters.adasum.operands.machine_code", lambda: next(found))
+        asked = "offbeat.parameters.adasum.operands.machine_code"
+        monkeypatch.setattr(asked, lambda device: next(found))

@@ -85,11 +85,11 @@ def test_what_is_not_finite_stays(dtype: torch.dtype) -> None:
 def test_without_numba_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("offbeat.kernels.dispatch")
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    assert machine_code.__wrapped__() == ""
+    assert machine_code.__wrapped__(torch.device("cpu")) == ""
 
 
 def test_processors_of_one_name_may_make_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = machine_code.__wrapped__()
+    here = machine_code.__wrapped__(torch.device("cpu"))
     hidden = FeatureMap({"avx2": False})
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: hidden)
-    assert machine_code.__wrapped__() != here
+    assert machine_code.__wrapped__(torch.device("cpu")) != here

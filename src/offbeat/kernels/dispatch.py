@@ -53,34 +53,42 @@ def push_sum_passes(device: torch.device) -> PushSumPasses:
     return IN_TORCH
 
 
-def adasum_passes(compiled: bool) -> AdasumPasses:
-    """Return the passes of Adasum in torch or, if ``compiled``, as compiled kernels.
+def adasum_passes(device: torch.device, compiled: bool) -> AdasumPasses:
+    """Return the passes of Adasum in torch or, if ``compiled``, as kernels for ``device``.
 
     The caller decides, since all ranks must use the same (see :func:`machine_code`). Results
     differ only by the order of float64 sums.
 
-    >>> adasum_passes(compiled=False).add_gram.__module__
+    >>> adasum_passes(torch.device("cpu"), compiled=False).add_gram.__module__
     'offbeat.functional.adasum'
     """
     if not compiled:
         return AdasumPasses(functional.add_gram, functional.analyze, functional.combine_rows)
+    if device.type != "cpu":
+        from offbeat.kernels.gpu import adasum as on_gpu
+
+        return AdasumPasses(on_gpu.add_gram, functional.analyze, on_gpu.combine_rows)
     from offbeat.kernels import adasum
 
     return AdasumPasses(adasum.add_gram, adasum.analyze, adasum.combine_rows)
 
 
 @cache
-def machine_code() -> str:
-    """Identify the code that numba generates; ranks with equal strings round alike.
+def machine_code(device: torch.device) -> str:
+    """Identify the code of kernels on ``device``; ranks with equal strings round alike.
 
-    The string holds numba's version, the processor's name and its instruction sets; "" without
-    numba. The name alone is not sufficient: a virtual machine may disable wide vector
-    instructions, and sums then run in another order.
+    The string holds numba's version, the processor's name and its instruction sets, or Triton's
+    version and the architecture of the GPU; "" without kernels. The name alone is not sufficient:
+    a virtual machine may disable wide vector instructions, and sums then run in another order.
 
-    >>> machine_code() == machine_code()
-    True
+    >>> machine_code(torch.device("meta"))
+    ''
     """
-    if not _has_numba():
+    if _has_triton(device):
+        import triton
+
+        return f"{triton.__version__} {triton.runtime.driver.active.get_current_target()}"
+    if device.type != "cpu" or not _has_numba():
         return ""
     import numba
     from llvmlite import binding

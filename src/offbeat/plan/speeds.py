@@ -75,7 +75,7 @@ class Speeds:
         torch.manual_seed(0)
         a, b, c = (torch.randn(NUMEL) for _ in range(3))
         gossip, select = push_sum_passes(a.device), top_k_of_blocks(a.device)
-        adasum = adasum_passes(compiled=machine_code() != "")
+        adasum = adasum_passes(a.device, machine_code(a.device) != "")
         blocks = [(i, i + LAYER, LAYER // 100) for i in range(0, NUMEL, LAYER)]
         rows, weights = torch.stack((a, b)), torch.ones(1, 2, dtype=torch.float64)
         whole, products = [Segment(0, 0, NUMEL)], torch.zeros(1, 2, 2, dtype=torch.float64)

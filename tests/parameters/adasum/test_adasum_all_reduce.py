@@ -224,14 +224,26 @@ def test_what_is_no_process_group_is_refused() -> None:
         offbeat.adasum_all_reduce([torch.ones(2)], cast(Any, -100))
 
 
-def test_of_a_gpu_nobody_is_asked_for_kernels() -> None:
-    """Where NCCL alone carries messages, none about tensors on the CPU can be sent."""
+def test_of_a_gpu_kernels_are_asked_for_by_messages_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where NCCL alone carries messages, none can be sent from the CPU."""
+    asked: list[tuple[str, str]] = []
+
+    def note(peers: Participants, said: str, device: torch.device) -> bool:
+        asked.append((said, device.type))
+        return True
+
+    monkeypatch.setattr(Participants, "alike", note)
+    monkeypatch.setattr("offbeat.parameters.adasum.operands.machine_code", lambda _: "")
     peers = Participants(2, cast(Group, SimpleNamespace(size=2, rank=0, backend=lambda _: "nccl")))
     with FakeTensorMode():
         layout = Layout.of({"w": torch.zeros(6, device="cuda")}, 2)
         pieces = (cut := SliceLayout(layout, peers)).whole()
         rows = Operands(cut, pieces, cut.runs(pieces), layout.empty("cuda"), split=False)
-        rows.begin()  # a group that can only name itself was not asked
+        rows.begin()
+        rows.begin()
+    assert asked == [("", "cuda")]
 
 
 def test_collectives_of_the_caller_may_be_launched_meanwhile() -> None:

@@ -81,10 +81,10 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     that and more than 2.05 models: the sum is at most 2.05 models for up to 1,000 participants,
     where layers have 36 KB on average. "gather": n-1 times the model's; "auto" takes it for
     messages of up to 64 KiB, and 512 KiB to all others. In the first exchange of "gather" and
-    "gram" on CPUs also three numbers to each other rank: kernels are used only if all have numba
-    and the same processor. Extra memory: the anchor (float32 for 16-bit parameters: it holds what
-    their rounding takes), the update, and one model of rows ("gather": n); with 16 bits two models
-    more. Passes over memory: six.
+    "gram" also three numbers to each other rank: kernels are used only if all have numba and the
+    same processor, or Triton and the same kind of GPU. Extra memory: the anchor (float32 for 16-bit
+    parameters: it holds what their rounding takes), the update, and one model of rows ("gather":
+    n); with 16 bits two models more. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.collectives import all_gather
-from offbeat.device import is_on_host
 from offbeat.functional import Segments, clip_segments, tree
 from offbeat.kernels.dispatch import AdasumPasses, adasum_passes, machine_code
 from offbeat.parameters.adasum.reduction import Statistics
@@ -41,7 +40,7 @@ class Operands:
         self._direct = layout.participants.direct(self._products) if split else None
         self._scales = torch.ones(layers, size, dtype=torch.float64, device=like[0].device)
         self._weights = self._factors = self._cancelled = torch.empty(0, device="cpu")
-        self._passes = adasum_passes(compiled=False)
+        self._passes = adasum_passes(like[0].device, compiled=False)
         self._agreed = False
 
     def begin(self) -> None:
@@ -118,14 +117,14 @@ class Operands:
     def _common_passes(self) -> AdasumPasses:
         """Return passes that round alike on all ranks.
 
-        numba may be missing on some ranks, or generate other code there. Weights that differ in
-        the last bit may decide differently which layers are combined again, and then some ranks
-        wait for messages that others do not send.
+        numba or Triton may be missing on some ranks, or generate other code there. Weights that
+        differ in the last bit may decide differently which layers are combined again, and then
+        some ranks wait for messages that others do not send.
         """
-        if not is_on_host(self._products):  # torch on all ranks; NCCL cannot send this check
-            return adasum_passes(compiled=False)
-        said = machine_code()
-        return adasum_passes(compiled=self._layout.participants.alike(said) and said != "")
+        device = self._products.device
+        said = machine_code(device)
+        alike = self._layout.participants.alike(said, device)
+        return adasum_passes(device, compiled=alike and said != "")
 
     def _total(self, products: Tensor) -> Tensor:
         return self._layout.participants.total(products, over_group=self._split)

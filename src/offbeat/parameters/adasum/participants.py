@@ -65,8 +65,11 @@ class Participants:
             self.wait(broadcast(partial, 0, self.inside))
         return partial
 
-    def alike(self, said: str) -> bool:
-        """Return whether ``said`` is equal on all ranks; all call, once for every ``group``."""
+    def alike(self, said: str, device: torch.device) -> bool:
+        """Return whether ``said`` is equal on all ranks; all call, once for every ``group``.
+
+        The question goes where vectors go: NCCL sends nothing from the host.
+        """
         asked = self.group or self.inside
         if asked is None:
             return True
@@ -74,10 +77,10 @@ class Participants:
         topic = "all" if self.inside is None else "all, inside nodes too"
         if topic not in asked.alike:
             mine = float(crc32(said.encode()))
-            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64, device="cpu"))
+            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64, device=device))
             # A rank whose number is the mean of different numbers would find them equal.
             differs = torch.tensor(
-                [float(known[0] != mine * known[1])], dtype=torch.float64, device="cpu"
+                [float(known[0] != mine * known[1])], dtype=torch.float64, device=device
             )
             asked.alike[topic] = not self.total(differs)
         return asked.alike[topic]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.messages import Transfer, exchange
-from offbeat.device import is_on_host
 from offbeat.functional import Merge, cells_of, merges, pair_coefficients
 from offbeat.kernels.dispatch import adasum_passes, machine_code
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
@@ -60,8 +59,8 @@ class Rvhdd(Reduction):
         self._room = [part.new_empty(max(w)) for part, *w in zip(slices, *widths, strict=True)]
         # Ranks may use different ones: each element is combined on one rank, from weights that are
         # equal on all.
-        compiled = is_on_host(slices[0]) and machine_code() != ""
-        self._passes = adasum_passes(compiled)
+        device = slices[0].device
+        self._passes = adasum_passes(device, machine_code(device) != "")
 
     @property
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
