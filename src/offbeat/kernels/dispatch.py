@@ -100,16 +100,19 @@ def machine_code(device: torch.device) -> str:
 def top_k_selection(device: torch.device, exact: bool = False) -> Select:
     """Return the fastest top-k selection on ``device``; results differ in ties only.
 
-    This is :func:`offbeat.kernels.top_k.scanned_top_k` on a CPU with numba; otherwise
+    This is :func:`offbeat.kernels.top_k.scanned_top_k` on a CPU with numba, and
+    :func:`offbeat.kernels.gpu.top_k.top_k_of_blocks` on a GPU with Triton; otherwise
     :func:`offbeat.functional.sampled_top_k`, or :func:`offbeat.functional.top_k` if ``exact``.
 
-    >>> top_k_selection(torch.device("cuda")).__name__
+    >>> top_k_selection(torch.device("meta")).__name__
     'sampled_top_k'
     """
     if device.type == "cpu" and _has_numba():
         from offbeat.kernels.top_k import scanned_top_k
 
         return scanned_top_k
+    if _has_triton(device):
+        return lambda x, k: _on_gpu(x, [(0, x.numel(), k)])
     return functional.top_k if exact else functional.sampled_top_k
 
 
@@ -127,6 +130,8 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
         from offbeat.kernels.top_k import scanned_blocks
 
         return scanned_blocks
+    if _has_triton(device):
+        return _on_gpu
     return partial(_of_runs, top_k_selection(device, exact))
 
 
@@ -178,6 +183,15 @@ def narrowing_on(device: torch.device) -> Narrowing:
 
         return narrowing.narrow
     return narrow
+
+
+def _on_gpu(x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Select in all blocks at once; in small ones torch does it in fewer launches."""
+    if x.dtype != torch.float32 or x.numel() < len(blocks) * SMALL:
+        return _of_runs(functional.top_k, x, blocks)
+    from offbeat.kernels.gpu.top_k import top_k_of_blocks
+
+    return top_k_of_blocks(x, blocks)
 
 
 def _of_runs(select: Select, x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
