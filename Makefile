@@ -49,8 +49,9 @@ test: lint types  ## lint, types, tests and doctests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet and not gpu"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests
 
-test-gpu: setup  ## the tests that need a GPU, on the first one (skipped without)
+test-gpu: setup  ## the tests that need a GPU, and those of its kernels, on the first one
 	$(BIN)/python -m pytest -m gpu -rs --durations=10 tests/gpu
+	$(BIN)/python -m pytest -rs --durations=10 tests/kernels
 
 faults: setup  ## run the cases of docs/reliability.md and write its table (SEEDS="1 2 3")
 	$(BIN)/python tests/faults.py $(SEEDS)

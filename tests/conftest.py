@@ -10,8 +10,9 @@ import torch
 from offbeat.comm import several_replicas
 from offbeat.replica.replica import Replica
 
-# Imported by the server of forked processes only; not searched for doctests.
-collect_ignore = ["preloaded.py"]
+# Imported by the server of forked processes only, and run by itself where Triton is installed; not
+# searched for doctests.
+collect_ignore = ["preloaded.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
 

@@ -68,7 +68,7 @@ def _products(
     ranks: tl.tensor, stride: tl.tensor, count: tl.tensor,
     aligned: tl.constexpr, size: tl.constexpr,
 ) -> None:  # fmt: skip
-    _, at, inside = own_block(blocks, aligned, size)
+    _layer, at, inside = own_block(blocks, aligned, size)
     place, first = products + tl.program_id(0), rows + at
     for i in range(ranks):
         a = tl.load(rows + at, mask=inside, other=0.0).to(tl.float64)

@@ -11,7 +11,6 @@ from offbeat.device import entered
 
 SIZE = 2048  # elements of a block: 16 for each thread of a program
 
-Owned = tuple[tl.tensor, tl.tensor, tl.tensor]
 DTYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
@@ -33,7 +32,7 @@ def launch(kernel: Any, programs: int | tuple[int, ...], rows: Tensor, *args: An
 
 
 @triton.jit
-def own_block(rows: tl.tensor, aligned: tl.constexpr, size: tl.constexpr) -> Owned:
+def own_block(rows: tl.tensor, aligned: tl.constexpr, size: tl.constexpr) -> tl.tuple:
     """Return the owner of this program's block, its indices, and which of them are in it."""
     row = rows + 3 * tl.program_id(0)
     owner, start, stop = tl.load(row), tl.load(row + 1), tl.load(row + 2)

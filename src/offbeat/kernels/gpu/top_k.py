@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offbeat.kernels.blocks import Blocks, blocks_of
-from offbeat.kernels.gpu.launch import SIZE, launch, own_block
+from offbeat.kernels.gpu.launch import SIZE, launch
 
 GROUP = 32  # entries that share one maximum
 GROUPS = SIZE // GROUP
@@ -89,16 +89,19 @@ def _magnitudes(x: tl.tensor, at: tl.tensor, inside: tl.tensor) -> tl.tensor:
 @triton.jit
 def _in_groups(
     rows: tl.tensor, aligned: tl.constexpr, groups: tl.constexpr, group: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    layer, at, inside = own_block(rows, aligned, groups * group)
-    shape: tl.constexpr = (groups, group)
-    return layer, tl.reshape(at, shape), tl.reshape(inside, shape)
+) -> tl.tuple:
+    row = rows + 3 * tl.program_id(0)
+    layer, start, stop = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    if aligned:
+        start, stop = tl.multiple_of(start, 8), tl.multiple_of(stop, 8)
+    at = start + tl.arange(0, groups)[:, None] * group + tl.arange(0, group)[None, :]
+    return layer, at, at < stop
 
 
 @triton.jit
 def _reaching(
     x: tl.tensor, at: tl.tensor, inside: tl.tensor, maxima: tl.tensor, bound: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
+) -> tl.tuple:
     """Read only the groups whose maximum reaches ``bound``."""
     groups: tl.constexpr = at.shape[0]
     place = tl.program_id(0).to(tl.int64) * groups + tl.arange(0, groups)
