@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench docs serve-docs clean
+.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench bench-gpu docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -76,6 +76,9 @@ demo-hogwild: setup  ## asynchronous Adam with one worker and with two (half a m
 bench: setup  ## list the benchmarks and how to run one, some or all
 	@$(BIN)/python -m bench
 	@echo "Prefix with $(BIN)/, for example: $(BIN)/python -m bench run sgp/speed"
+
+bench-gpu: setup  ## measure kernels and training steps on a GPU (10 minutes; exit code 2 without)
+	$(BIN)/python -m bench run gpu
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

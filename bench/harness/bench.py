@@ -15,6 +15,7 @@ class Bench:
     claim: str  # what is tested, in one line
     minutes: float  # on two cores
     full_minutes: float | None = None  # with --full; None if there is no such option
+    gpu: bool = False  # whether it runs on a GPU, and nowhere else
 
     @property
     def module(self) -> str:

@@ -9,7 +9,7 @@ from bench.harness.bench import Bench
 from bench.harness.files import ROOT
 
 # In the order of the page.
-METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan")
+METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan", "gpu")
 
 
 def benches() -> list[Bench]:

@@ -5,10 +5,12 @@ import os
 from bench.harness.files import ROOT
 
 
-def environment() -> dict[str, str]:
+def environment(gpu: bool = False) -> dict[str, str]:
     """What processes need beside the caller's environment: the path of the benches, and no GPU.
 
-    Benches measure the network between nodes, which GPUs of one machine would bypass.
+    Most benches measure the network between nodes, which GPUs of one machine would bypass; with
+    ``gpu`` all processes see the caller's.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return hidden | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -90,7 +90,8 @@ def _run(bench: Bench, command: Sequence[str]) -> Outcome:
     """Run one benchmark; what it prints appears above the progress."""
     console.rule(bench.name)
     began = time.monotonic()
-    env = os.environ | environment() | {"PYTHONUNBUFFERED": "1", "COLUMNS": f"{console.width}"}
+    shown = {"PYTHONUNBUFFERED": "1", "COLUMNS": f"{console.width}"}
+    env = os.environ | environment(bench.gpu) | shown
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command,

@@ -3,7 +3,8 @@
 A block of a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds the measurements of
 a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
 chosen by their number, rows by a regular expression on their cells:
-``<!-- table: NAME columns=1,3,4 rows=250mbit -->``.
+``<!-- table: NAME columns=1,3,4 rows=250mbit -->``. Where a benchmark that needs a GPU has no
+result, the block says so.
 """
 
 import json
@@ -11,9 +12,11 @@ import re
 from collections.abc import Sequence
 
 from bench.harness import claim, files
+from bench.harness.catalogue import benches
 from bench.harness.claim import Claim
 from bench.harness.table import Row, markdown
 
+UNMEASURED = "Not yet measured."
 BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>table|claims): (?P<name>\S+)"
     r"(?: columns=(?P<columns>[\d,]+))?(?: rows=(?P<rows>\S+))? -->)"
@@ -37,6 +40,8 @@ def rewrite() -> bool:
 def _block(found: re.Match[str]) -> str:
     path = files.RESULTS / f"{found['name']}.json"
     if not path.exists():
+        if any(bench.gpu for bench in benches() if bench.name == found["name"]):
+            return f"{found['begin']}\n\n{UNMEASURED}\n\n<!-- end -->"
         raise ValueError(f"a table of {found['name']}, which has no result; run it first")
     result = json.loads(path.read_text("utf-8"))
     if found["kind"] == "claims":

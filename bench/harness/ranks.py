@@ -26,8 +26,10 @@ def nodes(count: int, procs: int, rate: str | None) -> Iterator[Runner]:
         yield runner
 
 
-def run(runner: Runner, command: Sequence[str], *, show: bool = True) -> list[str]:
-    """Run a command on every rank; returns what rank 0 printed.
+def run(
+    runner: Runner, command: Sequence[str], *, show: bool = True, gpu: bool = False
+) -> list[str]:
+    """Run a command on every rank; returns what rank 0 printed. With ``gpu`` ranks see GPUs.
 
     Raises RuntimeError with the last lines of all ranks if one fails.
     """
@@ -40,22 +42,28 @@ def run(runner: Runner, command: Sequence[str], *, show: bool = True) -> list[st
             if show:
                 console.print(line, style="dim", markup=False)
 
-    if runner.run(command, env=environment(), on_line=on_line):
+    if runner.run(command, env=environment(gpu), on_line=on_line):
         raise RuntimeError("a rank failed:\n" + "\n".join(last))
     return printed
 
 
 def on_nodes(
-    work: Callable[[Any], Any], case: Any, count: int, procs: int = 1, rate: str | None = None
+    work: Callable[[Any], Any],
+    case: Any,
+    count: int,
+    procs: int = 1,
+    rate: str | None = None,
+    gpu: bool = False,
 ) -> Any:
-    """Call ``work(case)`` on every rank; returns the result of rank 0.
+    """Call ``work(case)`` on every rank; returns the result of rank 0. With ``gpu`` all see GPUs.
 
     ``work`` is a function of a module, and the case and the result can be pickled.
     """
     with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate) as runner:
         file = Path(folder, "case")
         file.write_bytes(pickle.dumps(case))
-        run(runner, [sys.executable, "-m", "bench.harness.rank", *reference(work), str(file)])
+        command = [sys.executable, "-m", "bench.harness.rank", *reference(work), str(file)]
+        run(runner, command, gpu=gpu)
         return pickle.loads(file.read_bytes())
 
 

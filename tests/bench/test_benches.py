@@ -17,13 +17,16 @@ import offbeat
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan")
+METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan", "gpu")
 BENCHES = sorted(
     f"{path.parent.name}/{path.stem}"
     for method in METHODS
     for path in (ROOT / "bench" / method).glob("*.py")
     if "\nBENCH = Bench(" in path.read_text("utf-8")
 )
+# No machine with a GPU was at hand: their blocks of the page say that nothing was measured.
+UNMEASURED = {"gpu/kernels", "gpu/steps"}
+MEASURED = [n for n in BENCHES if n not in UNMEASURED or (RESULTS / f"{n}.json").exists()]
 FILES = sorted((ROOT / "bench").glob("*/*.py"))
 
 
@@ -195,7 +198,7 @@ def test_the_tables_of_the_page_are_those_of_the_committed_results(
     assert shown == set(BENCHES)
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_committed_result_has_its_bench_and_its_verdicts(name: str) -> None:
     claims = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["claims"]
     lines = (RESULTS / f"{name}.md").read_text("utf-8").splitlines()[2:]
@@ -206,7 +209,7 @@ def test_a_committed_result_has_its_bench_and_its_verdicts(name: str) -> None:
 
 def test_results_are_those_of_benches_and_hold_no_recordings() -> None:
     paths = [path for path in RESULTS.rglob("*") if path.is_file()]
-    assert {str(path.relative_to(RESULTS).with_suffix("")) for path in paths} == set(BENCHES)
+    assert {str(path.relative_to(RESULTS).with_suffix("")) for path in paths} == set(MEASURED)
     texts = [path.read_text("utf-8") for path in paths if path.suffix == ".json"]
     assert max(text.count("\n") for text in texts) < 1000
 

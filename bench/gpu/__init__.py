@@ -1,0 +1,1 @@
+"""Kernels and steps on a GPU."""
