@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from offbeat.kernels.gpu import adasum, narrowing, push_sum, top_k
-from offbeat.kernels.gpu.launch import SIZE
+from offbeat.kernels.gpu.launch import OPTIONS, SIZE
 
 ROWS, EVEN = "*i64", True
 CASES: dict[str, tuple[Any, list[Any]]] = {  # types of arguments, values of constants
@@ -38,6 +38,13 @@ CASES: dict[str, tuple[Any, list[Any]]] = {  # types of arguments, values of con
     "combine, 16 bits": (
         adasum._combine, [ROWS, "*fp16", "*fp64", "*bf16", "i32", "i32", EVEN, SIZE],
     ),
+    # Triton makes a constant of an argument that is 1.
+    "products, one rank": (adasum._products, [ROWS, "*fp32", "*fp64", 1, "i32", 1, EVEN, SIZE]),
+    "sums, one rank": (adasum._sums, [ROWS, "*fp64", "*fp64", 1, 1, adasum.SUMS.value]),
+    "combine, one rank": (
+        adasum._combine, [ROWS, "*fp32", "*fp64", "*fp32", 1, "i32", EVEN, SIZE],
+    ),
+    "quantize, one group": (narrowing._quantize, ["*fp32", "*fp32", "*i8", 1, 8, 256]),
     "maxima": (
         top_k._maxima,
         [ROWS, "*fp32", *["*i32"] * 2, top_k.TOP, top_k.BINS, EVEN, top_k.GROUPS, top_k.GROUP],
@@ -69,7 +76,7 @@ def compiled(kernel: Any, given: list[Any], architecture: int) -> dict[str, int]
     made = triton.compile(
         ASTSource(kernel, signature, constants, hints),
         target=GPUTarget("cuda", architecture, 32),
-        options={"enable_fp_fusion": False},
+        options=OPTIONS,
     )
     lines = made.asm["ptx"].splitlines()
     counts = {

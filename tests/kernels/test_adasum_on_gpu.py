@@ -12,9 +12,9 @@ LENGTHS = {"odd": (1, 3000, 2048, 7), "even": (2048, 5000)}
 
 
 def layers_of(lengths: tuple[int, ...], gap: int) -> tuple[list[Segment], int]:
-    """Layers one after the other in reverse, the first in two segments, with gaps at the ends."""
+    """Segments of two layers in turns, the last one first, with gaps at the ends."""
     ends = [gap + sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    spans = [Segment(min(i, 1), *ends[i : i + 2]) for i in reversed(range(len(lengths)))]
+    spans = [Segment(i % 2, *ends[i : i + 2]) for i in reversed(range(len(lengths)))]
     return spans, ends[-1] + gap
 
 
@@ -35,6 +35,13 @@ def test_both_ways_agree(dtype: torch.dtype, size: int, lengths: str) -> None:
     combine_rows(rows, spans, weights, theirs)
     torch.testing.assert_close(ours, theirs)
     assert ours[:3].tolist() == [7.0] * 3, "what no span covers stays"
+
+
+def test_products_of_many_blocks_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "SUMS", 2)
+    out = torch.zeros(1, 1, 1, dtype=torch.float64, device=DEVICE)
+    on_gpu.add_gram(torch.ones(1, 5 * 2048 + 1).to(DEVICE), [Segment(0, 0, 5 * 2048 + 1)], out)
+    assert out.item() == 5 * 2048 + 1
 
 
 def test_a_row_may_be_overwritten_by_the_combination() -> None:

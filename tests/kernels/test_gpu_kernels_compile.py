@@ -25,7 +25,7 @@ def test_every_kernel_compiles(architecture: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert len(found) == 18
+    assert len(found) == 22
     for name, counts in found.items():
         assert counts["bytes"] > 0
         # Whether messages come early must change no rounding, and quotients must be those of torch.

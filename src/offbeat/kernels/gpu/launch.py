@@ -11,6 +11,9 @@ from offbeat.device import entered
 
 SIZE = 2048  # elements of a block: 16 for each thread of a program
 
+# Products and sums are not fused: an expression then rounds alike in every kernel, and as the same
+# operations of torch do. The passes are limited by memory, not by arithmetic.
+OPTIONS = {"enable_fp_fusion": False}
 DTYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
@@ -20,15 +23,11 @@ DTYPES = {
 
 
 def launch(kernel: Any, programs: int | tuple[int, ...], rows: Tensor, *args: Any) -> None:
-    """Launch a kernel on the device of ``rows``, its first argument.
-
-    Products and sums are not fused: an expression then rounds alike in every kernel, and as the
-    same operations of torch do. The passes are limited by memory, not by arithmetic.
-    """
+    """Launch a kernel on the device of ``rows``, its first argument."""
     grid = (programs,) if isinstance(programs, int) else programs
     if 0 not in grid:
         with entered(rows.device):
-            kernel[grid](rows, *args, enable_fp_fusion=False)
+            kernel[grid](rows, *args, **OPTIONS)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ def fill_messages(
     reads and writes each byte once. The kernel runs for one message and sums in float32 (32-bit
     and 16-bit parameters); other inputs are passed to the torch implementation.
     """
-    if len(messages) != 1 or not _fit(zs, anchor, messages[0][2]):
+    if len(messages) != 1 or not _fit(zs, messages[0][2]):
         return pieces.IN_TORCH.fill_messages(zs, anchor, weight, messages)
     ((share, receivers, out),) = messages
     blocks, aligned = _blocks(zs)
@@ -47,7 +47,7 @@ def add_messages(
     :func:`fill_messages` and one arrived message; others are passed to the torch implementation.
     """
     held = anchor is not None or len(sent) == 1
-    if len(arrived) != 1 or not held or not _fit(zs, anchor, arrived[0]):
+    if len(arrived) != 1 or not held or not _fit(zs, arrived[0]):
         return pieces.IN_TORCH.add_messages(zs, anchor, weight, sent, arrived)
     blocks, aligned = _blocks(zs)
     dtype = DTYPES[zs[0].dtype]
@@ -69,9 +69,9 @@ def fill_and_add(
     add_messages(zs, anchor, after, messages, arrived)
 
 
-def _fit(zs: Sequence[Tensor], anchor: Tensor | None, message: Tensor) -> bool:
-    sums = anchor is None or anchor.dtype == torch.float32
-    return sums and zs[0].dtype != torch.float64 and message.dtype in DTYPES
+def _fit(zs: Sequence[Tensor], message: Tensor) -> bool:
+    dtypes = zs[0].dtype, message.dtype
+    return all(dtype in DTYPES for dtype in dtypes) and torch.float64 not in dtypes
 
 
 def _blocks(zs: Sequence[Tensor]) -> tuple[Blocks, bool]:

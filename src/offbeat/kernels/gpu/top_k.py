@@ -118,7 +118,7 @@ def _maxima(
     layer, at, inside = _in_groups(rows, aligned, groups, group)
     largest = tl.max(_magnitudes(x, at, inside), 1)
     tl.store(maxima + tl.program_id(0).to(tl.int64) * groups + tl.arange(0, groups), largest)
-    tl.atomic_add(counts + layer * bins + (largest >> shift), 1, mask=largest > 0)
+    tl.atomic_add(counts + layer * bins + (largest >> shift), 1, largest > 0, sem="relaxed")
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def _digits(
     bits, _ = _reaching(x, at, inside, maxima, bound)
     counted = (bits >= bound) & ((bits >> (shift + width)) == tl.load(known + layer))
     digit = (bits >> shift) & ((1 << width) - 1)
-    tl.atomic_add(counts + layer * bins + digit, 1, mask=counted)
+    tl.atomic_add(counts + layer * bins + digit, 1, counted, sem="relaxed")
 
 
 @triton.jit
