@@ -64,7 +64,7 @@ def adasum_passes(device: torch.device, compiled: bool) -> AdasumPasses:
     """
     if not compiled:
         return AdasumPasses(functional.add_gram, functional.analyze, functional.combine_rows)
-    if device.type != "cpu":
+    if _has_triton(device):
         from offbeat.kernels.gpu import adasum as on_gpu
 
         return AdasumPasses(on_gpu.add_gram, functional.analyze, on_gpu.combine_rows)
