@@ -47,5 +47,5 @@ def _divide(spans: bytes, size: int, device: torch.device) -> Blocks:
     rows = np.stack([owner[span], first, np.minimum(first + size, stop[span])], 1)
     owners, firsts, lengths = np.unique(rows[:, 0], return_index=True, return_counts=True)
     runs = np.stack([owners, firsts, firsts + lengths], 1)
-    on_device = (torch.from_numpy(array).to(device) for array in (rows, runs))
-    return Blocks(*on_device, aligned=not (table[:, 1:] % EVEN).any())
+    there = [torch.from_numpy(array).to(device) for array in (rows, runs)]
+    return Blocks(there[0], there[1], aligned=not (table[:, 1:] % EVEN).any())
