@@ -13,12 +13,13 @@ import torch.distributed as dist
 import typer
 
 import offbeat
+from bench.adasum.micro_batch import BATCHES, fitting, peaks
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.ranks import on_nodes
 from bench.harness.report import report
 
-NODES, RANKS = 2, 2
+NODES, RANKS, MICRO_BATCH = 2, 2, 8
 PLAIN, SPLIT = "adasum(within='local')", "adasum(partition=True)"
 BENCH = Bench(
     name="adasum/partition",
@@ -95,14 +96,19 @@ def main(
     """Time the update of a transformer with Adam and Adasum, with and without a partition."""
     case = {"width": 512 if full else 256, "depth": 4, "steps": 20}
     found = on_nodes(measure, case, NODES, RANKS, rate)
+    found["peaks"] = on_nodes(peaks, {**case, "algorithms": [PLAIN, SPLIT]}, NODES, RANKS, rate)
+    middle = BATCHES.index(MICRO_BATCH)
+    room = found["peaks"][PLAIN][middle]
     medians = {
         text: [statistics.median(times) for times in parts.values()]
         for text, parts in found["seconds"].items()
     }
+    fits = {text: fitting(most, room) for text, most in found["peaks"].items()}
     rows = [
-        (text, f"{found['bytes'][text] / 2**20:.1f} MiB", f"{alone:.3f} s", f"{whole:.3f} s")
+        (text, f"{found['bytes'][text] / 2**20:.1f} MiB", f"{alone:.3f} s", f"{whole:.3f} s",
+         f"{found['peaks'][text][middle] / 2**20:.0f} MiB", f"{fits[text]:.1f}")
         for text, (alone, whole) in medians.items()
-    ]
+    ]  # fmt: skip
     memory = found["bytes"][PLAIN] / found["bytes"][SPLIT]
     alone, whole = (a / b for a, b in zip(medians[PLAIN], medians[SPLIT], strict=True))
     claims = [
@@ -110,11 +116,14 @@ def main(
         Claim("the optimizer takes less time", "", f"{alone:.2f} x less", alone > 1.0),
         Claim("a worker's moments take half the memory", "2 x less", f"{memory:.2f} x less",
               memory >= 1.9),
+        Claim("a larger micro-batch takes the same memory", "1.64 x",
+              f"{fits[SPLIT] / fits[PLAIN]:.2f} x", fits[SPLIT] / fits[PLAIN] >= 1.2),
         Claim("the models are the same", "", f"apart by {found['apart']:.1e}",
               found["apart"] < 1e-4),
     ]  # fmt: skip
     title = f"{NODES} nodes, {RANKS} ranks each, {found['parameters'] / 1e6:.1f} M parameters"
-    headings = ("algorithm", "moments a worker", "optimizer", "whole update")
+    headings = ("algorithm", "moments a worker", "optimizer", "whole update",
+                f"at most, micro-batch {MICRO_BATCH}", "micro-batch in this memory")  # fmt: skip
     report(BENCH, f"{title}, {rate or 'links not limited'}", headings, rows, claims,
            measured=found)  # fmt: skip
 

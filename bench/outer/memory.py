@@ -4,11 +4,9 @@ Unsharded every rank is a node. Sharded there are two nodes with two ranks each,
 divides the parameters. The unit is what a rank holds of the model, in float32.
 """
 
-import ctypes
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,10 +21,10 @@ from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.ranks import on_nodes
 from bench.harness.report import report
+from bench.harness.resident import forget_peak, resident, return_large_tensors
 
 WIDTH, DEPTH = 2048, 12  # of 12 linear layers, 50.4 million parameters
 RANKS, SHARDS, STEPS = 4, 2, 4
-M_MMAP_THRESHOLD = -3  # of mallopt
 ALONE = "alone"
 STREAMING = "diloco(every=2,fragments=2,delay=1)"
 _NARROW = "diloco(every=2,fragments=2,delay=1,wire='{}')".format
@@ -70,23 +68,10 @@ class Memory:
         return Memory(self.held - alone.held, self.peak - alone.peak)
 
 
-def resident(key: str) -> int:
-    """Bytes of this process: "VmRSS" now, "VmHWM" at most since :func:`forget_peak`."""
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
-
-
-def forget_peak() -> None:
-    """Return free memory to the system, and start counting the peak anew."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", "ascii")
-
-
 def measure(question: tuple[list[str], int]) -> Found:
     """All recipes in turn, on every rank; the means of the ranks. Sharded if shards > 1."""
     recipes, shards = question
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)  # large tensors return at once
+    return_large_tensors()
     found: Found = {}
     for text in [recipes[0], *recipes]:
         train(text, shards, WIDTH // 32)  # what is loaded or compiled at the first use

@@ -53,6 +53,12 @@ class Handle:
         first = self.after
         self.after = function if first is None else lambda: (first(), function())
 
+    def is_complete(self) -> bool:
+        """Return whether :meth:`wait` would not block."""
+        return all(work.is_completed() for work in self.works) and (
+            self.future is None or self.future.done()
+        )
+
     def wait(self) -> None:
         """Block until the results have arrived; raise :class:`PeerLost` if a rank is lost.
 

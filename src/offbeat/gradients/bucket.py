@@ -55,7 +55,7 @@ class Bucket:
         narrow: torch.dtype | None = None,
         owner: int | None = None,
     ) -> "Bucket":
-        """Allocate a bucket for ``names``, of their dtype, or of ``narrow`` if that is smaller."""
+        """Lay out a bucket for ``names``, of their dtype, or of ``narrow`` if that is smaller."""
         parameters = [site.parameters[name] for name in names]
         # A reduction to one member rounds at every hop: not to 16 bits, inside a node.
         dtype = parameters[0].dtype if owner is None else accumulation_dtype(parameters[0].dtype)
@@ -63,7 +63,10 @@ class Bucket:
             dtype = narrow
         device = message_device(group, parameters[0].device)
         memory = Flat.of(site, names, dtype, device, len(names) + 1)
-        return cls(site, group, memory, CallNumber(group, memory.rest), set(names), owner)
+        bucket = cls(site, group, memory, CallNumber(group, memory.rest), set(names), owner)
+        if bucket._is_of_another:
+            memory.release()
+        return bucket
 
     @property
     def buffer(self) -> Tensor:
@@ -81,8 +84,12 @@ class Bucket:
         return self.memory.rest[:-1]
 
     def fill(self) -> None:
-        """Copy the gradients in, with what earlier backwards have accumulated."""
+        """Copy the gradients in, with what earlier backwards have accumulated.
+
+        Where another rank owns them, those in ``.grad`` are dropped.
+        """
         self.memory = self.memory.unless_kept(self.site.registered)
+        self.memory.restore()
         self.flags.fill_(1)
         filled = {}
         for index, (name, view) in enumerate(self.views.items()):
@@ -96,6 +103,9 @@ class Bucket:
                     raise self.group.detector.condemn(_twice(name))
                 filled[name] = grad
         pack([self.views[name] for name in filled], filled.values())
+        if self._is_of_another:
+            for name in self.views:
+                self.site.registered[name].grad = None
 
     def mark(self) -> None:
         """Write the call number, after :meth:`fill`; in the first message of a backward."""
@@ -117,15 +127,28 @@ class Bucket:
 
     def wait(self) -> None:
         """Wait for the mean, and expect all gradients anew."""
-        assert self.handle is not None, "every bucket was launched"
-        self.handle.wait()
-        self.handle, self.missing = None, set(self.views)
+        self._receive()
+        self.missing = set(self.views)
+
+    def release(self) -> None:
+        """Give the memory back once the owner has received what it is to add; do not wait."""
+        if self._is_of_another and self.handle is not None and self.handle.is_complete():
+            self._receive()
+
+    def _receive(self) -> None:
+        if self.handle is not None:
+            self.handle.wait()
+            self.handle = None
+            if self._is_of_another:
+                self.memory.release()
+
+    @property
+    def _is_of_another(self) -> bool:
+        return self.owner not in (None, self.group.rank)
 
     def hand_out(self) -> None:
         """Put the bucket into ``.grad``, except where no rank has a gradient."""
-        if self.owner not in (None, self.group.rank):
-            for name in self.views:
-                self.site.registered[name].grad = None
+        if self._is_of_another:
             return
         # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
         for index, (name, view) in enumerate(self.views.items()):

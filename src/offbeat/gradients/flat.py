@@ -75,6 +75,16 @@ class Flat:
         end = self.whole.numel() - self.rest.numel()
         return self._allocate(torch.zeros_like(self.whole), shapes, end)
 
+    def release(self) -> None:
+        """Give the memory back; the views stay what they are, without content."""
+        self.whole.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Allocate what was released, with any content."""
+        storage = self.whole.untyped_storage()
+        if storage.nbytes() == 0:  # others may be arrays' too, which cannot be resized
+            storage.resize_(self.whole.nbytes)
+
     def _is_kept(self, parameters: Mapping[str, Tensor]) -> bool:
         views, memory = self._references()
         own_views, own_memory = self._unshared

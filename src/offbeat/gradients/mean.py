@@ -50,6 +50,7 @@ class Mean(GradientExchange[MeanState]):
     With ``partition`` (over "local") the mean of each parameter is sent to the one rank of the
     node that owns it (:meth:`offbeat.Site.owners`), and ``.grad`` is None elsewhere. A gradient
     that is not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
+    Other ranks drop a gradient once it is in its bucket, and the bucket once it was sent.
 
     ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
     once, summed in float32, rounded once. Buckets are filled in the order in which
@@ -63,7 +64,8 @@ class Mean(GradientExchange[MeanState]):
 
     Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
     the buckets, one copy of the gradients, in full precision only until ``.grad`` becomes a view
-    of them at the end of backward; with "bf16" the 16-bit copy, twice.
+    of them at the end of backward; with "bf16" the 16-bit copy, twice; with a partition the
+    rank's share, and what is in flight.
     Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.
@@ -182,6 +184,8 @@ def _launch(state: MeanState) -> None:
     if _is_marked(state, bucket):
         bucket.mark()
     bucket.send()
+    for earlier in state.buckets[: state.launched]:
+        earlier.release()
     state.launched += 1
 
 

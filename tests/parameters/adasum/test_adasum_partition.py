@@ -141,6 +141,29 @@ def test_a_rank_keeps_the_anchor_and_the_updates_of_its_share(partition: bool) -
     assert ThreadWorld(nodes=PAIRS).run(held) == [1.0 if partition else 2.0] * 4
 
 
+def test_a_rank_gives_back_the_gradients_that_it_has_sent() -> None:
+    def held(world: World) -> list[float]:
+        model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))
+        size = sum(p.nbytes for p in model.parameters())
+        replica = offbeat.replicate(model, offbeat.adasum(partition=True), mesh=world)
+        shares = []
+        for _ in range(3):
+            model(torch.ones(2, 16)).sum().backward()
+            assert replica.gradients is not None
+            buckets = replica.gradients.state.buckets
+            kept = [bucket.buffer.untyped_storage().nbytes() for bucket in buckets]
+            assert all(not nbytes or bucket.owner == world.local_rank
+                       for nbytes, bucket in zip(kept, buckets, strict=True))  # fmt: skip
+            shares.append(sum(kept) / size)
+            replica.step()
+            model.zero_grad()
+        replica.detach()
+        return shares
+
+    for shares in ThreadWorld(nodes=PAIRS).run(held):
+        assert shares == pytest.approx([0.5] * 3, rel=0.02)  # flags and the number of the call
+
+
 @pytest.mark.parametrize(
     ("nodes", "options"),
     [
