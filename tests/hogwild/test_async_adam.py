@@ -29,12 +29,17 @@ def weight(dtype: torch.dtype = torch.float64) -> nn.Parameter:
 
 
 @pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
 @pytest.mark.parametrize("moments", ["shared", "private"])
 @pytest.mark.parametrize("dtype", SPARSE)
-def test_one_worker_follows_the_reference(dtype: torch.dtype, moments: str, dense: bool) -> None:
+def test_one_worker_follows_the_reference(
+    dtype: torch.dtype, moments: str, correction: str, dense: bool
+) -> None:
     parameter = weight(dtype)
     start = parameter.detach().double().flatten().numpy().copy()
-    optimizer = AsyncAdam([parameter], lr=0.1, weight_decay=0.3, moments=moments)
+    optimizer = AsyncAdam(
+        [parameter], lr=0.1, weight_decay=0.3, moments=moments, bias_correction=correction
+    )
     steps = []
     for t in range(1, 21):
         g = gradient(t).to(dtype)
@@ -42,8 +47,9 @@ def test_one_worker_follows_the_reference(dtype: torch.dtype, moments: str, dens
         parameter.grad = g.to_dense() if dense else g
         optimizer.step()
     theta, m, v = async_adam(
-        start, steps, workers=1, private=moments == "private", alpha=0.1, weight_decay=0.3
-    )
+        start, steps, workers=1, private=moments == "private", alpha=0.1, weight_decay=0.3,
+        by_coordinate=correction == "coordinate",
+    )  # fmt: skip
     state, atol = optimizer.state[parameter], TOLERANCE[dtype] * 10
     np.testing.assert_allclose(parameter.detach().double().flatten(), theta, rtol=0, atol=atol)
     np.testing.assert_allclose(state["exp_avg"].double().flatten(), m[0], rtol=0, atol=atol)
@@ -108,11 +114,13 @@ def test_the_first_step_has_its_size() -> None:
     np.testing.assert_allclose(parameter.detach(), [-step_size * m / np.sqrt(v), 0], rtol=1e-14)
 
 
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
 @pytest.mark.parametrize("moments", ["shared", "private"])
-def test_workers_in_turns_follow_the_reference(moments: str) -> None:
+def test_workers_in_turns_follow_the_reference(moments: str, correction: str) -> None:
     parameter = weight()
     start = parameter.detach().flatten().numpy().copy()
-    optimizer = AsyncAdam([parameter], lr=0.1, moments=moments, workers=3)
+    settings = {"moments": moments, "bias_correction": correction}
+    optimizer = AsyncAdam([parameter], lr=0.1, workers=3, **settings)
     workers = [optimizer.as_worker(number) for number in range(3)]
     random = [worker._random.getstate() for worker in workers]
     steps = []
@@ -129,7 +137,10 @@ def test_workers_in_turns_follow_the_reference(moments: str) -> None:
             t = before * 3 + 1 + own.randrange(3)
             random[number] = now
         steps.append((number, t, gradient(k).to_dense().flatten().numpy()))
-    theta, m, v = async_adam(start, steps, workers=3, private=moments == "private", alpha=0.1)
+    theta, m, v = async_adam(
+        start, steps, workers=3, private=moments == "private", alpha=0.1,
+        by_coordinate=correction == "coordinate",
+    )  # fmt: skip
     state = optimizer.state[parameter]
     np.testing.assert_allclose(parameter.detach().flatten(), theta, rtol=0, atol=1e-12)
     shape = m.shape if moments == "private" else (1, -1)
@@ -206,17 +217,35 @@ def test_groups_closures_and_schedulers() -> None:
     assert not torch.equal(slow, fast)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", SPARSE)
+def test_a_coordinate_met_late_moves_by_the_step_size(dtype: torch.dtype, sparse: bool) -> None:
+    """By the time of the optimizer, these steps would be 3 to 7 times as long."""
+    parameter = nn.Parameter(torch.zeros(2, 1, dtype=dtype))
+    optimizer = AsyncAdam([parameter], lr=0.01, bias_correction="coordinate")
+    for row, steps in ((0, 300), (1, 12)):
+        for _ in range(steps):
+            g = torch.tensor([[2.0 * (row == 0)], [2.0 * (row == 1)]], dtype=dtype)
+            parameter.grad = g.to_sparse(1) if sparse else g
+            optimizer.step()
+    moved = -parameter.detach()[1].double().item()
+    assert moved == pytest.approx(0.12, rel=3 * TOLERANCE[dtype])
+    assert optimizer.state[parameter]["updates"].flatten().tolist() == [300, 12]
+
+
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
 @pytest.mark.parametrize("moments", ["shared", "private"])
-def test_saving_loading_and_continuing_equals_never_stopping(moments: str) -> None:
+def test_saving_loading_and_continuing_equals_never_stopping(moments: str, correction: str) -> None:
     straight, resumed = weight(), weight()
-    optimizer = AsyncAdam([straight], lr=0.1, moments=moments)
+    settings = {"moments": moments, "bias_correction": correction}
+    optimizer = AsyncAdam([straight], lr=0.1, **settings)
     for step in range(10):
         straight.grad = gradient(step)
         optimizer.step()
         if step == 4:
             saved = copy.deepcopy(optimizer.state_dict())
             resumed.data.copy_(straight)
-    again = AsyncAdam([resumed], lr=1.0, moments=moments)
+    again = AsyncAdam([resumed], lr=1.0, **settings)
     addresses = [tensor.data_ptr() for tensor in again.state[resumed].values()]
     again.load_state_dict(saved)
     for step in range(5, 10):
@@ -227,12 +256,22 @@ def test_saving_loading_and_continuing_equals_never_stopping(moments: str) -> No
     assert [tensor.data_ptr() for tensor in again.state[resumed].values()] == addresses
 
 
+def test_loaded_counts_are_not_rounded_to_the_dtype_of_the_parameter() -> None:
+    saved, loaded = (
+        AsyncAdam([weight(torch.bfloat16)], bias_correction="coordinate") for _ in range(2)
+    )
+    counts = [next(iter(optimizer.state.values()))["updates"] for optimizer in (saved, loaded)]
+    counts[0].fill_(257)  # 256 in bfloat16
+    loaded.load_state_dict(saved.state_dict())
+    assert torch.equal(*counts)
+
+
 def test_all_state_is_shared_before_the_first_step() -> None:
     parameter = weight()
-    optimizer = AsyncAdam([parameter], moments="private", workers=3)
+    optimizer = AsyncAdam([parameter], moments="private", workers=3, bias_correction="coordinate")
     assert parameter.is_shared()
     assert {name: tuple(t.shape) for name, t in optimizer.state[parameter].items()} == {
-        "step": (3, 8), "exp_avg": (3, 7, 3), "exp_avg_sq": (3, 7, 3)
+        "step": (3, 8), "exp_avg": (3, 7, 3), "exp_avg_sq": (3, 7, 3), "updates": (3, 7, 3)
     }  # fmt: skip
     assert all(tensor.is_shared() for tensor in optimizer.state[parameter].values())
 
@@ -244,6 +283,7 @@ BAD = [
     ({"weight_decay": -1.0}, "weight_decay=-1.0"),
     ({"moments": "own"}, "moments='own', expected 'shared' or 'private'"),
     ({"workers": 0}, "workers=0, expected"),
+    ({"bias_correction": "none"}, "bias_correction='none', expected 'step' or 'coordinate'"),
 ]
 
 
@@ -293,3 +333,8 @@ def test_a_state_of_other_workers_or_moments_is_refused() -> None:
         AsyncAdam([weight()], workers=3).load_state_dict(saved)
     with pytest.raises(ValueError, match="exp_avg of parameter 0 is"):
         AsyncAdam([weight()], workers=2, moments="private").load_state_dict(saved)
+    counting = AsyncAdam([weight()], workers=2, bias_correction="coordinate")
+    with pytest.raises(ValueError, match="updates of parameter 0 is None in the saved state"):
+        counting.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"updates of parameter 0 is .* and None here"):
+        AsyncAdam([weight()], workers=2).load_state_dict(counting.state_dict())

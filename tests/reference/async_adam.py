@@ -18,16 +18,23 @@ def async_adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    by_coordinate: bool = False,
 ) -> tuple[Vector, Vector, Vector]:
-    """Apply (worker, t, gradient) one after the other; theta, and m and v by worker."""
+    """Apply (worker, t, gradient) one after the other; theta, and m and v by worker.
+
+    ``by_coordinate``: t is the number of updates of the coordinate, not the given one.
+    """
     theta = start.copy()
     m = np.zeros((workers if private else 1, len(start)))
     v = np.zeros_like(m)
+    updates = np.zeros(m.shape, int)
     b1, b2 = betas
     for worker, t, g in gradients:
         own = worker if private else 0
-        step = alpha * np.sqrt(1 - b2**t) / (1 - b1**t)
         for j in np.flatnonzero(g):
+            updates[own, j] += 1
+            time = updates[own, j] if by_coordinate else t
+            step = alpha * np.sqrt(1 - b2**time) / (1 - b1**time)
             m[own, j] = b1 * m[own, j] + (1 - b1) * g[j]
             v[own, j] = b2 * v[own, j] + (1 - b2) * g[j] ** 2
             theta[j] -= alpha * weight_decay * theta[j]

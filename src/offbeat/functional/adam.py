@@ -45,6 +45,7 @@ def masked_adam(
     betas: tuple[float, float],
     eps: float,
     decay: float,
+    counts: Tensor | None = None,
 ) -> None:
     r"""Update the coordinates with a non-zero gradient, in place.
 
@@ -57,8 +58,10 @@ def masked_adam(
     ``decay`` d is the learning rate times the weight decay. Nothing is written to coordinates
     with g = 0, so that a worker never undoes what another wrote there. ``theta``, ``m`` and ``v``
     have one shape, ``gradient`` has it too and is dense or sparse; all have one dtype, in which
-    this computes. One pass over the gradient, several over the touched coordinates;
-    ``offbeat.hogwild.AsyncAdam`` has the compiled form.
+    this computes. With ``counts``, integers of that shape, ``alpha`` is not corrected yet: each
+    touched coordinate counts its updates, :math:`n_j \leftarrow n_j + 1`, and takes
+    :func:`adam_step_size` at :math:`t = n_j`. One pass over the gradient, several over the touched
+    coordinates; ``offbeat.hogwild.AsyncAdam`` has the compiled form.
 
     Source: Renda, Asynchronous Adam, Algorithms 1 and 2; eps is added to the root, as in
     ``torch.optim.SparseAdam``.
@@ -75,4 +78,8 @@ def masked_adam(
     second = v[where].mul_(betas[1]).addcmul_(g, g, value=1.0 - betas[1])
     m[where], v[where] = first, second
     kept = theta[where].mul_(1.0 - decay)
+    if counts is not None:
+        counts[where] = updates = counts[where] + 1
+        n = updates.double()  # a power in 16 bits would stay at 1
+        first = first.mul(((1.0 - betas[1] ** n).sqrt() / (1.0 - betas[0] ** n)).to(first.dtype))
     theta[where] = kept.addcdiv_(first, second.sqrt().add_(eps), value=-alpha)

@@ -17,6 +17,7 @@ from offbeat.settings import at_least, check_values
 
 LINE = 8  # int64 in a cache line: the counters of two workers never share one
 Moments = Literal["shared", "private"]
+BiasCorrection = Literal["step", "coordinate"]
 
 
 @final
@@ -38,13 +39,24 @@ class AsyncAdam(Optimizer):
     coordinates only, so that sparse stays sparse. ``t`` is counted for each parameter, by each
     worker: steps in which it had a gradient.
 
+    alpha_t corrects the bias of moments that began at zero with the first step. Those of a
+    coordinate that is met late begin at zero too, where alpha_t is alpha_0 already: with the
+    default betas and a constant gradient it moves by 3.2 alpha_0 at first and by 6.6 alpha_0 in
+    its twelfth update. ``bias_correction="coordinate"`` counts the updates of each coordinate and
+    moves it by alpha_0:
+
+    .. math::
+        n_j \leftarrow n_j + 1, \quad
+        \alpha_0 \sqrt{1 - \beta_2^{n_j}} / (1 - \beta_1^{n_j}) \text{ in place of } \alpha_t
+
     All state is allocated by the constructor, in shared memory, before any worker starts: build
     the optimizer in the parent process and pass it to :func:`launch`. Parameters are moved to
     shared memory in place. Gradients are dense, or sparse as those of embeddings, with duplicates.
     A gradient with an infinite or NaN element skips the whole step; ``skipped`` counts these. CPU
     only; float32 and float64 run in compiled kernels, other dtypes in torch.
 
-    Extra memory: two models ("shared") or 2 T ("private"), and 64 bytes per worker and parameter.
+    Extra memory: two models ("shared") or 2 T ("private"), and 64 bytes per worker and parameter;
+    with ``bias_correction="coordinate"`` 4 bytes more for each coordinate, T times if "private".
     One read of the gradient to check it, one pass over the touched coordinates to apply it. No
     bytes are sent. ``docs/hogwild.md`` describes the data races.
 
@@ -56,6 +68,7 @@ class AsyncAdam(Optimizer):
         weight_decay: lambda, per step of a touched coordinate, times the learning rate.
         moments: "shared" or "private".
         workers: T, how many workers will step.
+        bias_correction: "step", by t as in the paper, or "coordinate", by n_j.
 
     Raises:
         ValueError: for settings out of range, for parameters that cannot be shared, and in
@@ -83,9 +96,11 @@ class AsyncAdam(Optimizer):
         *,
         moments: Moments = "shared",
         workers: Annotated[int, at_least(1)] = 1,
+        bias_correction: BiasCorrection = "step",
     ) -> None:
-        check_values(AsyncAdam.__init__, {"moments": moments, "workers": workers})
-        self.moments, self.workers = moments, workers
+        chosen = {"moments": moments, "workers": workers, "bias_correction": bias_correction}
+        check_values(AsyncAdam.__init__, chosen)
+        self.moments, self.workers, self.bias_correction = moments, workers, bias_correction
         self._counters = torch.zeros(workers, LINE, dtype=torch.int64).share_memory_()
         self._enter(None)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -157,22 +172,23 @@ class AsyncAdam(Optimizer):
         own = dict(self.state)
         saved = state_dict["state"]
         for index, state in enumerate(own.values()):
-            for name, tensor in state.items():
-                found = getattr(saved.get(index, {}).get(name), "shape", None)
-                if found != tensor.shape:
+            there = saved.get(index, {})
+            for name in sorted(state.keys() | there.keys()):
+                found, expected = (getattr(s.get(name), "shape", None) for s in (there, state))
+                if found != expected:
                     raise ValueError(
                         f"{name} of parameter {index} is {found} in the saved state and "
-                        f"{tensor.shape} here; load with the moments and the number of workers "
-                        "that saved it"
+                        f"{expected} here; load with the moments, the number of workers and the "
+                        "bias correction that saved it"
                     )
         super().load_state_dict(state_dict)
-        for parameter, state in own.items():
-            for name, tensor in state.items():
-                tensor.copy_(self.state[parameter][name])
+        for index, (parameter, state) in enumerate(own.items()):
+            for name, tensor in state.items():  # not torch's copy: it casts counts to the dtype
+                tensor.copy_(saved[index][name])
             self.state[parameter] = state
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("moments", "workers", "_counters")
+        own = ("moments", "workers", "bias_correction", "_counters")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -189,13 +205,12 @@ class AsyncAdam(Optimizer):
     def _allocate(self, parameter: Tensor) -> dict[str, Tensor]:
         copies = (self.workers,) if self.moments == "private" else ()
         shape = (*copies, *parameter.shape)
-        counts = torch.zeros(self.workers, LINE, dtype=torch.int64)
-        moments = [torch.zeros(shape, dtype=parameter.dtype) for _ in range(2)]
-        names = ("step", "exp_avg", "exp_avg_sq")
-        return {
-            name: tensor.share_memory_()
-            for name, tensor in zip(names, (counts, *moments), strict=True)
-        }
+        state = {"step": torch.zeros(self.workers, LINE, dtype=torch.int64)}
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros(shape, dtype=parameter.dtype)
+        if self.bias_correction == "coordinate":
+            state["updates"] = torch.zeros(shape, dtype=torch.int32)
+        return {name: tensor.share_memory_() for name, tensor in state.items()}
 
     def _number(self) -> int:
         if self._process != os.getpid():
@@ -230,18 +245,19 @@ class AsyncAdam(Optimizer):
             )
         if target is None:
             state = self.state[parameter]
-            moments = (state["exp_avg"], state["exp_avg_sq"])
+            own = [state.get(name) for name in ("exp_avg", "exp_avg_sq", "updates")]
             if self.moments == "private":
-                moments = (moments[0][number], moments[1][number])
-            target = Target(parameter.detach(), *moments, state["step"][number])
+                own = [None if each is None else each[number] for each in own]
+            m, v, counts = own
+            target = Target(parameter.detach(), m, v, state["step"][number], counts)
             self._targets[parameter] = target
         return target
 
     def _update(self, target: Target, gradient: Tensor, group: dict[str, Any]) -> None:
-        lr, betas = float(group["lr"]), group["betas"]
+        lr, betas, t = float(group["lr"]), group["betas"], self._tick(target)
         target.update(
             gradient,
-            alpha=adam_step_size(lr, betas, self._tick(target)),
+            alpha=lr if self.bias_correction == "coordinate" else adam_step_size(lr, betas, t),
             betas=betas,
             eps=group["eps"],
             decay=lr * group["weight_decay"],
@@ -249,8 +265,8 @@ class AsyncAdam(Optimizer):
 
     def _tick(self, target: Target) -> int:
         """Return the time t of this update: own steps, spread over all workers if shared."""
-        before = int(target.counts[0])
-        target.counts[0] = before + 1
+        before = int(target.steps[0])
+        target.steps[0] = before + 1
         if self.moments == "private":
             return before + 1
         return before * self.workers + 1 + self._random.randrange(self.workers)

@@ -8,6 +8,7 @@ from torch import Tensor, float32, float64
 
 from offbeat.functional import masked_adam
 from offbeat.kernels import lock_free_adam
+from offbeat.kernels.bias_correction import corrections
 
 
 @final
@@ -18,13 +19,21 @@ class Target:
     tensor. Dtypes and layouts other than contiguous float32 and float64 are updated by torch.
     """
 
-    def __init__(self, theta: Tensor, m: Tensor, v: Tensor, counts: Tensor) -> None:
-        """Create views of the memory. ``counts[0]`` is the number of updates of this worker."""
-        self.counts: NDArray[np.int64] = counts.numpy()
+    def __init__(
+        self, theta: Tensor, m: Tensor, v: Tensor, steps: Tensor, counts: Tensor | None
+    ) -> None:
+        """Create views of the memory.
+
+        ``steps[0]`` is the number of updates of this worker, ``counts`` that of each coordinate,
+        where the bias is corrected by coordinate.
+        """
+        self.steps: NDArray[np.int64] = steps.numpy()
         self.pointer = theta.data_ptr()
         self._tensors = (theta, m, v)
         self._compiled = theta.dtype in (float32, float64) and theta.is_contiguous()
         self._flat = [t.view(-1).numpy() for t in self._tensors] if self._compiled else []
+        self._counts = counts
+        self._flat_counts = None if counts is None else counts.view(-1).numpy()
         self._width = theta.shape[1:].numel()  # of a row
 
     def is_finite(self, gradient: Tensor) -> bool:
@@ -45,18 +54,22 @@ class Target:
     ) -> None:
         """Apply a gradient; see :func:`offbeat.functional.masked_adam`."""
         if not self._compiled or (gradient.is_sparse and gradient.sparse_dim() != 1):
-            masked_adam(*self._tensors, gradient, alpha=alpha, betas=betas, eps=eps, decay=decay)
+            masked_adam(
+                *self._tensors, gradient, alpha=alpha, betas=betas, eps=eps, decay=decay,
+                counts=self._counts,
+            )  # fmt: skip
             return
         b1, b2 = betas
         numbers = (alpha, b1, 1.0 - b1, b2, 1.0 - b2, eps, 1.0 - decay)
         constants = np.array(numbers, self._flat[0].dtype)
+        counted = None
+        if self._flat_counts is not None:
+            counted = (self._flat_counts, corrections(betas, constants.dtype))
         if not gradient.is_sparse:
-            lock_free_adam.update_dense(*self._flat, _flat(gradient), constants)
+            lock_free_adam.update_dense(*self._flat, _flat(gradient), constants, counted)
             return
-        rows = gradient._indices().numpy()[0]
-        lock_free_adam.update_rows(
-            *self._flat, rows, _flat(gradient._values()), self._width, constants
-        )
+        rows, values = gradient._indices().numpy()[0], _flat(gradient._values())
+        lock_free_adam.update_rows(*self._flat, rows, values, self._width, constants, counted)
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

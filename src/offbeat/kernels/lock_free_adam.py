@@ -13,6 +13,9 @@ import numpy as np
 from offbeat.kernels.compile import Array, compiled, inlined
 from offbeat.kernels.prefetch import prefetch
 
+# None, or the number of updates of every coordinate and the factors of the step by that number;
+# numba compiles each of the two cases on its own.
+Counted = Any
 LINE = 64  # bytes of a cache line
 AHEAD = 4  # rows
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
@@ -28,9 +31,17 @@ def is_finite(g: Array) -> bool:
 
 
 @inlined
-def adam(theta: Array, m: Array, v: Array, g: Array, i: int, numbers: Any) -> None:
-    """Apply Adam's update to coordinate ``i``."""
-    alpha, b1, c1, b2, c2, eps, keep = numbers
+def correction(counts: Array, factors: Array, i: int) -> Any:
+    """Count an update of coordinate ``i``; return the factor of its step."""
+    before = counts[i]
+    counts[i] = before + 1
+    return factors[min(before, factors.shape[0] - 1)]
+
+
+@inlined
+def adam(theta: Array, m: Array, v: Array, g: Array, i: int, alpha: Any, numbers: Any) -> None:
+    """Apply Adam's update with step size ``alpha`` to coordinate ``i``."""
+    b1, c1, b2, c2, eps, keep = numbers
     first = b1 * m[i] + c1 * g[i]
     second = b2 * v[i] + c2 * g[i] * g[i]
     m[i] = first
@@ -40,32 +51,49 @@ def adam(theta: Array, m: Array, v: Array, g: Array, i: int, numbers: Any) -> No
 
 @inlined
 def update(
-    theta: Array, m: Array, v: Array, at: int, g: Array, low: int, size: int, constants: Array
+    theta: Array,
+    m: Array,
+    v: Array,
+    at: int,
+    g: Array,
+    low: int,
+    size: int,
+    constants: Array,
+    counted: Counted,
 ) -> None:
     """Update ``theta[at:at + size]`` by ``g[low:low + size]`` where the gradient is not zero.
 
-    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay. The loop compiles to
-    vector instructions with masked stores, provided that indices are unsigned: a negative index
-    counts from the end. Slices are made here, since numba counts references to a slice that is
-    passed, atomically.
+    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay; where coordinates
+    are counted, alpha instead of alpha_t. The loop compiles to vector instructions with masked
+    stores, provided that indices are unsigned: a negative index counts from the end. Slices are
+    made here, since numba counts references to a slice that is passed, atomically.
     """
     alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
-    numbers = (alpha, b1, c1, b2, constants[4], constants[5], constants[6])
+    numbers = (b1, c1, b2, constants[4], constants[5], constants[6])
     x = theta[at : at + size]
     first = m[at : at + size]
     second = v[at : at + size]
     values = g[low : low + size]
     zero = g.dtype.type(0)
-    for i in range(size):
-        if values[i] != zero:
-            adam(x, first, second, values, i, numbers)
+    if counted is None:
+        for i in range(size):
+            if values[i] != zero:
+                adam(x, first, second, values, i, alpha, numbers)
+    else:
+        counts, factors = counted[0][at : at + size], counted[1]
+        for i in range(size):
+            if values[i] != zero:
+                step = alpha * correction(counts, factors, i)
+                adam(x, first, second, values, i, step, numbers)
 
 
 @compiled
-def update_dense(theta: Array, m: Array, v: Array, g: Array, constants: Array) -> None:
+def update_dense(
+    theta: Array, m: Array, v: Array, g: Array, constants: Array, counted: Counted
+) -> None:
     """Update all coordinates whose gradient is not zero; all arrays are (d,)."""
     start, size = np.uint64(0), np.uint64(g.shape[0])
-    update(theta, m, v, start, g, start, size, constants)
+    update(theta, m, v, start, g, start, size, constants, counted)
 
 
 @inlined
@@ -108,7 +136,14 @@ def fetch(theta: Array, m: Array, v: Array, at: int, size: int) -> None:
 
 @compiled
 def update_rows(
-    theta: Array, m: Array, v: Array, rows: Array, values: Array, width: int, constants: Array
+    theta: Array,
+    m: Array,
+    v: Array,
+    rows: Array,
+    values: Array,
+    width: int,
+    constants: Array,
+    counted: Counted,
 ) -> None:
     """Update the rows of a sparse gradient where it is not zero.
 
@@ -127,10 +162,10 @@ def update_rows(
         i = heads[k]
         at = np.uint64(rows[i]) * size
         if following[i] < 0:
-            update(theta, m, v, at, values, np.uint64(i) * size, size, constants)
+            update(theta, m, v, at, values, np.uint64(i) * size, size, constants, counted)
             continue
         total[:] = values[i * width : (i + 1) * width]
         while following[i] >= 0:
             i = following[i]
             total += values[i * width : (i + 1) * width]
-        update(theta, m, v, at, total, np.uint64(0), size, constants)
+        update(theta, m, v, at, total, np.uint64(0), size, constants, counted)

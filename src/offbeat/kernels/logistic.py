@@ -14,9 +14,7 @@ from offbeat.kernels.prefetch import claim, prefetch
 
 Index = Any  # unsigned; signed ones are tested for a negative value at every access
 ONE = np.uint64(1)
-STRIDE = np.uint64(
-    16
-)  # indices in a cache line; of values two lines, the hardware prefetches the second
+STRIDE = np.uint64(16)  # indices in a line; of values two, the hardware prefetches the second
 AHEAD = np.uint64(16)  # coordinates: about the number of cache misses that a core keeps outstanding
 
 
@@ -33,8 +31,9 @@ class Memory(NamedTuple):
     """Flat memory of one thread: a row for each feature and a last one for the intercept.
 
     A row of ``shared`` holds theta of each class and then the l2 factor; a row of ``own`` holds m
-    of each class and then v. Shared moments are in the rows of theta, and ``own`` is then the same
-    memory from the first m on. A row takes one address computation; four arrays would take four.
+    of each class, then v, then any numbers of updates (float32 counts to 2^24). Shared moments are
+    in the rows of theta, and ``own`` is then the same memory from the first m on. A row takes one
+    address computation; four arrays would take four.
     """
 
     shared: Array
@@ -55,12 +54,14 @@ class Settings(NamedTuple):
     """Hyperparameters; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
 
     A tuple, since the elements of an array would be loaded again after every store.
+    ``corrections`` of alpha are by the number of updates of a coordinate, or empty: by the step.
     """
 
     alpha: float
     b1: float
     b2: float
     betas: tuple[Any, ...]
+    corrections: Array
     batch: int
     columns: int
     workers: int
@@ -83,8 +84,7 @@ def draw(random: Array, bound: int) -> int:
 def draw_batch(thread: Thread, rows: Array) -> None:
     """Draw the next batch of a shuffled pass over a hand, by one Fisher-Yates swap per row.
 
-    The next pass uses the next hand, so that a thread processes all rows even if the other
-    threads are not scheduled.
+    The next pass uses the next hand: a thread processes all rows even if no other one runs.
     """
     at, turn, n = thread.counts[0], thread.counts[2], thread.hands.shape[1]
     if at + rows.shape[0] > n:
@@ -113,8 +113,7 @@ def row_bounds(x: Data, row: Index) -> tuple[Index, Index]:
 def prepare(x: Data, thread: Thread, rows: Array) -> None:
     """Draw the next batch and prefetch it, before the update of the last one.
 
-    Access to rows is random. With a few megabytes of data, waiting for memory would take as long
-    as the computation, and longer where other programs use the same cache.
+    Access to rows is random; waiting for memory would take as long as the computation.
     """
     draw_batch(thread, rows)
     for row in rows:
@@ -127,6 +126,8 @@ def prepare(x: Data, thread: Thread, rows: Array) -> None:
 @compiled
 def step_size(thread: Thread, settings: Settings) -> float:
     """Return alpha_t; t is this thread's count, with shared moments a draw among all workers'."""
+    if settings.corrections.shape[0] > 0:
+        return float(settings.alpha)
     t = thread.counts[1] + 1
     thread.counts[1] = t
     if not settings.private:
@@ -136,13 +137,20 @@ def step_size(thread: Thread, settings: Settings) -> float:
 
 @inlined
 def adam(
-    memory: Memory, at: Index, m: Index, v: Index, g: Any, alpha: Any, settings: Settings
+    memory: Memory, at: Index, m: Index, classes: Index, g: Any, alpha: Any, settings: Settings
 ) -> None:
     """Update one coordinate; a concurrent update of the same coordinate may be lost.
 
-    ``at`` is the index of theta in the shared memory, ``m`` and ``v`` those in the own memory.
+    ``at`` is theta's index in the shared memory, ``m`` that of m in the own memory; v and the
+    number of updates follow at distances of ``classes``.
     """
     b1, c1, b2, c2, eps = settings.betas
+    v = m + classes
+    last = settings.corrections.shape[0] - 1
+    if last >= 0:
+        before = memory.own[v + classes]
+        memory.own[v + classes] = before + memory.own.dtype.type(1)
+        alpha *= settings.corrections[min(np.int64(before), last)]
     first = b1 * memory.own[m] + c1 * g
     second = b2 * memory.own[v] + c2 * g * g
     memory.own[m] = first
@@ -154,8 +162,7 @@ def adam(
 def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Array) -> float:
     """Compute (probability - y) / batch size of each row; return the summed loss.
 
-    The logits of all rows are computed first: a row then need not wait for a cache line of the
-    row before it, which another core wrote.
+    The logits of all rows are computed first, so that no row waits for lines of the row before.
     """
     theta, width, real = memory.shared, memory.width, errors.dtype.type
     zero, one, share = real(0), real(1), real(1.0 / rows.shape[0])
@@ -185,8 +192,7 @@ def binary_gradient(
 ) -> Index:
     """Add the batch's gradient to a zero ``g``; return the number of entries of ``touched``.
 
-    A coordinate whose sum is zero in between is entered twice: :func:`apply_binary` zeroes ``g``
-    at the first entry and skips the second.
+    A coordinate whose sum is zero in between is entered twice; :func:`apply_binary` skips it then.
     """
     zero, count = g.dtype.type(0), np.uint64(0)
     for b in range(rows.shape[0]):
@@ -209,9 +215,8 @@ def apply_binary(
 ) -> None:
     """Update the touched coordinates and zero ``g``.
 
-    A cache line that another core wrote last was loaded with theta in shared state. A store needs
-    it in exclusive state, and stores wait for that one after another: it is requested a few
-    coordinates ahead. With a single thread all lines are exclusive already.
+    A cache line that another core wrote last was loaded in shared state. Stores need it in
+    exclusive state and wait for that one after another: it is requested a few coordinates ahead.
     """
     shared, width, stride, zero = memory.shared, memory.width, memory.stride, g.dtype.type(0)
     several = settings.workers > 1
@@ -222,19 +227,16 @@ def apply_binary(
         gradient = g[j]
         g[j] = zero
         if gradient != zero:
-            at, m = j * width, j * stride
+            at = j * width
             gradient += shared[at + ONE] * shared[at]
-            adam(memory, at, m, m + ONE, gradient, alpha, settings)
+            adam(memory, at, j * stride, ONE, gradient, alpha, settings)
 
 
 @compiled
 def binary(
     x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
 ) -> None:
-    """``updates`` updates for each entry of ``losses``, which receives their summed loss.
-
-    The batch that was prepared last is not used: the next call starts a new pass.
-    """
+    """``updates`` updates for each entry of ``losses``, which receives their summed loss."""
     kind = memory.shared.dtype
     features = memory.shared.shape[0] // memory.width
     g = np.zeros(features, kind)
@@ -245,7 +247,7 @@ def binary(
         longest = max(longest, x.indptr[row + 1] - x.indptr[row])
     # A coordinate is entered more than once if its sum was zero in between.
     touched = np.zeros(settings.batch * longest + 2 + AHEAD, np.uint32)
-    prepare(x, thread, rows)
+    prepare(x, thread, rows)  # the batch prepared last is not used: the next call starts a new pass
     for p in range(losses.shape[0]):
         for _ in range(updates):
             alpha = g.dtype.type(step_size(thread, settings))
@@ -316,7 +318,7 @@ def apply_multinomial(memory: Memory, settings: Settings, j: Index, g: Array, al
         g[j, k] = zero
         if gradient != zero:
             gradient += decay * shared[at + k]
-            adam(memory, at + k, m + k, m + classes + k, gradient, alpha, settings)
+            adam(memory, at + k, m + k, classes, gradient, alpha, settings)
 
 
 @compiled

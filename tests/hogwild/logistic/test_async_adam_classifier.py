@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from offbeat.hogwild import AsyncAdamClassifier
+from offbeat.hogwild.logistic import descent
 from offbeat.hogwild.logistic.descent import Descent
 from reference.async_adam import async_adam
 
@@ -31,14 +32,21 @@ def objective(model: Any, x: Any, y: Array, l2: float) -> float:
     return float(-np.log(likely).mean() + l2 / 2 * np.square(weights).sum())
 
 
+@pytest.fixture
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start all threads, however little there is to do."""
+    monkeypatch.setattr(descent, "THREAD_VALUES", 1)
+
+
 @parametrize_with_checks([AsyncAdamClassifier(), AsyncAdamClassifier("private")])
 def test_it_is_a_scikit_learn_estimator(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("moments", ["shared", "private"])
-def test_full_batches_follow_the_reference(moments: str, classes: int) -> None:
+def test_full_batches_follow_the_reference(moments: str, classes: int, correction: str) -> None:
     """A batch of all rows has no order: every gradient can be computed apart."""
     x, y = problem(classes)
     l2, columns = 0.01, 1 if classes == 2 else classes
@@ -55,11 +63,15 @@ def test_full_batches_follow_the_reference(moments: str, classes: int) -> None:
         g = full.T @ (likely - target) / len(y)
         g[:-1] += l2 * theta[:-1] * (g[:-1] != 0)  # every feature is in every batch
         steps.append((0, t, g.flatten()))
-        flat, *_ = async_adam(np.zeros(theta.size), steps, workers=1, private=False, alpha=0.05)
+        flat, *_ = async_adam(
+            np.zeros(theta.size), steps, workers=1, private=False, alpha=0.05,
+            by_coordinate=correction == "coordinate",
+        )  # fmt: skip
         theta = flat.reshape(theta.shape)
     model = AsyncAdamClassifier(
-        moments, batch_size=len(y), l2=l2, learning_rate=0.05, max_iter=15, tol=None
-    ).fit(x, y)
+        moments, batch_size=len(y), l2=l2, learning_rate=0.05, max_iter=15, tol=None,
+        bias_correction=correction,
+    ).fit(x, y)  # fmt: skip
     np.testing.assert_allclose(model.coef_.T, theta[:-1], rtol=0, atol=1e-10)
     np.testing.assert_allclose(model.intercept_, theta[-1], rtol=0, atol=1e-10)
 
@@ -67,6 +79,7 @@ def test_full_batches_follow_the_reference(moments: str, classes: int) -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("moments", ["shared", "private"])
 @pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.usefixtures("_eager")
 def test_the_optimum_is_that_of_the_regularized_problem(
     threads: int, moments: str, classes: int
 ) -> None:
@@ -83,15 +96,68 @@ def test_the_optimum_is_that_of_the_regularized_problem(
     assert model.n_updates_ == 250 * 25
 
 
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
 @pytest.mark.parametrize("moments", ["shared", "private"])
-def test_four_threads_reach_the_loss_of_one(moments: str) -> None:
+@pytest.mark.usefixtures("_eager")
+def test_four_threads_reach_the_loss_of_one(moments: str, correction: str) -> None:
     x, y = problem(n=2000, d=300, density=0.03)
     settings = {"l2": 0.002, "max_iter": 60, "tol": None, "random_state": 0}
+    settings["bias_correction"] = correction
     serial = AsyncAdamClassifier(**settings).fit(x, y)
     threads = AsyncAdamClassifier(moments, n_jobs=4, **settings).fit(x, y)
     assert np.isfinite(threads.coef_).all()
     assert threads.n_updates_ == serial.n_updates_ == 60 * 125
     assert objective(threads, x, y, 0.002) < 1.05 * objective(serial, x, y, 0.002)
+
+
+@pytest.mark.parametrize("moments", ["shared", "private"])
+def test_few_rows_start_no_thread(moments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting one would take longer than it saves; the result is then that of one thread."""
+    x, y = problem()
+    one, many = (
+        AsyncAdamClassifier(moments, n_jobs=jobs, random_state=0).partial_fit(x, y, classes=[0, 1])
+        for jobs in (1, 8)
+    )
+    assert np.array_equal(one.coef_, many.coef_)
+    monkeypatch.setattr(descent, "THREAD_VALUES", x.nnz)
+    passes = many.descent_.round(many._problem(x, y)[0])
+    assert passes * x.nnz >= 8 * x.nnz, "a round of fit() has enough for every thread"
+
+
+def test_time_goes_on_whatever_the_number_of_threads_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """t of a shared update is the number of updates of all threads, to within one of each."""
+    x, y = problem()
+    model = AsyncAdamClassifier(n_jobs=4, random_state=0)
+    for values in (1, x.nnz, x.nnz // 2):  # four threads, one, two
+        monkeypatch.setattr(descent, "THREAD_VALUES", values)
+        model.partial_fit(x, y, classes=[0, 1])
+    counts, threads = model.descent_.counts[:, 1], 2
+    assert model.n_updates_ == 3 * 25
+    assert counts[:threads].sum() == pytest.approx(3 * 25, abs=threads)
+
+
+def test_a_feature_met_late_moves_by_the_learning_rate() -> None:
+    """By the time of the training, its first step would be 3.2 times as long."""
+    early, late = sp.csr_array([[1.0, 0.0]] * 2), sp.csr_array([[0.0, 1.0]] * 2)
+    moved = {}
+    for correction in ("step", "coordinate"):
+        model = AsyncAdamClassifier(
+            batch_size=1, l2=0.0, fit_intercept=False, random_state=0, bias_correction=correction
+        )
+        for _ in range(2000):
+            model.partial_fit(early, [0, 1], classes=[0, 1])
+        model.set_params(batch_size=2).partial_fit(late, [1, 1])
+        moved[correction] = model.coef_[0, 1] / model.learning_rate
+    assert moved == pytest.approx({"step": 3.16, "coordinate": 1.0}, rel=0.02)
+
+
+def test_dense_rows_are_packed_and_few_sparse_ones_padded() -> None:
+    """Rows of theta, the l2 factor, m and v: 16 bytes, or a cache line of 64."""
+    for density, width in ((0.01, 16), (1.0, 4)):
+        settings = {"private": False, "by_coordinate": False, "density": density}
+        kind, random = np.dtype(np.float32), np.random.RandomState(0)
+        memory = Descent(100, 1, kind, 2, random=random, **settings).shared
+        assert memory.strides == (4 * width, 4)
 
 
 def test_a_feature_that_no_row_has_stays_zero() -> None:
@@ -141,6 +207,7 @@ def test_progress_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 BAD = {
     "moments": "own", "batch_size": 0, "l2": -1.0, "learning_rate": 0.0, "beta_1": 1.0,
     "beta_2": -0.1, "epsilon": -1.0, "max_iter": 0, "n_iter_no_change": 0,
+    "bias_correction": "none",
 }  # fmt: skip
 
 
@@ -169,7 +236,11 @@ def test_any_row_may_be_dealt_first() -> None:
     first = set()
     for seed in range(64):
         random = np.random.RandomState(seed)
-        rows = Descent(1, 1, np.dtype(np.float32), 2, private=False, random=random)._deal(8, 4)
+        memory = Descent(
+            1, 1, np.dtype(np.float32), 2, private=False, by_coordinate=False, density=1.0,
+            random=random,
+        )  # fmt: skip
+        rows = memory._deal(8, 4, 2)
         assert sorted(rows.ravel()) == list(range(8))
         first.add(int(rows[0, 0]))
     assert first == set(range(8))

@@ -11,7 +11,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from offbeat.hogwild.logistic.descent import ROUND_ROWS, Descent
+from offbeat.hogwild.logistic.descent import Descent
+from offbeat.kernels.bias_correction import corrections
 from offbeat.kernels.logistic import Data, Settings
 from offbeat.settings import above, at_least, between, check_values
 
@@ -26,6 +27,7 @@ _CHECKED = (
     "epsilon",
     "max_iter",
     "n_iter_no_change",
+    "bias_correction",
 )
 
 
@@ -51,8 +53,13 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     several threads also on timing.
 
     Input is CSR or dense; float32 stays float32, which is the fastest, all else is float64. Extra
-    memory: three values for each feature and class ("shared"), or 1 + 2 T ("private"); small
-    problems with several threads round this up to 64 bytes per feature.
+    memory: three values for each feature and class ("shared"), or 1 + 2 T ("private"), with
+    ``bias_correction="coordinate"`` four, or 1 + 3 T; small sparse problems with several threads
+    round this up to 64 bytes per feature.
+
+    Fewer threads than T run where a call of :meth:`partial_fit`, or a round of :meth:`fit` between
+    two looks at the loss, has less than 4 million non-zero values for each: a thread would take
+    longer to start than it saves.
 
     Args:
         moments: "shared" (Algorithm 1) or "private" (Algorithm 2).
@@ -70,6 +77,10 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fit_intercept: whether there is an intercept.
         random_state: seed or generator for the order of rows.
         verbose: print the loss whenever it is evaluated.
+        bias_correction: "step", by the time t of the whole training as in the paper, or
+            "coordinate", by the number of updates of each coordinate. Rare features are met when
+            t is large, and then take first steps of up to 6.6 alpha with "step"
+            (see :class:`AsyncAdam`).
 
     Attributes after ``fit``: ``classes_``, ``coef_`` (1 or classes, features), ``intercept_``,
     ``n_features_in_``, ``n_iter_`` (passes done), ``n_updates_``, and ``loss_curve_``, the mean
@@ -106,6 +117,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fit_intercept: bool = True,
         random_state: Any = None,
         verbose: bool = False,
+        bias_correction: Literal["step", "coordinate"] = "step",
     ) -> None:
         self.moments = moments
         self.n_jobs = n_jobs
@@ -121,13 +133,14 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.fit_intercept = fit_intercept
         self.random_state = random_state
         self.verbose = verbose
+        self.bias_correction = bias_correction
 
     def fit(self, X: Any, y: Any) -> "AsyncAdamClassifier":
         """Train from zero until the loss stays, for ``max_iter`` passes at most."""
         X, y = self._validate(X, y, first=True)
         self._begin(X, np.unique(y))
         data, decay, settings = self._problem(X, y)
-        chunk = max(1, ROUND_ROWS // X.shape[0])
+        chunk = self.descent_.round(data)
         while self.n_iter_ < self.max_iter and not self._settled():
             self._go(data, decay, settings, min(chunk, self.max_iter - self.n_iter_))
         self._publish()
@@ -211,6 +224,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dtype=X.dtype,
             workers=effective_n_jobs(self.n_jobs),
             private=self.moments == "private",
+            by_coordinate=self.bias_correction == "coordinate",
+            density=X.nnz / (X.shape[0] * X.shape[1]),
             random=check_random_state(self.random_state),
         )
         self.loss_curve_: list[float] = []
@@ -231,8 +246,9 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         b1, b2 = self.beta_1, self.beta_2
         betas = tuple(np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind))
         to = self.descent_
+        factors = corrections((b1, b2), kind) if to.by_coordinate else np.empty(0, kind)
         settings = Settings(
-            self.learning_rate, b1, b2, betas, batch, to.columns, to.workers, to.private,
+            self.learning_rate, b1, b2, betas, factors, batch, to.columns, to.workers, to.private,
             self.fit_intercept,
         )  # fmt: skip
         return data, np.append(decay, 0.0), settings

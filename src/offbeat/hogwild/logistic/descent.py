@@ -14,9 +14,14 @@ from offbeat.kernels.logistic import Data, Memory, Settings, Thread
 Array = NDArray[Any]
 LINE = 64  # bytes that cores hand to each other at a time
 ROUND_ROWS = 2**17  # rows between looks at the loss: milliseconds, long against starting threads
-# Up to this many bytes, a feature has cache lines to itself. Then two threads wait for each other
-# only where they update one feature; beyond, they rarely collide, and memory is saved.
+# Up to this many bytes, a feature of sparse rows has cache lines to itself. Then two threads wait
+# for each other only where they update one feature; beyond, they rarely collide, and memory is
+# saved. Dense rows update all features of a line together: packed, there are fewer lines to move.
 PADDED_BYTES = 2**21
+SPARSE = 0.1  # largest share of non-zero values in rows that are called sparse here
+# Non-zero values for each thread of a call, at least. A thread that starts on an idle core spends
+# the first milliseconds on moving rows and parameters into that core's caches.
+THREAD_VALUES = 2**22
 
 
 @dataclass
@@ -33,7 +38,10 @@ class Descent:
     dtype: np.dtype[Any]
     workers: int
     private: bool
+    by_coordinate: bool  # whether the bias is corrected by coordinate
+    density: float  # share of non-zero values in the rows
     random: np.random.RandomState
+    updates: int = field(default=0, init=False)  # of all threads so far
     counts: Array = field(init=False)
     shared: Array = field(init=False)
     own: list[Array] = field(init=False)
@@ -41,11 +49,11 @@ class Descent:
     def __post_init__(self) -> None:
         """Allocate all of it, zeroed."""
         self.counts = np.zeros((self.workers, LINE // 8), np.int64)
-        width = (1 if self.private else 3) * self.columns + 1
-        self.shared = self._block(width, padded=self.workers > 1)
+        own = (3 if self.by_coordinate else 2) * self.columns
+        width = self.columns + 1 + (0 if self.private else own)
+        self.shared = self._block(width, padded=self.workers > 1 and self.density <= SPARSE)
         self.own = [
-            self._block(2 * self.columns, padded=False)
-            for _ in range(self.workers if self.private else 0)
+            self._block(own, padded=False) for _ in range(self.workers if self.private else 0)
         ]
 
     @property
@@ -53,10 +61,10 @@ class Descent:
         """Coefficients by feature and class, the intercept last; a view."""
         return self.shared[:, : self.columns]
 
-    @property
-    def updates(self) -> int:
-        """Updates of all threads so far."""
-        return int(self.counts[:, 1].sum())
+    def round(self, x: Data) -> int:
+        """Return the number of passes between two looks at the loss: enough for every thread."""
+        enough = -(-self.workers * THREAD_VALUES // max(1, len(x.data)))
+        return max(1, ROUND_ROWS // (len(x.indptr) - 1), enough)
 
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
         """Make ``count`` passes over the rows; return the mean loss of each.
@@ -66,25 +74,30 @@ class Descent:
         """
         self.shared[:, self.columns] = decay
         rows = len(x.indptr) - 1
-        hands = self._deal(rows, settings.batch)
+        workers = max(1, min(self.workers, len(x.data) * count // THREAD_VALUES))
+        settings = settings._replace(workers=workers)
+        hands = self._deal(rows, settings.batch, workers)
         updates = -(-rows // settings.batch)
-        shares = [(updates + i) // self.workers for i in range(self.workers)]
-        losses = np.zeros((self.workers, -(-count // (LINE // 8)) * (LINE // 8)))
+        shares = [(updates + i) // workers for i in range(workers)]
+        losses = np.zeros((workers, -(-count // (LINE // 8)) * (LINE // 8)))
         kernel: Callable[..., None] = logistic.binary if self.columns == 1 else logistic.multinomial
         self.counts[:, 0] = rows  # every thread begins a pass of its own,
         self.counts[:, 2] = np.arange(self.workers)  # with a hand that no other one has
-        threads = [self._thread(own, hands.copy()) for own in self.counts]
+        if not self.private:  # t = t_i T + ... goes on from the updates of all, whatever T was
+            self.counts[:, 1] = -(-self.updates // workers)
+        threads = [self._thread(own, hands.copy()) for own in self.counts[:workers]]
         jobs = [
             (x, self._memory(i), threads[i], settings, share, losses[i, :count])
             for i, share in enumerate(shares)
         ]
         # One of the threads is this one: in the time that starting another takes, it does dozens
         # of updates.
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             others = [pool.submit(kernel, *job) for job in jobs[1:]]
             kernel(*jobs[0])
             for other in others:
                 other.result()
+        self.updates += updates * count
         mean: Array = losses[:, :count].sum(0) / (updates * settings.batch)
         return mean
 
@@ -96,13 +109,13 @@ class Descent:
             return Memory(shared, own.reshape(-1), width, np.uint64(own.shape[1]))
         return Memory(shared, shared[self.columns + 1 :], width, width)
 
-    def _deal(self, rows: int, batch: int) -> Array:
+    def _deal(self, rows: int, batch: int, workers: int) -> Array:
         """The rows, shuffled, by hand: one for each thread, or one for all where rows are few.
 
         Threads that each drew from all rows would use some twice in a pass and others not at all:
         measured, four times the passes to within 1 % of the optimum.
         """
-        hands = self.workers if rows >= self.workers * batch else 1
+        hands = workers if rows >= workers * batch else 1
         dealt = np.arange(rows, dtype=np.uint32)
         dealer = self._thread(np.array([rows, 0, 0]), dealt[np.newaxis])
         logistic.draw_batch(dealer, np.empty_like(dealt))  # a batch of all rows: shuffled in place
