@@ -4,14 +4,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
 
-from bench.async_adam.sparse_problem import Method, Problem, Training
+from bench.async_adam.methods import Method, Training
+from bench.async_adam.sparse_problem import Problem
 
-TURNS, PASSES = 31, 3  # timed runs of each method, and passes of a run
+TURNS = 11  # timed runs of each method
+LONG = 0.15  # seconds of a run, at least: long beside the start of a thread
 
 
 @dataclass(frozen=True)
@@ -52,24 +55,25 @@ def record(training: Training, problem: Problem, passes: int) -> Curve:
 
 
 def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> list[Curve]:
-    """The curves with their paces, by short runs of all methods in turns.
+    """The curves with their paces, by runs of all methods in turns.
 
     The first method's pace is that of its fastest run, the others' are multiples of it, by the
     median over turns. Fastest runs of each would be of different moments, between which the speed
     of the machine may have changed.
     """
     runs = [method(problem, curve.alpha) for method, curve in zip(methods, curves, strict=True)]
-    turns = [[seconds(run) for run in runs] for _ in range(TURNS)]
+    passes = ceil(LONG / seconds(runs[0], 1))
+    turns = [[seconds(run, passes) for run in runs] for _ in range(TURNS)]
     fastest = min(turn[0] for turn in turns)
     paces = [fastest * median(turn[k] / turn[0] for turn in turns) for k in range(len(runs))]
     return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
 
 
-def seconds(run: Training) -> float:
+def seconds(run: Training, passes: int) -> float:
     """Seconds per pass."""
     start = time.perf_counter()
-    run.go(PASSES)
-    return (time.perf_counter() - start) / PASSES
+    run.go(passes)
+    return (time.perf_counter() - start) / passes
 
 
 def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) -> Curve:
@@ -78,17 +82,16 @@ def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) 
     return min(curves, key=lambda curve: curve.loss[-1])
 
 
-def draw(drawn: dict[str, list[Curve]], file: Path, over_passes: Sequence[str] = ()) -> None:
-    """Training loss and test error of every figure, over seconds or passes."""
+def draw(drawn: dict[str, list[Curve]], file: Path) -> None:
+    """Training loss and test error of every figure, over seconds."""
     canvas, axes = plt.subplots(
         2, len(drawn), figsize=(3.6 * len(drawn), 6), layout="constrained", squeeze=False
     )
     for column, (name, curves) in zip(axes.T, drawn.items(), strict=True):
         for curve in curves:
-            across = range(len(curve.loss)) if name in over_passes else curve.seconds
-            column[0].semilogy(across, curve.loss, label=f"{curve.label}, {curve.alpha:g}")
-            column[1].plot(across, curve.error)
+            column[0].semilogy(curve.seconds, curve.loss, label=f"{curve.label}, {curve.alpha:g}")
+            column[1].plot(curve.seconds, curve.error)
         column[0].set(title=name, ylabel="training loss")
-        column[1].set(xlabel="passes" if name in over_passes else "seconds", ylabel="test error")
+        column[1].set(xlabel="seconds", ylabel="test error")
         column[0].legend(fontsize="x-small")
     canvas.savefig(file, dpi=80)

@@ -10,7 +10,8 @@ import typer
 from rich.progress import track
 
 from bench.async_adam.curves import Curve, draw, timed, tuned
-from bench.async_adam.sparse_problem import Method, Problem, adam, baseline, generate
+from bench.async_adam.methods import Method, adam, baseline
+from bench.async_adam.sparse_problem import Problem, generate
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim

@@ -1,7 +1,9 @@
-"""Figures 1 to 5 of Asynchronous Adam: sparse logistic regression.
+"""Figures 1, 3 and 4 of Asynchronous Adam: sparse logistic regression over seconds.
 
 Every method is tuned on the paper's grid. The paper's figures have no numbers in the text, so its
-statements are compared.
+statements are compared; `async_adam/noise` has those about passes. The paper's code reads whole
+rows, zeros included, and takes 64 us an update; ours takes 4 us, of which handing cache lines
+from core to core is a larger share. Passes are timed both ways.
 """
 
 import os
@@ -11,7 +13,8 @@ import typer
 from rich.progress import track
 
 from bench.async_adam.curves import Curve, draw, record, timed, tuned
-from bench.async_adam.sparse_problem import Method, adam, baseline, generate
+from bench.async_adam.methods import Method, adam, baseline
+from bench.async_adam.sparse_problem import generate, whole
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
@@ -20,28 +23,24 @@ from bench.harness.report import report
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)  # section 4.2
 THREAD_GRID = (0.01, 0.03, 0.05, 0.075, 0.1, 0.3, 0.5, 0.75, 1.0)  # section 4.3.2
-SMALL, LARGE = 0.001, 0.1
-THREADS = (1, 2, 4, 8)
-FIGURES = {
-    "1": "figure 1, each tuned",
-    "2": "figure 2, one step size",
-    "3": "figure 3, small step",
-    "4": "figure 4, best step",
-    "5": "figure 5, large step",
-}
-HEADINGS = ("figure", "method", "step size", "loss at the end", "test error", "ms a pass")
+SMALL = 0.001
+LINEAR, SHARE = 2.0, 1 / 3  # the speed of two threads in the paper; what ours must have of the gain
+THREADS = tuple(count for count in (1, 2, 4, 8) if count <= max(2, os.cpu_count() or 1))
+FIGURES = {"1": "figure 1, each tuned", "3": "figure 3, small step", "4": "figure 4, best step"}
+HEADINGS = ("figure", "method", "step size", "loss at the end", "test error", "ms a pass",
+            "ms a pass, whole rows")  # fmt: skip
 BENCH = Bench(
     name="async_adam/paper",
-    claim="Shared, private and serial Adam (Fig. 1 to 5)",
-    minutes=4,
-    full_minutes=18,
+    claim="Shared, private and serial Adam (Fig. 1, 3, 4)",
+    minutes=3,
+    full_minutes=6,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Drawn = dict[str, list[Curve]]
 
 
-def figures(passes: int) -> Drawn:
-    """All curves by figure."""
+def figures(passes: int) -> tuple[Drawn, Drawn]:
+    """All curves by figure, timed on sparse and on whole rows."""
     problem = generate()
     methods: list[Method] = [adam(), adam("shared", 2), adam("private", 2)]
     methods += [baseline(svrg=False), baseline(svrg=True)]
@@ -51,58 +50,56 @@ def figures(passes: int) -> Drawn:
         tuned(method, problem, passes, GRID if k < len(methods) else THREAD_GRID)
         for k, method in zip(work, methods + crowds, strict=True)
     ]
-    first, fourth = best[: len(methods)], best[len(methods) :]
-    one_step = [record(method(problem, first[0].alpha), problem, passes) for method in methods[:3]]
-    small, large = (
-        [record(crowd(problem, alpha), problem, passes) for crowd in crowds]
-        for alpha in (SMALL, LARGE)
-    )
-    return {
-        "1": timed(first, methods, problem),
-        "2": timed(one_step, methods[:3], problem),
-        **{
-            name: timed(curves, crowds, problem)
-            for name, curves in (("3", small), ("4", fourth), ("5", large))
-        },
+    small = [record(crowd(problem, SMALL), problem, passes) for crowd in crowds]
+    cases = {"1": (best[: len(methods)], methods), "3": (small, crowds),
+             "4": (best[len(methods) :], crowds)}  # fmt: skip
+    rows = whole(problem)
+    work = track(cases.items(), "timing", console=console)
+    both = {name: (timed(*case, problem), timed(*case, rows)) for name, case in work}
+    return {name: sparse for name, (sparse, _) in both.items()}, {
+        name: dense for name, (_, dense) in both.items()
     }
 
 
-def times(curves: list[Curve]) -> list[float]:
-    """Seconds of each to the loss that all reach."""
-    common = max(min(curve.loss) for curve in curves)
-    return [curve.seconds_to(common) for curve in curves]
+def gains(curves: list[Curve], loss: float | None = None) -> list[float]:
+    """How many times as fast as the first each is at a loss, or at one that all reach."""
+    common = max(min(curve.loss) for curve in curves) if loss is None else loss
+    seconds = [curve.seconds_to(common) for curve in curves]
+    return [seconds[0] / each for each in seconds]
 
 
-def listed(values: list[float], form: str) -> str:
-    return ", ".join(format(value, form) for value in values)
+def early(curves: list[Curve]) -> list[float]:
+    """Gains at half of the first curve's descent."""
+    return gains(curves[:3], (curves[0].loss[0] + curves[0].loss[-1]) / 2)
 
 
-def claims(drawn: Drawn) -> list[Claim]:
-    serial, shared, private, *_ = drawn["1"]
-    early = (serial.loss[0] + serial.loss[-1]) / 2
-    start = [1e3 * curve.seconds_to(early) for curve in (serial, shared, private)]
-    ends = [curve.loss[-1] for curve in (serial, shared, private)]
-    same = [curve.loss[-1] for curve in drawn["2"]]
-    whole = [1e3 * seconds for seconds in times(drawn["1"][:3])]
-    gain = {n: [times(drawn[n])[0] / t for t in times(drawn[n])] for n in ("3", "4")}
-    large = [curve.loss[-1] for curve in drawn["5"]]
+def listed(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values) + " x"
+
+
+def claims(sparse: Drawn, rows: Drawn) -> list[Claim]:
+    """Verdicts are those on whole rows; a gain must be a third of the paper's."""
+    enough = 1 + SHARE * (LINEAR - 1)
+    start, end = early(rows["1"]), gains(rows["1"][:3])
+    small, best = gains(rows["3"]), gains(rows["4"])
+    more, needs = listed(best[2:]) if best[2:] else "", "" if THREADS[2:] else "4 cores"
+
+    def beside(values: list[float], others: list[float]) -> str:
+        return f"{listed(values)}; sparse rows {listed(others)}"
+
     return [
-        Claim("1: at first Shared and Private fall faster than serial, Shared first",
-              "serial last", listed(start, ".2f") + " ms", start[1] <= start[2] < start[0]),
-        Claim("1: to the end they are not much faster than serial", "no significant gain",
-              listed(whole, ".1f") + " ms", min(whole[1:]) > whole[0] / 1.2),
-        Claim("1: both end above serial", "larger noise ball", listed(ends, ".4f"),
-              min(ends[1:]) > ends[0]),
-        Claim("2: by passes both are worse than serial", "worse", listed(same, ".4f"),
-              min(same[1:]) > same[0]),
-        Claim("3: small step, time gains with threads (1, 2, 4, 8)", "nearly linear",
-              listed(gain["3"], ".2f") + " x", gain["3"][1] > 1.5),
-        Claim("4: best step, 2 threads beat 1", "faster", f"{gain['4'][1]:.2f} x",
-              gain["4"][1] > 1.0),
-        Claim("4: more than 2 do not beat 2", "slower", listed(gain["4"][2:], ".2f") + " x",
-              max(gain["4"][2:]) <= gain["4"][1]),
-        Claim("5: large step, more threads end higher (1, 2, 4, 8)", "worse",
-              listed(large, ".3f"), min(large[1:]) > large[0]),
+        Claim("1: at first Shared and Private fall faster than serial", "faster",
+              beside(start[1:], early(sparse["1"])[1:]), min(start[1:]) >= enough, "Figure 1"),
+        Claim("1: Shared is marginally faster than Private", "marginally",
+              f"{start[1] / start[2]:.3f} x", start[1] > start[2], "Figure 1"),
+        Claim("1: to the end 12 threads are not much faster than serial", "no significant gain",
+              f"2 threads {listed(end[1:])}", False, "Figure 1", "12 cores"),
+        Claim("3: small step, 2 threads are nearly twice as fast", f"nearly {LINEAR:.2f} x",
+              beside(small[1:2], gains(sparse["3"])[1:2]), small[1] >= enough, "Figure 3"),
+        Claim("4: best step, 2 threads beat 1", "faster",
+              beside(best[1:2], gains(sparse["4"])[1:2]), best[1] >= enough, "Figure 4"),
+        Claim("4: more than 2 do not beat 2", "slower", more,
+              max(best[2:], default=0.0) <= best[1], "Figure 4", needs),
     ]  # fmt: skip
 
 
@@ -110,22 +107,17 @@ def claims(drawn: Drawn) -> list[Claim]:
 def main(
     full: Annotated[bool, typer.Option("--full", help="Five times the passes.")] = False,
 ) -> None:
-    """Tune every method on the paper's grid and draw figures 1 to 5."""
-    drawn = figures(100 if full else 20)
-    rows = [
+    """Tune every method on the paper's grid and draw figures 1, 3 and 4."""
+    sparse, rows = figures(100 if full else 20)
+    table = [
         (FIGURES[name], c.label, f"{c.alpha:g}", f"{c.loss[-1]:.4f}", f"{c.error[-1]:.4f}",
-         f"{c.pace * 1e3:.2f}")
-        for name, curves in drawn.items() for c in curves
+         f"{c.pace * 1e3:.2f}", f"{w.pace * 1e3:.0f}")
+        for name, curves in sparse.items() for c, w in zip(curves, rows[name], strict=True)
     ]  # fmt: skip
-    title = f"Renda, figures 1 to 5; more threads than {os.cpu_count()} share the cores"
-    report(BENCH, title, HEADINGS, rows, claims(drawn), picture=drawn_as_json(drawn))
-    draw(
-        {FIGURES[n]: c for n, c in drawn.items()}, files.result(BENCH.name, ".png"), [FIGURES["2"]]
-    )
-
-
-def drawn_as_json(drawn: Drawn) -> dict[str, list[dict[str, object]]]:
-    return {name: [vars(curve) for curve in curves] for name, curves in drawn.items()}
+    picture = {name: [vars(curve) for curve in curves] for name, curves in rows.items()}
+    title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
+    report(BENCH, title, HEADINGS, table, claims(sparse, rows), picture=picture)
+    draw({FIGURES[n]: c for n, c in rows.items()}, files.result(BENCH.name, ".png"))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
-"""The paper's sparse problem and the serial baselines SGD and SVRG."""
+"""The paper's sparse problem, and rows like documents."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
-from sklearn.utils import check_random_state
-
-from offbeat.hogwild import AsyncAdamClassifier
 
 Vector = NDArray[np.float32]
 BATCH, L2 = 16, 0.002
@@ -51,89 +46,31 @@ def generate(density: float = 0.01, n: int = 10_000, d: int = 4096) -> Problem:
     return Problem(*half(), *half())
 
 
-@dataclass
-class Training:
-    """A model at its start, and a function that trains it for a number of passes."""
-
-    label: str
-    alpha: float
-    theta: Vector
-    go: Callable[[int], object]
-
-
-Method = Callable[[Problem, float], Training]
+def whole(problem: Problem) -> Problem:
+    """The same rows with their zeros stored, as the paper's code reads them."""
+    n, d = problem.x.shape
+    every = np.tile(np.arange(d, dtype=np.int32), n)
+    starts = np.arange(0, n * d + 1, d, dtype=np.int32)
+    x = sp.csr_array((problem.x.toarray().ravel(), every, starts), shape=(n, d))
+    return Problem(x, problem.y, problem.test_x, problem.test_y)
 
 
-def adam(moments: str = "shared", threads: int = 1) -> Method:
-    """Asynchronous Adam, serial with one thread."""
+def words(n: int, d: int, each: int = 75) -> Problem:
+    """Rows like documents: about ``each`` of d words, drawn by Zipf's law, of length 1.
 
-    def begin(problem: Problem, alpha: float) -> Training:
-        model = AsyncAdamClassifier(
-            moments,  # type: ignore[arg-type]
-            n_jobs=threads,
-            l2=L2,
-            learning_rate=alpha,
-            fit_intercept=False,
-            random_state=0,
-        )
-        model._begin(problem.x, np.unique(problem.y))
-        parts = model._problem(problem.x, problem.y)
-        model.descent_.passes(*parts, 0)  # compiles
-        label = f"{moments}, {threads} threads" if threads > 1 else "serial Adam"
-        theta = model.descent_.theta[:-1, 0]
-        return Training(label, alpha, theta, lambda count: model.descent_.passes(*parts, count))
-
-    return begin
-
-
-@njit(nogil=True, fastmath=True)
-def sgd_pass(indptr, indices, data, y, order, theta, alpha, mu, anchor):  # type: ignore[no-untyped-def]
-    """One pass of SGD, or of SVRG where ``mu`` is the full gradient at ``anchor``."""
-    share = np.float32(1.0 / BATCH)
-    variance_reduced = mu.shape[0] > 0
-    for first in range(0, order.shape[0] - BATCH + 1, BATCH):
-        errors = np.empty(BATCH, np.float32)
-        for b in range(BATCH):
-            z = np.float32(0)
-            old = np.float32(0)
-            row = order[first + b]
-            for q in range(indptr[row], indptr[row + 1]):
-                z += data[q] * theta[indices[q]]
-                if variance_reduced:
-                    old += data[q] * anchor[indices[q]]
-            errors[b] = 1 / (1 + np.exp(-z)) - y[row]
-            if variance_reduced:
-                errors[b] -= 1 / (1 + np.exp(-old)) - y[row]
-        theta *= np.float32(1 - alpha * L2)
-        if variance_reduced:
-            theta -= alpha * mu
-        for b in range(BATCH):
-            row = order[first + b]
-            for q in range(indptr[row], indptr[row + 1]):
-                theta[indices[q]] -= alpha * share * errors[b] * data[q]
-
-
-def baseline(*, svrg: bool) -> Method:
-    """SGD, or SVRG with a full gradient before every pass (Johnson and Zhang 2013)."""
-    nothing = np.empty(0, np.float32)
-
-    def begin(problem: Problem, alpha: float) -> Training:
-        x, y, random = problem.x, problem.y, check_random_state(0)
-        theta = np.zeros(x.shape[1], np.float32)
-
-        def go(count: int) -> None:
-            mu, anchor = nothing, nothing
-            for _ in range(count):
-                if svrg:
-                    anchor = theta.copy()
-                    error = 1 / (1 + np.exp(-(x @ anchor))) - y
-                    mu = (x.T @ error / x.shape[0]).astype(np.float32)
-                order = random.permutation(x.shape[0])
-                rate = np.float32(alpha)
-                sgd_pass(x.indptr, x.indices, x.data, y, order, theta, rate, mu, anchor)
-
-        none = np.arange(0)
-        sgd_pass(x.indptr, x.indices, x.data, y, none, theta, np.float32(0), nothing, nothing)
-        return Training("SVRG" if svrg else "SGD", alpha, theta, go)
-
-    return begin
+    Features are in no order of frequency, as in RCV1 (47,236 features, 75 to a row). Labels by a
+    random hyperplane; there are no rows to test with.
+    """
+    random = np.random.default_rng(0)
+    draws = 5 * each // 4  # some words are drawn twice
+    frequent = np.cumsum(1.0 / np.arange(1, d + 1))
+    drawn = np.searchsorted(frequent, frequent[-1] * random.random((n, draws)))
+    feature = random.permutation(d)[drawn].ravel().astype(np.int32)
+    rows = np.repeat(np.arange(n, dtype=np.int32), draws)
+    x = sp.coo_array((np.ones(len(rows), np.float32), (rows, feature)), shape=(n, d)).tocsr()
+    x.data[:] = random.lognormal(size=x.nnz)
+    x.data /= np.repeat(np.sqrt(np.add.reduceat(x.data**2, x.indptr[:-1])), np.diff(x.indptr))
+    x.indices, x.indptr = x.indices.astype(np.int32), x.indptr.astype(np.int32)
+    logits = x @ random.standard_normal(d).astype(np.float32)
+    y = (random.random(n) < 1 / (1 + np.exp(-4 * logits))).astype(np.float32)
+    return Problem(x, y, x[:0], y[:0])

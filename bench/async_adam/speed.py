@@ -15,7 +15,8 @@ from typing import Annotated
 import torch
 import typer
 
-from bench.async_adam.sparse_problem import BATCH, Problem, adam, generate
+from bench.async_adam.methods import adam
+from bench.async_adam.sparse_problem import BATCH, Problem, generate
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.report import report
@@ -25,6 +26,7 @@ ORIGINAL = {1: 15.5e3, 2: 29.4e3}  # updates/s of the original C++ on such a mac
 THREADS = ((1, "shared"), (2, "shared"), (2, "private"))
 CASES = tuple((*case, kind) for kind in ("float32", "float64") for case in THREADS)
 COPIES = (2, "two copies", "float32")
+PASSES = 60  # of a run: 0.2 seconds
 HEADINGS = ("threads", "moments", "dtype", "updates/s", "x 1 thread", "x original C++")
 BENCH = Bench(
     name="async_adam/speed",
@@ -37,7 +39,7 @@ Case = tuple[int, str, str]
 
 
 def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
-    """Updates per second of each case in every turn; a run is three passes."""
+    """Updates per second of each case in every turn."""
     runs: dict[Case, list[Callable[[int], object]]] = {
         (threads, moments, kind): [
             adam(moments, threads)(replace(problem, x=problem.x.astype(kind)), 0.01).go
@@ -45,13 +47,13 @@ def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
         for threads, moments, kind in CASES
     }
     runs[COPIES] = [adam()(problem, 0.01).go for _ in range(2)]
-    updates = 3 * (problem.x.shape[0] // BATCH)
+    updates = PASSES * (problem.x.shape[0] // BATCH)
     pace: dict[Case, list[float]] = {case: [] for case in runs}
     with ThreadPoolExecutor(2) as pool:
         for _ in range(turns):
             for case, copies in runs.items():
                 start = time.perf_counter()
-                for _ in pool.map(lambda go: go(3), copies):
+                for _ in pool.map(lambda go: go(PASSES), copies):
                     pass
                 pace[case].append(updates * len(copies) / (time.perf_counter() - start))
     return pace
@@ -88,8 +90,8 @@ def main(
     full: Annotated[bool, typer.Option("--full", help="Five times the runs.")] = False,
 ) -> None:
     """Measure everything in turns."""
-    turns = 300 if full else 60
-    pace, steps = paces(generate(), turns), sparse_steps(turns // 4)
+    turns = 75 if full else 15
+    pace, steps = paces(generate(), turns), sparse_steps(turns)
     one, two, copies = pace[CASES[0]], pace[CASES[1]], pace[COPIES]
     gain, ceiling, share = ratio(two, one), ratio(copies, one), ratio(two, copies)
     sparse = ratio(steps["AsyncAdam"], steps["SparseAdam"])

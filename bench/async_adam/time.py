@@ -12,7 +12,8 @@ import typer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from bench.async_adam.curves import Curve, record, timed
-from bench.async_adam.sparse_problem import L2, Method, Problem, Training, Vector, adam, generate
+from bench.async_adam.methods import Method, Training, adam
+from bench.async_adam.sparse_problem import L2, Problem, Vector, generate
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.report import report

@@ -13,8 +13,11 @@ class Claim:
     paper: str
     ours: str
     holds: bool
+    source: str = ""  # a table or figure of the paper; "": the only one of its bench
+    needs: str = ""  # hardware without which it cannot be shown
 
     @property
     def row(self) -> tuple[str, str, str, str]:
         """A line of the table of verdicts."""
-        return self.text, self.paper, self.ours, "yes" if self.holds else "NO"
+        verdict = "yes" if self.holds else "NO"
+        return self.text, self.paper, self.ours, f"needs {self.needs}" if self.needs else verdict

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from reference.async_adam import async_adam
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,13 +21,18 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sparse(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The problem and the baselines, interpreted: compiling takes longer than they do."""
-    from bench.async_adam import sparse_problem
+def sparse() -> ModuleType:
+    """The problem."""
+    return importlib.import_module("bench.async_adam.sparse_problem")
 
-    interpreted = getattr(sparse_problem.sgd_pass, "py_func", None)
-    monkeypatch.setattr(sparse_problem, "sgd_pass", interpreted)
-    return sparse_problem
+
+@pytest.fixture
+def methods(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The baselines, interpreted: compiling takes longer than they do."""
+    from bench.async_adam import methods
+
+    monkeypatch.setattr(methods, "sgd_pass", getattr(methods.sgd_pass, "py_func", None))
+    return methods
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_methods_are_compared_within_a_turn(
     curves: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine is twice and three times as slow in some turns, and at a time only for one."""
-    clock, slower = [0.0], iter([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0])
+    clock, slower = [0.0], iter([1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0])
 
     def method(takes: float) -> Any:
         def go(count: int) -> None:
@@ -60,13 +67,44 @@ def test_methods_are_compared_within_a_turn(
     assert (one.pace, two.pace) == (0.5, 2.0)
 
 
+def test_workers_in_turns_compute_at_one_theta_and_update_after_each_other(
+    sparse: ModuleType,
+) -> None:
+    """Two batches of all rows: a worker that waited for the other would compute at its theta."""
+    turns = importlib.import_module("bench.async_adam.turns")
+    problem, alpha = sparse.generate(0.5, n=2 * sparse.BATCH, d=6), 0.1
+    training = turns.turns("private", 2, seed=3)(problem, alpha)
+    model, (_, decay, _) = turns.begin(problem, "private", 2, alpha, 3)
+    hands = model.descent_._deal(2 * sparse.BATCH, sparse.BATCH, 2)
+    theta, steps = np.zeros(6), []
+    for t in (1, 2):
+        seen = theta
+        for worker in range(2):
+            rows = hands[(worker + t) % 2]
+            x, y = problem.x[rows].toarray(), problem.y[rows]
+            g = x.T @ (1 / (1 + np.exp(-x @ seen)) - y) / sparse.BATCH
+            steps.append((worker, t, g + decay[:6] * theta))  # the l2 term is that of the update
+            theta, *_ = async_adam(np.zeros(6), steps, workers=2, private=True, alpha=alpha)
+    training.go(2)
+    np.testing.assert_allclose(training.theta, theta, rtol=0, atol=1e-5)
+
+
+def test_a_difference_counts_beyond_two_standard_errors() -> None:
+    spread = importlib.import_module("bench.async_adam.spread").Spread
+    near, far = spread([1.0, 2.0, 3.0]), spread([3.0, 4.0, 5.0])  # errors 0.58
+    assert far.is_above(near)
+    assert not near.is_above(far)
+    assert not spread([2.0, 3.0, 4.0]).is_above(near)
+    assert f"{near:.2f}" == "2.00 ± 0.58"
+
+
 def test_ratios_are_medians_over_turns() -> None:
     speed = importlib.import_module("bench.async_adam.speed")
     assert speed.ratio([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == 2.0
 
 
 def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(
-    sparse: ModuleType, curves: ModuleType
+    sparse: ModuleType, methods: ModuleType, curves: ModuleType
 ) -> None:
     problem = sparse.generate(0.5, n=8, d=3)
 
@@ -77,7 +115,7 @@ def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(
         def go(count: int) -> None:
             theta[:] += count * alpha
 
-        return sparse.Training("away", alpha, theta, go)
+        return methods.Training("away", alpha, theta, go)
 
     problem.y[:] = np.asarray(problem.x.sum(1)).ravel() < 0
     curve = curves.tuned(away, problem, 2, (3.0, 1.0, 2.0))
@@ -88,11 +126,11 @@ def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(
 
 @pytest.mark.parametrize(("svrg", "near"), [(False, 1.05), (True, 1.001)])
 def test_the_baselines_find_the_optimum(
-    sparse: ModuleType, curves: ModuleType, svrg: bool, near: float
+    sparse: ModuleType, methods: ModuleType, curves: ModuleType, svrg: bool, near: float
 ) -> None:
     problem = sparse.generate(0.3, n=64, d=10)
     best = LogisticRegression(C=1 / (sparse.L2 * 64), fit_intercept=False, tol=1e-8)
     optimum = problem.loss(best.fit(problem.x, problem.y).coef_[0])
-    curve = curves.record(sparse.baseline(svrg=svrg)(problem, 0.5), problem, 100)
+    curve = curves.record(methods.baseline(svrg=svrg)(problem, 0.5), problem, 100)
     assert curve.loss[-1] < near * optimum  # SGD: noise of small batches at a constant step
     assert curve.loss[0] == pytest.approx(np.log(2))

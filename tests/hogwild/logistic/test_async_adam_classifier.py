@@ -120,8 +120,9 @@ def test_few_rows_start_no_thread(moments: str, monkeypatch: pytest.MonkeyPatch)
     )
     assert np.array_equal(one.coef_, many.coef_)
     monkeypatch.setattr(descent, "THREAD_VALUES", x.nnz)
-    passes = many.descent_.round(many._problem(x, y)[0])
-    assert passes * x.nnz >= 8 * x.nnz, "a round of fit() has enough for every thread"
+    data, *_ = many._problem(x, y)
+    passes = many.descent_.passes_a_round(data)
+    assert many.descent_.threads(data, passes) == 8, "a round of fit() has enough for all"
 
 
 def test_time_goes_on_whatever_the_number_of_threads_was(monkeypatch: pytest.MonkeyPatch) -> None:

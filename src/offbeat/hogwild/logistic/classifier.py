@@ -140,7 +140,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = self._validate(X, y, first=True)
         self._begin(X, np.unique(y))
         data, decay, settings = self._problem(X, y)
-        chunk = self.descent_.round(data)
+        chunk = self.descent_.passes_a_round(data)
         while self.n_iter_ < self.max_iter and not self._settled():
             self._go(data, decay, settings, min(chunk, self.max_iter - self.n_iter_))
         self._publish()
@@ -254,6 +254,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return data, np.append(decay, 0.0), settings
 
     def _go(self, data: Data, decay: Array, settings: Settings, passes: int) -> None:
+        settings = settings._replace(workers=self.descent_.threads(data, passes))
         losses = self.descent_.passes(data, decay, settings, passes)
         self.n_iter_ += passes
         self.loss_curve_ += losses.tolist()

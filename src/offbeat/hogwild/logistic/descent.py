@@ -61,21 +61,25 @@ class Descent:
         """Coefficients by feature and class, the intercept last; a view."""
         return self.shared[:, : self.columns]
 
-    def round(self, x: Data) -> int:
+    def passes_a_round(self, x: Data) -> int:
         """Return the number of passes between two looks at the loss: enough for every thread."""
         enough = -(-self.workers * THREAD_VALUES // max(1, len(x.data)))
         return max(1, ROUND_ROWS // (len(x.indptr) - 1), enough)
+
+    def threads(self, x: Data, count: int) -> int:
+        """Return how many threads have enough to do in ``count`` passes."""
+        return max(1, min(self.workers, len(x.data) * count // THREAD_VALUES))
 
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
         """Make ``count`` passes over the rows; return the mean loss of each.
 
         The rows are divided into parts (hands), again in every call. Each thread shuffles a hand
         and processes it, a different one in every pass, and waits for the others only at the end.
+        ``settings.workers`` threads do so, all or fewer.
         """
         self.shared[:, self.columns] = decay
         rows = len(x.indptr) - 1
-        workers = max(1, min(self.workers, len(x.data) * count // THREAD_VALUES))
-        settings = settings._replace(workers=workers)
+        workers = settings.workers
         hands = self._deal(rows, settings.batch, workers)
         updates = -(-rows // settings.batch)
         shares = [(updates + i) // workers for i in range(workers)]

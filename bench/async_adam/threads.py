@@ -1,0 +1,115 @@
+"""One thread and two in short and long runs: the paper's problem, words by Zipf's law, dense rows.
+
+A run is what `AsyncAdamClassifier` does between two looks at the loss. It starts fewer threads
+where each would have little to do. Runs take turns; ratios are medians over turns.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.progress import track
+
+from bench.async_adam.methods import begin
+from bench.async_adam.sparse_problem import Problem, generate, words
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.console import console
+from bench.harness.report import report
+
+MILLION, GOAL = "a million words", 1.6
+LOSS = 0.97  # of one thread's speed, that two may take at worst: noise of the machine
+HEADINGS = ("rows", "passes", "1 thread, ms", "2 threads, ms", "threads started", "x 1 thread")
+BENCH = Bench(
+    name="async_adam/threads",
+    claim="Two threads never lose to one, and gain in long runs",
+    minutes=2,
+    full_minutes=6,
+)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows, and how many passes a run makes."""
+
+    name: str
+    build: Callable[[], Problem]
+    passes: tuple[int, ...]
+
+
+CASES = (
+    Case("the paper's", generate, (1, 3, 60)),
+    Case("47,236 words", lambda: words(20_000, 47_236), (1, 3, 40)),
+    Case(MILLION, lambda: words(200_000, 1_000_000), (1, 8)),
+    Case("dense, 256 features", lambda: generate(1.0, n=2000, d=256), (1, 100)),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds of each turn, by the number of threads allowed."""
+
+    name: str
+    passes: int
+    started: int
+    one: list[float]
+    two: list[float]
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast two threads are, the median over turns."""
+        return median(a / b for a, b in zip(self.one, self.two, strict=True))
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        ms = (f"{1e3 * min(each):.1f}" for each in (self.one, self.two))
+        return self.name, str(self.passes), *ms, str(self.started), f"{self.gain:.2f}"
+
+
+def measured(name: str, problem: Problem, passes: int, turns: int) -> Outcome:
+    """Runs of one and two threads in turns."""
+    models = [begin(problem, "shared", threads, 0.01, seed=0) for threads in (1, 2)]
+    seconds: list[list[float]] = [[], []]
+    for turn in range(turns + 1):
+        for k, (model, parts) in enumerate(models):
+            start = time.perf_counter()
+            model._go(*parts, passes)
+            if turn:  # the first one compiles
+                seconds[k].append(time.perf_counter() - start)
+    started = models[1][0].descent_.threads(models[1][1][0], passes)
+    return Outcome(name, passes, started, *seconds)
+
+
+def claims(found: list[Outcome]) -> list[Claim]:
+    slowest = min(found, key=lambda each: each.gain)
+    long = max((each for each in found if each.name == MILLION), key=lambda each: each.passes)
+    return [
+        Claim("two threads never lose to one", "1.00 x",
+              f"{slowest.gain:.2f} x ({slowest.name}, {slowest.passes} passes)",
+              slowest.gain >= LOSS),
+        Claim(f"a million features, runs of {min(long.one):.1f} s", f"{GOAL} x",
+              f"{long.gain:.2f} x", long.gain >= GOAL),
+    ]  # fmt: skip
+
+
+@app.command(epilog=BENCH.examples("--full"))
+def main(
+    full: Annotated[bool, typer.Option("--full", help="Three times the runs.")] = False,
+) -> None:
+    """Time one and two threads on each problem."""
+    found = []
+    for case in track(CASES, "problems", console=console):
+        problem = case.build()
+        for passes in case.passes:
+            turns = (5 if case.name == MILLION else 15) * (3 if full else 1)
+            found.append(measured(case.name, problem, passes, turns))
+    title = "One thread and two, shared moments, float32"
+    report(BENCH, title, HEADINGS, [each.row for each in found], claims(found), raw=found)
+
+
+if __name__ == "__main__":
+    app()
