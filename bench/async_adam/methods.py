@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 
 from bench.async_adam.sparse_problem import BATCH, L2, Problem, Vector
 from offbeat.hogwild import AsyncAdamClassifier
-from offbeat.kernels.logistic import Data, Settings
+from offbeat.kernels.logistic_memory import Data, Settings
 
 
 @dataclass

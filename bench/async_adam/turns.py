@@ -12,14 +12,13 @@ from bench.async_adam.methods import Method, Training, begin
 from bench.async_adam.sparse_problem import BATCH, Problem
 from offbeat.hogwild.logistic.descent import Descent
 from offbeat.kernels.logistic import (
-    Data,
-    Settings,
     apply_binary,
     binary_errors,
     binary_gradient,
     draw_batch,
     step_size,
 )
+from offbeat.kernels.logistic_memory import Data, Settings
 
 
 @njit(nogil=True)
@@ -36,8 +35,8 @@ def in_turns(x, memories, threads, settings, touched, rounds):  # type: ignore[n
             binary_errors(x, memories[w], rows, settings.intercept, errors)
             counts[w] = binary_gradient(x, rows, settings.intercept, errors, g[w], touched[w])
         for w in range(workers):
-            alpha = g.dtype.type(step_size(threads[w], settings))
-            apply_binary(memories[w], settings, touched[w], counts[w], g[w], alpha)
+            alpha = g.dtype.type(step_size(threads[w], settings, None))
+            apply_binary(memories[w], settings, None, touched[w], counts[w], g[w], alpha)
 
 
 def turns(moments: str, workers: int, seed: int = 0) -> Method:

@@ -5,68 +5,20 @@ Everything else that a thread writes is private: gradient buffer, order of rows,
 """
 
 from math import exp, log, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from offbeat.kernels.compile import Array, compiled, inlined
+from offbeat.kernels.logistic_memory import Data, Index, Memory, Settings, Thread
 from offbeat.kernels.prefetch import claim, prefetch
 
-Index = Any  # unsigned; signed ones are tested for a negative value at every access
+# None, or the factors of alpha by the number of updates of a coordinate. Not a field of Settings:
+# numba compiles the two cases apart, and would count references to an array in a tuple at each use.
+Factors = Any
 ONE = np.uint64(1)
 STRIDE = np.uint64(16)  # indices in a line; of values two, the hardware prefetches the second
 AHEAD = np.uint64(16)  # coordinates: about the number of cache misses that a core keeps outstanding
-
-
-class Data(NamedTuple):
-    """Rows in CSR form, with unsigned ``indices`` (no test for negative ones), and their ``y``."""
-
-    indptr: Array
-    indices: Array
-    data: Array
-    y: Array  # 0.0 or 1.0 in binary problems, the number of the class otherwise
-
-
-class Memory(NamedTuple):
-    """Flat memory of one thread: a row for each feature and a last one for the intercept.
-
-    A row of ``shared`` holds theta of each class and then the l2 factor; a row of ``own`` holds m
-    of each class, then v, then any numbers of updates (float32 counts to 2^24). Shared moments are
-    in the rows of theta, and ``own`` is then the same memory from the first m on. A row takes one
-    address computation; four arrays would take four.
-    """
-
-    shared: Array
-    own: Array
-    width: Index  # elements of a row of ``shared``
-    stride: Index  # elements of a row of ``own``
-
-
-class Thread(NamedTuple):
-    """Private state of a thread: rows by hand, [position, steps, hand], and the random state."""
-
-    hands: Array
-    counts: Array
-    random: Array
-
-
-class Settings(NamedTuple):
-    """Hyperparameters; ``betas`` are b1, 1 - b1, b2, 1 - b2 and eps in theta's dtype.
-
-    A tuple, since the elements of an array would be loaded again after every store.
-    ``corrections`` of alpha are by the number of updates of a coordinate, or empty: by the step.
-    """
-
-    alpha: float
-    b1: float
-    b2: float
-    betas: tuple[Any, ...]
-    corrections: Array
-    batch: int
-    columns: int
-    workers: int
-    private: bool
-    intercept: bool
 
 
 @compiled
@@ -84,7 +36,8 @@ def draw(random: Array, bound: int) -> int:
 def draw_batch(thread: Thread, rows: Array) -> None:
     """Draw the next batch of a shuffled pass over a hand, by one Fisher-Yates swap per row.
 
-    The next pass uses the next hand: a thread processes all rows even if no other one runs.
+    The next pass uses the next hand, so that a thread processes all rows even if the other
+    threads are not scheduled.
     """
     at, turn, n = thread.counts[0], thread.counts[2], thread.hands.shape[1]
     if at + rows.shape[0] > n:
@@ -113,7 +66,8 @@ def row_bounds(x: Data, row: Index) -> tuple[Index, Index]:
 def prepare(x: Data, thread: Thread, rows: Array) -> None:
     """Draw the next batch and prefetch it, before the update of the last one.
 
-    Access to rows is random; waiting for memory would take as long as the computation.
+    Access to rows is random. With a few megabytes of data, waiting for memory would take as long
+    as the computation, and longer where other programs use the same cache.
     """
     draw_batch(thread, rows)
     for row in rows:
@@ -124,9 +78,12 @@ def prepare(x: Data, thread: Thread, rows: Array) -> None:
 
 
 @compiled
-def step_size(thread: Thread, settings: Settings) -> float:
-    """Return alpha_t; t is this thread's count, with shared moments a draw among all workers'."""
-    if settings.corrections.shape[0] > 0:
+def step_size(thread: Thread, settings: Settings, factors: Factors) -> float:
+    """Return alpha_t; t is this thread's count, with shared moments a draw among all workers'.
+
+    With ``factors`` it is alpha, which each coordinate corrects.
+    """
+    if factors is not None:
         return float(settings.alpha)
     t = thread.counts[1] + 1
     thread.counts[1] = t
@@ -137,20 +94,26 @@ def step_size(thread: Thread, settings: Settings) -> float:
 
 @inlined
 def adam(
-    memory: Memory, at: Index, m: Index, classes: Index, g: Any, alpha: Any, settings: Settings
+    memory: Memory,
+    at: Index,
+    m: Index,
+    classes: Index,
+    g: Any,
+    alpha: Any,
+    settings: Settings,
+    factors: Factors,
 ) -> None:
     """Update one coordinate; a concurrent update of the same coordinate may be lost.
 
-    ``at`` is theta's index in the shared memory, ``m`` that of m in the own memory; v and the
+    ``at`` is the index of theta in the shared memory, ``m`` that of m in the own memory; v and the
     number of updates follow at distances of ``classes``.
     """
     b1, c1, b2, c2, eps = settings.betas
     v = m + classes
-    last = settings.corrections.shape[0] - 1
-    if last >= 0:
+    if factors is not None:
         before = memory.own[v + classes]
         memory.own[v + classes] = before + memory.own.dtype.type(1)
-        alpha *= settings.corrections[min(np.int64(before), last)]
+        alpha = alpha * factors[min(np.uint64(before), np.uint64(factors.shape[0] - 1))]
     first = b1 * memory.own[m] + c1 * g
     second = b2 * memory.own[v] + c2 * g * g
     memory.own[m] = first
@@ -162,7 +125,8 @@ def adam(
 def binary_errors(x: Data, memory: Memory, rows: Array, bias: bool, errors: Array) -> float:
     """Compute (probability - y) / batch size of each row; return the summed loss.
 
-    The logits of all rows are computed first, so that no row waits for lines of the row before.
+    The logits of all rows are computed first: a row then need not wait for a cache line of the
+    row before it, which another core wrote.
     """
     theta, width, real = memory.shared, memory.width, errors.dtype.type
     zero, one, share = real(0), real(1), real(1.0 / rows.shape[0])
@@ -192,7 +156,8 @@ def binary_gradient(
 ) -> Index:
     """Add the batch's gradient to a zero ``g``; return the number of entries of ``touched``.
 
-    A coordinate whose sum is zero in between is entered twice; :func:`apply_binary` skips it then.
+    A coordinate whose sum is zero in between is entered twice: :func:`apply_binary` zeroes ``g``
+    at the first entry and skips the second.
     """
     zero, count = g.dtype.type(0), np.uint64(0)
     for b in range(rows.shape[0]):
@@ -211,12 +176,19 @@ def binary_gradient(
 
 @inlined
 def apply_binary(
-    memory: Memory, settings: Settings, touched: Array, count: Index, g: Array, alpha: Any
+    memory: Memory,
+    settings: Settings,
+    factors: Factors,
+    touched: Array,
+    count: Index,
+    g: Array,
+    alpha: Any,
 ) -> None:
     """Update the touched coordinates and zero ``g``.
 
-    A cache line that another core wrote last was loaded in shared state. Stores need it in
-    exclusive state and wait for that one after another: it is requested a few coordinates ahead.
+    A cache line that another core wrote last was loaded with theta in shared state. A store needs
+    it in exclusive state, and stores wait for that one after another: it is requested a few
+    coordinates ahead. With a single thread all lines are exclusive already.
     """
     shared, width, stride, zero = memory.shared, memory.width, memory.stride, g.dtype.type(0)
     several = settings.workers > 1
@@ -229,14 +201,23 @@ def apply_binary(
         if gradient != zero:
             at = j * width
             gradient += shared[at + ONE] * shared[at]
-            adam(memory, at, j * stride, ONE, gradient, alpha, settings)
+            adam(memory, at, j * stride, ONE, gradient, alpha, settings, factors)
 
 
 @compiled
 def binary(
-    x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
+    x: Data,
+    memory: Memory,
+    thread: Thread,
+    settings: Settings,
+    factors: Factors,
+    updates: int,
+    losses: Array,
 ) -> None:
-    """``updates`` updates for each entry of ``losses``, which receives their summed loss."""
+    """``updates`` updates for each entry of ``losses``, which receives their summed loss.
+
+    The batch that was prepared last is not used: the next call starts a new pass.
+    """
     kind = memory.shared.dtype
     features = memory.shared.shape[0] // memory.width
     g = np.zeros(features, kind)
@@ -247,17 +228,17 @@ def binary(
         longest = max(longest, x.indptr[row + 1] - x.indptr[row])
     # A coordinate is entered more than once if its sum was zero in between.
     touched = np.zeros(settings.batch * longest + 2 + AHEAD, np.uint32)
-    prepare(x, thread, rows)  # the batch prepared last is not used: the next call starts a new pass
+    prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            alpha = g.dtype.type(step_size(thread, settings))
+            alpha = g.dtype.type(step_size(thread, settings, factors))
             losses[p] += binary_errors(x, memory, rows, settings.intercept, errors)
             count = binary_gradient(x, rows, settings.intercept, errors, g, touched)
             prepare(x, thread, rows)
             if settings.intercept:
                 touched[count] = features - 1
                 count += ONE
-            apply_binary(memory, settings, touched, count, g, alpha)
+            apply_binary(memory, settings, factors, touched, count, g, alpha)
 
 
 @compiled
@@ -308,7 +289,9 @@ def multinomial_gradient(
 
 
 @inlined
-def apply_multinomial(memory: Memory, settings: Settings, j: Index, g: Array, alpha: Any) -> None:
+def apply_multinomial(
+    memory: Memory, settings: Settings, factors: Factors, j: Index, g: Array, alpha: Any
+) -> None:
     """Update the coordinates of a touched feature and zero its row of ``g``."""
     shared, zero, classes = memory.shared, g.dtype.type(0), np.uint64(g.shape[1])
     at, m = j * memory.width, j * memory.stride
@@ -318,12 +301,18 @@ def apply_multinomial(memory: Memory, settings: Settings, j: Index, g: Array, al
         g[j, k] = zero
         if gradient != zero:
             gradient += decay * shared[at + k]
-            adam(memory, at + k, m + k, classes, gradient, alpha, settings)
+            adam(memory, at + k, m + k, classes, gradient, alpha, settings, factors)
 
 
 @compiled
 def multinomial(
-    x: Data, memory: Memory, thread: Thread, settings: Settings, updates: int, losses: Array
+    x: Data,
+    memory: Memory,
+    thread: Thread,
+    settings: Settings,
+    factors: Factors,
+    updates: int,
+    losses: Array,
 ) -> None:
     """Make updates as :func:`binary` does, for several classes."""
     kind = memory.shared.dtype
@@ -335,7 +324,7 @@ def multinomial(
     prepare(x, thread, rows)
     for p in range(losses.shape[0]):
         for _ in range(updates):
-            alpha = g.dtype.type(step_size(thread, settings))
+            alpha = g.dtype.type(step_size(thread, settings, factors))
             bias = settings.intercept
             count, loss = multinomial_gradient(x, memory, rows, bias, g, seen, touched)
             prepare(x, thread, rows)
@@ -345,4 +334,4 @@ def multinomial(
                 count += 1
             for j in touched[:count]:
                 seen[j] = False
-                apply_multinomial(memory, settings, j, g, alpha)
+                apply_multinomial(memory, settings, factors, j, g, alpha)

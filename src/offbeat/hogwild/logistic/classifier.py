@@ -12,8 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from offbeat.hogwild.logistic.descent import Descent
-from offbeat.kernels.bias_correction import corrections
-from offbeat.kernels.logistic import Data, Settings
+from offbeat.kernels.logistic_memory import Data, Settings
 from offbeat.settings import above, at_least, between, check_values
 
 Array = NDArray[Any]
@@ -246,9 +245,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         b1, b2 = self.beta_1, self.beta_2
         betas = tuple(np.array([b1, 1 - b1, b2, 1 - b2, self.epsilon], kind))
         to = self.descent_
-        factors = corrections((b1, b2), kind) if to.by_coordinate else np.empty(0, kind)
         settings = Settings(
-            self.learning_rate, b1, b2, betas, factors, batch, to.columns, to.workers, to.private,
+            self.learning_rate, b1, b2, betas, batch, to.columns, to.workers, to.private,
             self.fit_intercept,
         )  # fmt: skip
         return data, np.append(decay, 0.0), settings

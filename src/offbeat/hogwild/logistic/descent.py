@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.kernels import logistic
-from offbeat.kernels.logistic import Data, Memory, Settings, Thread
+from offbeat.kernels.bias_correction import corrections
+from offbeat.kernels.logistic_memory import Data, Memory, Settings, Thread
 
 Array = NDArray[Any]
 LINE = 64  # bytes that cores hand to each other at a time
@@ -90,8 +91,9 @@ class Descent:
         if not self.private:  # t = t_i T + ... goes on from the updates of all, whatever T was
             self.counts[:, 1] = -(-self.updates // workers)
         threads = [self._thread(own, hands.copy()) for own in self.counts[:workers]]
+        factors = self.factors(settings)
         jobs = [
-            (x, self._memory(i), threads[i], settings, share, losses[i, :count])
+            (x, self._memory(i), threads[i], settings, factors, share, losses[i, :count])
             for i, share in enumerate(shares)
         ]
         # One of the threads is this one: in the time that starting another takes, it does dozens
@@ -104,6 +106,10 @@ class Descent:
         self.updates += updates * count
         mean: Array = losses[:, :count].sum(0) / (updates * settings.batch)
         return mean
+
+    def factors(self, settings: Settings) -> Array | None:
+        """Return the corrections of alpha by the number of updates, or None: by t."""
+        return corrections((settings.b1, settings.b2), self.dtype) if self.by_coordinate else None
 
     def _memory(self, worker: int) -> Memory:
         shared = self.shared.reshape(-1)
