@@ -71,7 +71,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epsilon: added to the root of v.
         max_iter: passes over the data at most.
         tol: stop when the loss of ``n_iter_no_change`` passes in a row was above best - tol; None
-            never stops. Checked after every 131,072 rows, or after each pass if that is more.
+            never stops. Checked after every 131,072 rows, or each pass, or 4 million non-zero
+            values for each thread, whichever is more.
         n_iter_no_change: see ``tol``.
         fit_intercept: whether there is an intercept.
         random_state: seed or generator for the order of rows.

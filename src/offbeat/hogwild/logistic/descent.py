@@ -64,8 +64,10 @@ class Descent:
 
     def passes_a_round(self, x: Data) -> int:
         """Return the number of passes between two looks at the loss: enough for every thread."""
-        enough = -(-self.workers * THREAD_VALUES // max(1, len(x.data)))
-        return max(1, ROUND_ROWS // (len(x.indptr) - 1), enough)
+        looks = max(1, ROUND_ROWS // (len(x.indptr) - 1))
+        if self.workers == 1:
+            return looks
+        return max(looks, -(-self.workers * THREAD_VALUES // max(1, len(x.data))))
 
     def threads(self, x: Data, count: int) -> int:
         """Return how many threads have enough to do in ``count`` passes."""
