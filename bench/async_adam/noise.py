@@ -5,6 +5,7 @@ which gives their course by passes on any hardware; two threads on two cores sta
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from bench.harness.report import report
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
 BEST, MEDIUM, LARGE = 0.005, 0.03, 0.1
-CROWDS = (1, 2, 4, 8, 12)
+CROWDS = (1, 4, 12)
 HEADINGS = ("step size", "method", "loss after passes 2 to 5", "loss at the end")
 BENCH = Bench(
     name="async_adam/noise",
@@ -71,7 +72,6 @@ def cases(seeds: int) -> list[tuple[float, list[Method]]]:
 def claims(best: list[Course], medium: list[Course], crowds: list[Course]) -> list[Claim]:
     private, shared = best[2], medium[1]
     ends = ", ".join(f"{each.end:.3f}" for each in crowds)
-    means = [each.end.mean for each in crowds]
     return [
         above(f"1: Shared ends above serial, step {MEDIUM:g}", shared.end, medium[0].end,
               "larger noise ball"),
@@ -81,8 +81,8 @@ def claims(best: list[Course], medium: list[Course], crowds: list[Course]) -> li
               medium[0].early, "worse"),
         above(f"2: by passes Private is worse than serial, step {BEST:g}", private.early,
               best[0].early, "worse"),
-        Claim(f"5: step {LARGE:g}, more workers end higher (1, 2, 4, 8, 12)", "worse", ends,
-              means == sorted(means) and crowds[-1].end.is_above(crowds[0].end)),
+        Claim(f"5: step {LARGE:g}, more workers end higher {CROWDS}", "worse", ends,
+              all(more.end.is_above(fewer.end) for fewer, more in pairwise(crowds))),
     ]  # fmt: skip
 
 
@@ -93,10 +93,10 @@ def above(text: str, ours: Spread, serial: Spread, paper: str) -> Claim:
 
 @app.command(epilog=BENCH.examples("--full"))
 def main(
-    full: Annotated[bool, typer.Option("--full", help="30 seeds instead of 10.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="60 seeds instead of 20.")] = False,
 ) -> None:
     """Train with one and with twelve workers, at the best, a medium and a large step."""
-    problem, seeds = generate(), 30 if full else 10
+    problem, seeds = generate(), 60 if full else 20
     work = track(cases(seeds), "training", console=console)
     found = [course(problem, *case) for case in work]
     best, medium, crowds = found[:3], found[3:8], found[8:]
