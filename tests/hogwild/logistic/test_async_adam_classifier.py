@@ -1,6 +1,7 @@
 """Logistic regression by asynchronous Adam: the reference, scikit-learn's rules, threads."""
 
 import pickle
+import time
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ def objective(model: Any, x: Any, y: Array, l2: float) -> float:
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start all threads, however little there is to do."""
     monkeypatch.setattr(descent, "THREAD_VALUES", 1)
+    monkeypatch.setattr(descent, "TRIED_AFTER", 1)
+    monkeypatch.setattr(Descent, "_try", lambda self, *_: self.workers)
 
 
 @parametrize_with_checks([AsyncAdamClassifier(), AsyncAdamClassifier("private")])
@@ -111,7 +114,7 @@ def test_four_threads_reach_the_loss_of_one(moments: str, correction: str) -> No
 
 
 @pytest.mark.parametrize("moments", ["shared", "private"])
-def test_few_rows_start_no_thread(moments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_start_no_thread(moments: str) -> None:
     """Starting one would take longer than it saves; the result is then that of one thread."""
     x, y = problem()
     one, many = (
@@ -119,22 +122,47 @@ def test_few_rows_start_no_thread(moments: str, monkeypatch: pytest.MonkeyPatch)
         for jobs in (1, 8)
     )
     assert np.array_equal(one.coef_, many.coef_)
-    monkeypatch.setattr(descent, "THREAD_VALUES", x.nnz)
-    data, *_ = many._problem(x, y)
-    passes = many.descent_.passes_a_round(data)
-    assert many.descent_.threads(data, passes) == 8, "a round of fit() has enough for all"
+
+
+@pytest.mark.parametrize("slower", [1, 4])
+def test_the_faster_of_one_thread_and_all_continues(
+    slower: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial leaves no trace in the model; fit() and a stream of calls hold one each."""
+    x, y = problem()
+    ran, run = list[int](), Descent._run
+
+    def slowed(self: Descent, *call: Any) -> Any:
+        ran.append(call[1].workers)
+        time.sleep(0.02 * (ran[-1] == slower))
+        return run(self, *call)
+
+    monkeypatch.setattr(Descent, "_run", slowed)
+    monkeypatch.setattr(descent, "THREAD_VALUES", 1)
+    monkeypatch.setattr(descent, "TRIED_AFTER", 3 * x.nnz)
+    faster = 5 - slower
+    AsyncAdamClassifier(n_jobs=4, max_iter=3, tol=None).fit(x, y)
+    assert ran == [1, 4] * 4 + [faster]
+    ran.clear()
+    stream, serial = (AsyncAdamClassifier(n_jobs=jobs, random_state=0) for jobs in (4, 1))
+    for _ in range(5):
+        stream.partial_fit(x, y, classes=[0, 1])
+        serial.partial_fit(x, y, classes=[0, 1])
+    assert [workers for workers in ran if workers != 1].count(4) == 4 + 3 * (faster == 4)
+    assert stream.n_updates_ == serial.n_updates_ == 5 * 25
+    if faster == 1:
+        assert np.array_equal(stream.coef_, serial.coef_)
 
 
 def test_time_goes_on_whatever_the_number_of_threads_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """t of a shared update is the number of updates of all threads, to within one of each."""
     x, y = problem()
-    model = AsyncAdamClassifier(n_jobs=4, random_state=0)
-    for values in (1, x.nnz, x.nnz // 2):  # four threads, one, two
-        monkeypatch.setattr(descent, "THREAD_VALUES", values)
+    model, threads = AsyncAdamClassifier(n_jobs=4, random_state=0), iter((4, 1, 2))
+    monkeypatch.setattr(Descent, "threads", lambda *_: next(threads))
+    for _ in range(3):
         model.partial_fit(x, y, classes=[0, 1])
-    counts, threads = model.descent_.counts[:, 1], 2
     assert model.n_updates_ == 3 * 25
-    assert counts[:threads].sum() == pytest.approx(3 * 25, abs=threads)
+    assert model.descent_.counts[:2, 1].sum() == pytest.approx(3 * 25, abs=2)
 
 
 def test_a_feature_met_late_moves_by_the_learning_rate() -> None:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,15 +17,18 @@ from offbeat.kernels.logistic_memory import Data, Memory, Settings, Thread
 
 Array = NDArray[Any]
 LINE = 64  # bytes that cores hand to each other at a time
-ROUND_ROWS = 2**17  # rows between looks at the loss: milliseconds, long against starting threads
+ROUND_ROWS = 2**18  # rows between looks at the loss: 50 ms, long against starting threads
 # Up to this many bytes, a feature of sparse rows has cache lines to itself. Then two threads wait
 # for each other only where they update one feature; beyond, they rarely collide, and memory is
 # saved. Dense rows update all features of a line together: packed, there are fewer lines to move.
 PADDED_BYTES = 2**21
 SPARSE = 0.1  # largest share of non-zero values in rows that are called sparse here
-# Non-zero values for each thread of a call, at least. A thread that starts on an idle core spends
-# the first milliseconds on moving rows and parameters into that core's caches.
-THREAD_VALUES = 2**22
+# Non-zero values for each thread of a call, at least: 5 ms, long against starting it.
+THREAD_VALUES = 2**20
+# Non-zero values until threads are tried, 0.3 s, and of each run of the trial, 2 ms. Whether they
+# are faster than one depends on how long a core takes to hand a line to another one, about as long
+# as two values, and on how many lines they share.
+TRIED_AFTER, TRIAL = 2**26, 2**19
 
 
 @dataclass
@@ -43,6 +49,8 @@ class Descent:
     density: float  # share of non-zero values in the rows
     random: np.random.RandomState
     updates: int = field(default=0, init=False)  # of all threads so far
+    values: int = field(default=0, init=False)  # non-zero ones processed so far
+    fastest: int | None = field(default=None, init=False)  # number of threads, after the trial
     counts: Array = field(init=False)
     shared: Array = field(init=False)
     own: list[Array] = field(init=False)
@@ -62,16 +70,14 @@ class Descent:
         """Coefficients by feature and class, the intercept last; a view."""
         return self.shared[:, : self.columns]
 
-    def passes_a_round(self, x: Data) -> int:
-        """Return the number of passes between two looks at the loss: enough for every thread."""
-        looks = max(1, ROUND_ROWS // (len(x.indptr) - 1))
-        if self.workers == 1:
-            return looks
-        return max(looks, -(-self.workers * THREAD_VALUES // max(1, len(x.data))))
-
-    def threads(self, x: Data, count: int) -> int:
-        """Return how many threads have enough to do in ``count`` passes."""
-        return max(1, min(self.workers, len(x.data) * count // THREAD_VALUES))
+    def threads(self, x: Data, decay: Array, settings: Settings, count: int) -> int:
+        """Return how many threads make ``count`` passes the soonest: all, or one."""
+        values = len(x.data) * count
+        if values < self.workers * THREAD_VALUES or self.values + values < TRIED_AFTER:
+            return 1
+        if self.fastest is None:
+            self.fastest = deepcopy(self)._try(x, decay, settings) if self.workers > 1 else 1
+        return self.fastest
 
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
         """Make ``count`` passes over the rows; return the mean loss of each.
@@ -82,13 +88,36 @@ class Descent:
         """
         self.shared[:, self.columns] = decay
         rows = len(x.indptr) - 1
-        workers = settings.workers
-        hands = self._deal(rows, settings.batch, workers)
         updates = -(-rows // settings.batch)
+        hands = self._deal(rows, settings.batch, settings.workers)
+        losses = self._run(x, settings, hands, updates, count)
+        self.updates += updates * count
+        self.values += len(x.data) * count
+        mean: Array = losses / (updates * settings.batch)
+        return mean
+
+    def _try(self, x: Data, decay: Array, settings: Settings) -> int:
+        """Return which is faster, one thread or all, by short runs in turns; changes the model."""
+        self.shared[:, self.columns] = decay
+        rows, batch = len(x.indptr) - 1, settings.batch
+        hands = self._deal(rows, batch, self.workers)
+        updates = max(1, TRIAL * rows // (len(x.data) * batch))
+        seconds: dict[int, float] = {1: inf, self.workers: inf}
+        for turn in range(4):
+            for workers in seconds:
+                start = perf_counter()
+                self._run(x, settings._replace(workers=workers), hands, updates, 1)
+                if turn:  # the first one fills the caches
+                    seconds[workers] = min(seconds[workers], perf_counter() - start)
+        return min(seconds, key=seconds.__getitem__)
+
+    def _run(self, x: Data, settings: Settings, hands: Array, updates: int, count: int) -> Array:
+        """Make ``count`` times ``updates``, divided among the threads; return the summed losses."""
+        workers = settings.workers
         shares = [(updates + i) // workers for i in range(workers)]
         losses = np.zeros((workers, -(-count // (LINE // 8)) * (LINE // 8)))
         kernel: Callable[..., None] = logistic.binary if self.columns == 1 else logistic.multinomial
-        self.counts[:, 0] = rows  # every thread begins a pass of its own,
+        self.counts[:, 0] = len(x.indptr)  # every thread begins a pass of its own,
         self.counts[:, 2] = np.arange(self.workers)  # with a hand that no other one has
         if not self.private:  # t = t_i T + ... goes on from the updates of all, whatever T was
             self.counts[:, 1] = -(-self.updates // workers)
@@ -105,9 +134,8 @@ class Descent:
             kernel(*jobs[0])
             for other in others:
                 other.result()
-        self.updates += updates * count
-        mean: Array = losses[:, :count].sum(0) / (updates * settings.batch)
-        return mean
+        total: Array = losses[:, :count].sum(0)
+        return total
 
     def factors(self, settings: Settings) -> Array | None:
         """Return the corrections of alpha by the number of updates, or None: by t."""
