@@ -94,10 +94,10 @@ def above(text: str, ours: Spread, serial: Spread, paper: str, source: str) -> C
 
 @app.command(epilog=BENCH.examples("--full"))
 def main(
-    full: Annotated[bool, typer.Option("--full", help="60 seeds instead of 20.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="30 seeds instead of 10.")] = False,
 ) -> None:
     """Train with one and with twelve workers, at the best, a medium and a large step."""
-    problem, seeds = generate(), 60 if full else 20
+    problem, seeds = generate(), 30 if full else 10
     work = track(cases(seeds), "training", console=console)
     found = [course(problem, *case) for case in work]
     best, medium, crowds = found[:3], found[3:8], found[8:]

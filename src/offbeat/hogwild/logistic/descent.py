@@ -21,7 +21,7 @@ ROUND_ROWS = 2**18  # rows between looks at the loss: 50 ms, long against starti
 # Up to this many bytes, a feature of sparse rows has cache lines to itself. Then two threads wait
 # for each other only where they update one feature; beyond, they rarely collide, and memory is
 # saved. Dense rows update all features of a line together: packed, there are fewer lines to move.
-PADDED_BYTES = 2**21
+PADDED_BYTES = 2**22
 SPARSE = 0.1  # largest share of non-zero values in rows that are called sparse here
 # Non-zero values for each thread of a call, at least: 5 ms, long against starting it.
 THREAD_VALUES = 2**20
