@@ -222,7 +222,7 @@ def test_groups_closures_and_schedulers() -> None:
 def test_a_coordinate_met_late_moves_by_the_step_size(dtype: torch.dtype, sparse: bool) -> None:
     """By the time of the optimizer, these steps would be 3 to 7 times as long."""
     parameter = nn.Parameter(torch.zeros(2, 1, dtype=dtype))
-    optimizer = AsyncAdam([parameter], lr=0.01, bias_correction="coordinate")
+    optimizer = AsyncAdam([parameter], lr=0.01, eps=0.0, bias_correction="coordinate")
     for row, steps in ((0, 300), (1, 12)):
         for _ in range(steps):
             g = torch.tensor([[2.0 * (row == 0)], [2.0 * (row == 1)]], dtype=dtype)
