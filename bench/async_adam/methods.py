@@ -46,6 +46,8 @@ def adam(moments: str = "shared", threads: int = 1, seed: int = 0) -> Method:
 
     def start(problem: Problem, alpha: float) -> Training:
         model, parts = begin(problem, moments, threads, alpha, seed)
+        if threads > 1:
+            model.descent_.pad()
         model.descent_.passes(*parts, 0)  # compiles
         label = f"{moments}, {threads} threads" if threads > 1 else "serial Adam"
         theta = model.descent_.theta[:-1, 0]

@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from offbeat.hogwild.logistic.descent import ROUND_ROWS, Descent
+from offbeat.hogwild.logistic.descent import Descent
 from offbeat.kernels.logistic_memory import Data, Settings
 from offbeat.settings import above, at_least, between, check_values
 
@@ -56,10 +56,10 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``bias_correction="coordinate"`` four, or 1 + 3 T; small sparse problems with several threads
     round this up to 64 bytes per feature.
 
-    The first 67 million non-zero values (0.3 s) are processed by one thread, unless :meth:`fit` has
-    more of them in ``max_iter`` passes. Then one thread and T are timed on a copy of the memory,
-    for about 15 ms, and the faster continue: where threads update the same features, handing cache
-    lines from core to core can take longer than the updates.
+    The first 134 million non-zero values (0.6 s) are processed by one thread, unless :meth:`fit`
+    has more of them in ``max_iter`` passes. Then one thread and T are timed on a copy of the
+    memory, for about 10 ms, and the faster continue: where threads update the same features,
+    handing cache lines from core to core can take longer than the updates.
 
     Args:
         moments: "shared" (Algorithm 1) or "private" (Algorithm 2).
@@ -72,7 +72,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epsilon: added to the root of v.
         max_iter: passes over the data at most.
         tol: stop when the loss of ``n_iter_no_change`` passes in a row was above best - tol; None
-            never stops. Checked after every 262,144 rows, or after each pass if that is more.
+            never stops. Checked after every 131,072 rows, or after each pass if that is more; with
+            several threads after 67 million non-zero values.
         n_iter_no_change: see ``tol``.
         fit_intercept: whether there is an intercept.
         random_state: seed or generator for the order of rows.
@@ -142,7 +143,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data, decay, settings = self._problem(X, y)
         workers = self.descent_.threads(data, decay, settings, self.max_iter)
         settings = settings._replace(workers=workers)
-        chunk = max(1, ROUND_ROWS // X.shape[0])
+        chunk = self.descent_.round(data, workers)
         while self.n_iter_ < self.max_iter and not self._settled():
             self._go(data, decay, settings, min(chunk, self.max_iter - self.n_iter_))
         self._publish()

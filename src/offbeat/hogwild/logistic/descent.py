@@ -17,7 +17,8 @@ from offbeat.kernels.logistic_memory import Data, Memory, Settings, Thread
 
 Array = NDArray[Any]
 LINE = 64  # bytes that cores hand to each other at a time
-ROUND_ROWS = 2**18  # rows between looks at the loss: 50 ms, long against starting threads
+# Rows between looks at the loss; non-zero values where threads run, for which each look is a join.
+ROUND_ROWS, ROUND_VALUES = 2**17, 2**26
 # Up to this many bytes, a feature of sparse rows has cache lines to itself. Then two threads wait
 # for each other only where they update one feature; beyond, they rarely collide, and memory is
 # saved. Dense rows update all features of a line together: packed, there are fewer lines to move.
@@ -25,10 +26,10 @@ PADDED_BYTES = 2**22
 SPARSE = 0.1  # largest share of non-zero values in rows that are called sparse here
 # Non-zero values for each thread of a call, at least: 5 ms, long against starting it.
 THREAD_VALUES = 2**20
-# Non-zero values until threads are tried, 0.3 s, and of each run of the trial, 2 ms. Whether they
+# Non-zero values until threads are tried, 0.6 s, and of each run of the trial, 1 ms. Whether they
 # are faster than one depends on how long a core takes to hand a line to another one, about as long
 # as two values, and on how many lines they share.
-TRIED_AFTER, TRIAL = 2**26, 2**19
+TRIED_AFTER, TRIAL = 2**27, 2**18
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Descent:
         self.counts = np.zeros((self.workers, LINE // 8), np.int64)
         own = (3 if self.by_coordinate else 2) * self.columns
         width = self.columns + 1 + (0 if self.private else own)
-        self.shared = self._block(width, padded=self.workers > 1 and self.density <= SPARSE)
-        self.own = [
-            self._block(own, padded=False) for _ in range(self.workers if self.private else 0)
-        ]
+        rows = self.features + 1
+        self.shared = np.zeros((rows, width), self.dtype)
+        count = self.workers if self.private else 0
+        self.own = [np.zeros((rows, own), self.dtype) for _ in range(count)]
 
     @property
     def theta(self) -> Array:
@@ -76,8 +77,27 @@ class Descent:
         if values < self.workers * THREAD_VALUES or self.values + values < TRIED_AFTER:
             return 1
         if self.fastest is None:
-            self.fastest = deepcopy(self)._try(x, decay, settings) if self.workers > 1 else 1
+            self.fastest = self._try(x, decay, settings) if self.workers > 1 else 1
+            if self.fastest > 1:
+                self.pad()
         return self.fastest
+
+    def round(self, x: Data, workers: int) -> int:
+        """Return the number of passes between two looks at the loss."""
+        joins = ROUND_VALUES // max(1, len(x.data)) if workers > 1 else 1
+        return max(1, ROUND_ROWS // (len(x.indptr) - 1), joins)
+
+    def pad(self) -> None:
+        """Let each feature begin on a cache line, if rows are sparse and features few."""
+        (rows, width), line = self.shared.shape, LINE // self.dtype.itemsize
+        full = -(-width // line) * line
+        if self.density > SPARSE or rows * full * self.dtype.itemsize > PADDED_BYTES:
+            return
+        memory = np.zeros(rows * full + line, self.dtype)
+        start = -memory.ctypes.data % LINE // self.dtype.itemsize
+        padded = memory[start:][: rows * full].reshape(rows, full)
+        padded[:, :width] = self.shared
+        self.shared = padded
 
     def passes(self, x: Data, decay: Array, settings: Settings, count: int) -> Array:
         """Make ``count`` passes over the rows; return the mean loss of each.
@@ -97,16 +117,18 @@ class Descent:
         return mean
 
     def _try(self, x: Data, decay: Array, settings: Settings) -> int:
-        """Return which is faster, one thread or all, by short runs in turns; changes the model."""
-        self.shared[:, self.columns] = decay
+        """Return which is faster, one thread or all, by short runs in turns on copies."""
+        copies = {1: deepcopy(self), self.workers: deepcopy(self)}
+        copies[self.workers].pad()
         rows, batch = len(x.indptr) - 1, settings.batch
-        hands = self._deal(rows, batch, self.workers)
+        hands = copies[1]._deal(rows, batch, self.workers)
         updates = max(1, TRIAL * rows // (len(x.data) * batch))
-        seconds: dict[int, float] = {1: inf, self.workers: inf}
-        for turn in range(4):
-            for workers in seconds:
+        seconds = dict.fromkeys(copies, inf)
+        for turn in range(3):
+            for workers, copy in copies.items():
+                copy.shared[:, self.columns] = decay
                 start = perf_counter()
-                self._run(x, settings._replace(workers=workers), hands, updates, 1)
+                copy._run(x, settings._replace(workers=workers), hands, updates, 1)
                 if turn:  # the first one fills the caches
                     seconds[workers] = min(seconds[workers], perf_counter() - start)
         return min(seconds, key=seconds.__getitem__)
@@ -166,14 +188,3 @@ class Descent:
         # All bits: the first numbers from a small seed are small. Zero would stay zero.
         state[0] = self.random.randint(1, 2**63, dtype=np.uint64)
         return Thread(hands, counts, state)
-
-    def _block(self, width: int, *, padded: bool) -> Array:
-        """Zeroed rows that start on a cache line, each on a line of its own if ``padded``."""
-        line = LINE // self.dtype.itemsize
-        full = -(-width // line) * line
-        rows = self.features + 1
-        if padded and rows * full * self.dtype.itemsize <= PADDED_BYTES:
-            memory = np.zeros(rows * full + line, self.dtype)
-            start = -memory.ctypes.data % LINE // self.dtype.itemsize
-            return memory[start:][: rows * full].reshape(rows, full)
-        return np.zeros((rows, width), self.dtype)
