@@ -24,7 +24,7 @@ from bench.harness.report import report
 
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
-BEST, MEDIUM, LARGE = 0.005, 0.03, 0.1
+SMALL, MEDIUM, LARGE = 0.005, 0.03, 0.1
 CROWDS = (1, 4, 12)
 HEADINGS = ("step size", "method", "loss after passes 2 to 5", "loss at the end")
 BENCH = Bench(
@@ -62,25 +62,25 @@ def cases(seeds: int) -> list[tuple[float, list[Method]]]:
     """Step sizes and methods, each with all seeds."""
     every = range(seeds)
     three = [("shared", 1), ("shared", 12), ("private", 12)]
-    found = [(a, [turns(*of, seed) for seed in every]) for a in (BEST, MEDIUM) for of in three]
+    found = [(a, [turns(*of, seed) for seed in every]) for a in (SMALL, MEDIUM) for of in three]
     for moments in ("shared", "private"):
         found.append((MEDIUM, [adam(moments, 2, seed) for seed in every]))
     found += [(LARGE, [turns("shared", count, seed) for seed in every]) for count in CROWDS]
     return found
 
 
-def claims(best: list[Course], medium: list[Course], crowds: list[Course]) -> list[Claim]:
-    private, shared = best[2], medium[1]
+def claims(small: list[Course], medium: list[Course], crowds: list[Course]) -> list[Claim]:
+    private, shared = small[2], medium[1]
     ends = ", ".join(f"{each.end:.3f}" for each in crowds)
     return [
         above(f"1: Shared ends above serial, step {MEDIUM:g}", shared.end, medium[0].end,
               "larger noise ball", "Figure 1"),
-        above(f"1: Private ends above serial, step {BEST:g}, the best of serial", private.end,
-              best[0].end, "larger noise ball", "Figure 1"),
+        above(f"1: Private ends above serial, step {SMALL:g}", private.end, small[0].end,
+              "larger noise ball", "Figure 1"),
         above(f"2: by passes Shared is worse than serial, step {MEDIUM:g}", shared.early,
               medium[0].early, "worse", "Figure 2"),
-        above(f"2: by passes Private is worse than serial, step {BEST:g}", private.early,
-              best[0].early, "worse", "Figure 2"),
+        above(f"2: by passes Private is worse than serial, step {SMALL:g}", private.early,
+              small[0].early, "worse", "Figure 2"),
         Claim(f"5: step {LARGE:g}, more workers end higher {CROWDS}", "worse", ends,
               all(more.end.is_above(fewer.end) for fewer, more in pairwise(crowds)), "Figure 5"),
     ]  # fmt: skip
@@ -96,14 +96,14 @@ def above(text: str, ours: Spread, serial: Spread, paper: str, source: str) -> C
 def main(
     full: Annotated[bool, typer.Option("--full", help="30 seeds instead of 10.")] = False,
 ) -> None:
-    """Train with one and with twelve workers, at the best, a medium and a large step."""
+    """Train with one and with twelve workers, at a small, a medium and a large step."""
     problem, seeds = generate(), 30 if full else 10
     work = track(cases(seeds), "training", console=console)
     found = [course(problem, *case) for case in work]
-    best, medium, crowds = found[:3], found[3:8], found[8:]
+    small, medium, crowds = found[:3], found[3:8], found[8:]
     title = f"Losses by passes, {seeds} seeds, mean ± standard error"
     rows = [each.row for each in found]
-    report(BENCH, title, HEADINGS, rows, claims(best, medium, crowds), raw=found)
+    report(BENCH, title, HEADINGS, rows, claims(small, medium, crowds), raw=found)
 
 
 if __name__ == "__main__":
