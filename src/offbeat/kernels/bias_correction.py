@@ -22,7 +22,7 @@ def corrections(betas: tuple[float, float], dtype: np.dtype[Any]) -> Array:
     of the numbers of updates that occur.
 
     >>> corrections((0.5, 0.75), np.dtype(np.float64))[:2]  # sqrt(1/4) / (1/2), ...
-    array([1.        , 0.88191710])
+    array([1.       , 0.8819171])
     """
     slowest = max(betas)
     length = ceil(SETTLED / log(slowest)) if slowest > 0.0 else 1
