@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench bench-gpu docs serve-docs clean
+.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench bench-gpu evidence docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -79,6 +79,9 @@ bench: setup  ## list the benchmarks and how to run one, some or all
 
 bench-gpu: setup  ## measure kernels and training steps on a GPU (10 minutes; exit code 2 without)
 	$(BIN)/python -m bench run gpu
+
+evidence: setup  ## run the benchmarks behind the papers' claims, and write docs/evidence.md
+	$(BIN)/python -m bench evidence
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bench.harness import files, page
+from bench.harness import evidence, files, page
 from bench.harness.catalogue import benches, select
 from bench.harness.console import console
 from bench.harness.execute import execute
@@ -79,9 +79,35 @@ def run(
         raise typer.Exit(1)
 
 
+@app.command(
+    name="evidence",
+    epilog="Examples: `python -m bench evidence --since 2026-11-20`, `--only-table`",
+)
+def prove(
+    again: Annotated[bool, typer.Option("--again", help="Run those with a result too.")] = False,
+    since: Annotated[str, typer.Option(help="Run those with a result from before a date.")] = "",
+    only_table: Annotated[bool, typer.Option("--only-table", help="Run nothing.")] = False,
+) -> None:
+    """Run the benchmarks behind the papers' claims, and write docs/evidence.md.
+
+    Those that have a result are not run, so that an interrupted run goes on where it was.
+    """
+    due = [] if only_table else evidence.due(since, again)
+    outcomes = execute(due) if due else []
+    tables()
+    found = evidence.collect()
+    shown = Table("paper", "claim", "verdict", box=None, padding=(0, 1, 0, 0))
+    for each in found:
+        shown.add_row(each.where, each.text, each.verdict)
+    console.print(shown)
+    console.print(evidence.counted(found))
+    if len(outcomes) < len(due) or any(outcome.code for outcome in outcomes):
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Examples: `python -m bench tables`")
 def tables() -> None:
-    """Write the tables of docs/benchmarks.md and docs/scale.md from bench/results."""
+    """Write the tables of the documentation from bench/results."""
     written = page.rewrite()
     paths = ", ".join(os.path.relpath(path) for path in files.PAGES)
     console.print(f"{paths}: {'tables written' if written else 'tables are up to date'}")

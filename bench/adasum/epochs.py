@@ -25,6 +25,7 @@ BENCH = Bench(
     claim="Adasum converges at 8 x the batch (Table 4)",
     minutes=3,
     full_minutes=15,
+    evidence={"Table 4, Fig. 3": "Converges at 8 times the batch, where an all-reduce does not"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

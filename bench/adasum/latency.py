@@ -38,6 +38,7 @@ BENCH = Bench(
     claim="Adasum takes 1.05 x an all-reduce (Fig. 1)",
     minutes=4,
     full_minutes=25,
+    evidence={"Fig. 1": "Adasum takes at most 1.45 times as long as an all-reduce"},
 )
 BySetting = dict[str, list[dict[str, Any]]]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

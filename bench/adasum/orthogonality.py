@@ -35,6 +35,7 @@ BENCH = Bench(
     claim="Updates become orthogonal over training (Fig. 2)",
     minutes=3,
     full_minutes=15,
+    evidence={"Fig. 2": "Updates become orthogonal; less so where the rate falls"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Loss = Callable[[nn.Module, torch.Generator], Tensor]  # (model, random) -> loss of a fresh batch

@@ -26,6 +26,7 @@ BENCH = Bench(
     claim="Ranks of a node share the optimizer (Table 1)",
     minutes=1,
     full_minutes=3,
+    evidence={"Table 1": "Sharing the optimizer in a node halves the time of an update"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

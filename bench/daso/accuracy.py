@@ -33,6 +33,7 @@ BENCH = Bench(
     claim="DASO is as accurate as averaging (Fig. 7, 9)",
     minutes=6,
     full_minutes=18,
+    evidence={"Fig. 7, 9": "As accurate as averaging, but with the most workers"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Found = dict[tuple[str, int, str], list[Outcome]]  # by task, workers, method; one for each seed

@@ -1,6 +1,7 @@
 """The declaration of a benchmark."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class Bench:
     minutes: float  # on two cores
     full_minutes: float | None = None  # with --full; None if there is no such option
     gpu: bool = False  # whether it runs on a GPU, and nowhere else
+    evidence: Mapping[str, str] = field(default_factory=dict)  # what a table of the paper shows
 
     @property
     def module(self) -> str:

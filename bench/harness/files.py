@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md")
+PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "scale.md", "evidence.md"))
 RESULTS = ROOT / "bench" / "results"
 RAW = ROOT / "bench" / "raw"
 

@@ -1,24 +1,25 @@
-"""The tables of docs/benchmarks.md and docs/scale.md, written from the committed results.
+"""The tables of the documentation, written from the committed results.
 
 A block of a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds the measurements of
 a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
 chosen by their number, rows by a regular expression on their cells:
 ``<!-- table: NAME columns=1,3,4 rows=250mbit -->``. Where a benchmark that needs a GPU has no
-result, the block says so.
+result, the block says so. A block ``<!-- evidence: all -->`` sums up the papers' claims; with a
+method's name it holds the statements of its paper.
 """
 
 import json
 import re
 from collections.abc import Sequence
 
-from bench.harness import claim, files
+from bench.harness import claim, evidence, files
 from bench.harness.catalogue import benches
 from bench.harness.claim import Claim
 from bench.harness.table import Row, markdown
 
 UNMEASURED = "Not yet measured."
 BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>table|claims): (?P<name>\S+)"
+    r"(?P<begin><!-- (?P<kind>table|claims|evidence): (?P<name>\S+)"
     r"(?: columns=(?P<columns>[\d,]+))?(?: rows=(?P<rows>\S+))? -->)"
     r".*?<!-- end -->",
     re.DOTALL,
@@ -38,6 +39,8 @@ def rewrite() -> bool:
 
 
 def _block(found: re.Match[str]) -> str:
+    if found["kind"] == "evidence":
+        return f"{found['begin']}\n\n{_evidence(found['name'])}\n<!-- end -->"
     path = files.RESULTS / f"{found['name']}.json"
     if not path.exists():
         if any(bench.gpu for bench in benches() if bench.name == found["name"]):
@@ -52,6 +55,15 @@ def _block(found: re.Match[str]) -> str:
     columns = [int(c) - 1 for c in (found["columns"] or "").split(",") if c]
     table = markdown(_chosen(headings, columns), [_chosen(row, columns) for row in rows])
     return f"{found['begin']}\n\n{table}\n<!-- end -->"
+
+
+def _evidence(name: str) -> str:
+    found = evidence.collect()
+    if name == "all":
+        table = markdown(evidence.HEADINGS, [each.row for each in found])
+        return f"{evidence.counted(found)}\n\n{table}"
+    mine = [each for each in found if each.method == name]
+    return markdown(evidence.DETAILS, [row for each in mine for row in each.details])
 
 
 def _chosen(row: Row, columns: Sequence[int]) -> Row:

@@ -30,6 +30,7 @@ BENCH = Bench(
     claim="Delta stays below 1 in every layer (Fig. 2)",
     minutes=2,
     full_minutes=20,
+    evidence={"Fig. 2": "Assumption 1 holds: delta stays below 1 in every layer"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Found = dict[str, dict[str, list[float]]]  # by model and layer; the loss beside the layers

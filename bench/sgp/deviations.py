@@ -28,6 +28,7 @@ BENCH = Bench(
     claim="Replica distances follow the rate (Fig. 2)",
     minutes=2,
     full_minutes=10,
+    evidence={"Fig. 2": "Replicas are as far apart as the rate and the graph allow"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

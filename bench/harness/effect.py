@@ -1,0 +1,39 @@
+"""The size of an effect: by how much something changes, or how many times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+SHARE = 1 / 3  # of a paper's effect, at least, that ours must have
+ERRORS = 2  # standard errors, at least, by which ours must differ from none
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A difference, or with the unit "x" a factor, and its standard error over runs."""
+
+    size: float
+    unit: str = "%"
+    error: float = 0.0  # 0: not known
+
+    @classmethod
+    def mean(cls, sizes: Sequence[float], unit: str = "%") -> "Effect":
+        """The effect in the mean of independent runs."""
+        error = stdev(sizes) / sqrt(len(sizes)) if len(sizes) > 1 else 0.0
+        return cls(fmean(sizes), unit, error)
+
+    @property
+    def gain(self) -> float:
+        """What differs from no effect: a factor of 1.00 gains nothing."""
+        return self.size - 1 if self.unit == "x" else self.size
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether it is some standard errors away from no effect."""
+        return abs(self.gain) > ERRORS * self.error
+
+    def __str__(self) -> str:
+        size = f"{self.size:.2f}" if self.unit == "x" else f"{self.size:+.1f}"
+        error = f" ± {self.error:.2f}" if self.unit == "x" else f" ± {self.error:.1f}"
+        return f"{size}{error if self.error else ''} {self.unit}"

@@ -1,0 +1,132 @@
+"""The papers' claims: what each table or figure says, and whether it is shown here.
+
+A bench declares the tables and figures that it measures beside its name (``Bench.evidence``), and
+its result holds the statements about each.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.catalogue import benches
+from bench.harness.claim import Claim
+from bench.harness.table import Row
+
+PAPERS = {
+    "adasum": "Adasum",
+    "sgp": "SGP",
+    "daso": "DASO",
+    "lags": "LAGS-SGD",
+    "async_adam": "Asynchronous Adam",
+}
+SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not shown"
+ELSEWHERE, UNKNOWN = "needs other hardware", "not yet measured"
+VERDICTS = (SHOWN, PARTLY, NOT_SHOWN, ELSEWHERE, UNKNOWN)
+HEADINGS = ("paper", "claim", "the paper", "ours", "verdict", "holds", "command", "min")
+DETAILS = ("", "statement", "the paper", "ours", "of its effect", "holds")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One of the papers' claims, and the statements that it consists of."""
+
+    bench: Bench
+    source: str
+    text: str
+    claims: tuple[Claim, ...]
+
+    @property
+    def method(self) -> str:
+        """The folder of its bench."""
+        return self.bench.name.split("/")[0]
+
+    @cached_property
+    def here(self) -> list[Claim]:
+        """The statements that this hardware can show."""
+        return [claim for claim in self.claims if not claim.needs]
+
+    @property
+    def held(self) -> int:
+        """How many of them hold."""
+        return sum(claim.holds for claim in self.here)
+
+    @property
+    def verdict(self) -> str:
+        """Shown if all statements hold, partly if some do."""
+        if not self.here:
+            return ELSEWHERE if self.claims else UNKNOWN
+        return {0: NOT_SHOWN, len(self.here): SHOWN}.get(self.held, PARTLY)
+
+    @property
+    def where(self) -> str:
+        """The paper, and its table or figure."""
+        return f"{PAPERS[self.method]}, {self.source}"
+
+    @property
+    def row(self) -> Row:
+        """A line of the summary, with the figures of its first effect, or else first statement."""
+        candidates = [*self.here, *self.claims, Claim("", "", "", False)]
+        first = next((c for c in candidates if c.share is not None), candidates[0])
+        counted = f"{self.held} of {len(self.here)}" if self.here else ""
+        command = f"`python -m bench run {self.bench.name}`"
+        return (self.where, self.text, first.paper, first.ours, self.verdict, counted, command,
+                f"{self.bench.minutes:g}")  # fmt: skip
+
+    @property
+    def details(self) -> Iterator[Row]:
+        """A line for each statement."""
+        for number, claim in enumerate(self.claims):
+            share = "" if claim.share is None else f"{claim.share:.0%}"
+            holds = f"needs {claim.needs}" if claim.needs else claim.row[-1]
+            yield (self.source if number == 0 else "", claim.text, claim.paper, claim.ours, share,
+                   holds)  # fmt: skip
+
+
+def behind() -> list[Bench]:
+    """The benches behind the claims."""
+    return [bench for bench in benches() if bench.evidence]
+
+
+def collect() -> list[Evidence]:
+    """All claims, paper by paper, with what the results say about them."""
+    found = [
+        Evidence(bench, source, text, statements(bench, source))
+        for bench in behind()
+        for source, text in bench.evidence.items()
+    ]
+    order = list(PAPERS)
+    return sorted(found, key=lambda each: (order.index(each.method), each.source))
+
+
+def statements(bench: Bench, source: str) -> tuple[Claim, ...]:
+    """Those of the bench's result that are about a table or figure."""
+    default = source if len(bench.evidence) == 1 else ""
+    claims = [Claim(**each) for each in (result(bench) or {"claims": []})["claims"]]
+    return tuple(claim for claim in claims if (claim.source or default) == source)
+
+
+def result(bench: Bench) -> dict[str, Any] | None:
+    """The committed result of a bench."""
+    path = files.RESULTS / f"{bench.name}.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def due(since: str = "", again: bool = False) -> list[Bench]:
+    """The benches to run: those without a result, with one from before a date, or all."""
+
+    def is_due(bench: Bench) -> bool:
+        found = result(bench)
+        return again or found is None or found["date"] < since
+
+    return [bench for bench in behind() if is_due(bench)]
+
+
+def counted(found: list[Evidence]) -> str:
+    """How many claims have each verdict, in one sentence."""
+    of = [evidence.verdict for evidence in found]
+    counts = [f"{of.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in of]
+    return f"Of {len(found)} claims: {', '.join(counts)}."
