@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.effect import Effect
 from bench.harness.ranks import on_nodes
 from bench.harness.report import report
 
@@ -109,8 +110,8 @@ def main(
               f"{took[id(large)] or 'never'}", took[id(large)] is None),
         Claim("8 x the batch: Adasum reaches it", "69, for 62 with the small one",
               f"{took[id(large_adasum)] or 'never'}", reached),
-        Claim("Adasum reaches it sooner with the large batch", "2.3 x",
-              f"{ratio:.1f} x" if reached else "never", reached and ratio > 1),
+        Claim.effect("Adasum reaches it sooner with the large batch", Effect(2.3, "x"),
+                     Effect(ratio if reached else 0.0, "x")),
     ]  # fmt: skip
     headings = ("method", "batch", f"epochs to {target:.1%}", "an epoch", "time", "best")
     title = f"LeNet-5 on {NODES} nodes, {rate}"

@@ -5,9 +5,11 @@ its result holds the statements about each.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from bench.harness import files
@@ -34,15 +36,15 @@ DETAILS = ("", "statement", "the paper", "ours", "of its effect", "holds")
 class Evidence:
     """One of the papers' claims, and the statements that it consists of."""
 
-    bench: Bench
+    method: str  # the folder of its benches
     source: str
-    text: str
+    benches: tuple[Bench, ...]
     claims: tuple[Claim, ...]
 
     @property
-    def method(self) -> str:
-        """The folder of its bench."""
-        return self.bench.name.split("/")[0]
+    def text(self) -> str:
+        """What the table or figure says; one of its benches tells."""
+        return next(filter(None, (bench.evidence[self.source] for bench in self.benches)))
 
     @cached_property
     def here(self) -> list[Claim]:
@@ -72,9 +74,10 @@ class Evidence:
         candidates = [*self.here, *self.claims, Claim("", "", "", False)]
         first = next((c for c in candidates if c.share is not None), candidates[0])
         counted = f"{self.held} of {len(self.here)}" if self.here else ""
-        command = f"`python -m bench run {self.bench.name}`"
+        command = f"`python -m bench run {' '.join(bench.name for bench in self.benches)}`"
+        minutes = sum(bench.minutes for bench in self.benches)
         return (self.where, self.text, first.paper, first.ours, self.verdict, counted, command,
-                f"{self.bench.minutes:g}")  # fmt: skip
+                f"{minutes:g}")  # fmt: skip
 
     @property
     def details(self) -> Iterator[Row]:
@@ -93,20 +96,24 @@ def behind() -> list[Bench]:
 
 def collect() -> list[Evidence]:
     """All claims, paper by paper, with what the results say about them."""
-    found = [
-        Evidence(bench, source, text, statements(bench, source))
-        for bench in behind()
-        for source, text in bench.evidence.items()
-    ]
+    measuring: dict[tuple[str, str], list[Bench]] = defaultdict(list)
+    for bench in behind():
+        for source in bench.evidence:
+            measuring[bench.name.split("/")[0], source].append(bench)
     order = list(PAPERS)
-    return sorted(found, key=lambda each: (order.index(each.method), each.source))
+    return [
+        Evidence(method, source, tuple(found), tuple(chain(*(about(b, source) for b in found))))
+        for (method, source), found in sorted(
+            measuring.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+        )
+    ]
 
 
-def statements(bench: Bench, source: str) -> tuple[Claim, ...]:
-    """Those of the bench's result that are about a table or figure."""
+def about(bench: Bench, source: str) -> list[Claim]:
+    """The statements of the bench's result that are about a table or figure."""
     default = source if len(bench.evidence) == 1 else ""
     claims = [Claim(**each) for each in (result(bench) or {"claims": []})["claims"]]
-    return tuple(claim for claim in claims if (claim.source or default) == source)
+    return [claim for claim in claims if (claim.source or default) == source]
 
 
 def result(bench: Bench) -> dict[str, Any] | None:

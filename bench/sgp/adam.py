@@ -10,6 +10,7 @@ import typer
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.comparison import compare, figures, middle, seconds
+from bench.harness.effect import Effect
 from bench.harness.files import EXAMPLES
 from bench.harness.report import report
 from offbeat.compare import Comparison, Experiment, Result, parse_methods
@@ -45,8 +46,8 @@ def claims(size: str, comparison: Comparison) -> list[Claim]:
     reached = [result.seconds_to_target for result in (ar, sgp)]
     in_time = [f"{each.median:.1f} s" if each else "never" for each in reached]
     return [
-        Claim(f"{size} batch: SGP runs faster", f"{PAPER[size]:.1f} x", f"{faster:.2f} x",
-              faster > 1.1),
+        Claim.effect(f"{size} batch: SGP runs faster", Effect(PAPER[size], "x"),
+                     Effect(faster, "x")),
         Claim(f"{size} batch: SGP makes slightly more progress per step", "better",
               f"held-out loss {loss(sgp):.3f} against {loss(ar):.3f}", loss(sgp) < loss(ar)),
         Claim(f"{size} batch: SGP reaches the common loss sooner", "sooner",

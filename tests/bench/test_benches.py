@@ -229,6 +229,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
 
     def fetch(name: str) -> ModuleType:
         from bench.daso import task as daso
+        from bench.harness import mnist1d_task as signals
         from bench.harness import step_times
         from bench.sgp import task
 
@@ -252,6 +253,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
         module = importlib.import_module(f"bench.{name.replace('/', '.')}")
         runs: dict[str, Callable[..., Any]] = {
             "in_threads": learnt if name.startswith("daso") else made_up,
+            "train": lambda case: signals.Outcome(0.95, 90 + case.seed / 1000),
             "in_lab": lambda cases, rate=None: [made_up(each) for each in cases],
             "step_times": lambda cases, *where: [*map(step_time, cases)],
         }
@@ -275,7 +277,7 @@ def test_verdicts_follow_from_the_runs(
     assert result["rows"]
     # SGP takes half the time and is as accurate: faster holds, more accurate does not.
     for claim in result["claims"]:
-        if "faster at every size" in claim["text"] or "faster than all-reduce" in claim["text"]:
+        if "faster than AR-SGD" in claim["text"]:
             assert claim["holds"]
         if "less time" in claim["text"]:
             assert claim["holds"]
@@ -393,17 +395,24 @@ def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
     module = bench("adasum/lenet")
 
     def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
-        return module.Run(method, workers, lr, accuracy, [], 1.0)
+        return module.Run(method, workers, lr, accuracy)
 
     reduce = {8: 0.99, 16: 0.1, 32: 0.1}
-    untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1 * w) for w, a in reduce.items()}
+    untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1) for w, a in reduce.items()}
     untuned |= {("Adasum", w): run("Adasum", w, 0.98, 0.1) for w in reduce}
-    tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.1)}
-    tuned |= {("Adasum", 32): run("Adasum", 32, 0.99, 0.4)}
-    assert [claim.holds for claim in module.claims(untuned, tuned)] == [True] * 4
-    tuned["all-reduce", 32] = run("all-reduce", 32, 0.985, 0.8)
-    untuned["all-reduce", 16] = run("all-reduce", 16, 0.95, 1.6)
-    assert [claim.holds for claim in module.claims(untuned, tuned)] == [False, True, False, False]
+    tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.01)}
+    tuned |= {("Adasum", 32): run("Adasum", 32, 0.99, 0.1)}
+
+    def holds(*again: float) -> list[bool]:
+        """With these accuracies of tuned all-reduce for other seeds."""
+        others = [(untuned["Adasum", 32], run("all-reduce", 32, a, 0.01)) for a in again]
+        return [claim.holds for claim in module.claims(untuned, tuned, others)]
+
+    assert holds(0.96, 0.97) == [True] * 4
+    assert holds(0.95, 1.0) == [True, True, True, False]  # as often worse as better
+    tuned["all-reduce", 32] = run("all-reduce", 32, 0.985, 0.08)
+    untuned["all-reduce", 16] = run("all-reduce", 16, 0.95, 0.1)
+    assert holds() == [False, False, True, False]
 
 
 def test_steps_to_a_loss_are_those_at_which_it_was_first_seen(
