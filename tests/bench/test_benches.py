@@ -325,6 +325,73 @@ def test_what_takes_a_third_of_the_time_is_faster_and_keeps_its_share(
     ]
 
 
+def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.harness import mnist1d_task as signals
+
+    module = bench("daso/workers")
+    lost = {("DASO", 32): 12.0, ("ddp", 32): 3.0}
+
+    def train(case: Any) -> signals.Outcome:
+        return signals.Outcome(99.0, 90 + case.seed / 10 - lost.get((case.name, case.workers), 0))
+
+    monkeypatch.setattr(module, "train", train)
+    assert all(claims_of(lambda _: module, "daso/workers", tmp_path).values())
+    lost |= {("DASO", 16): 2.0, ("ddp", 32): 12.0}
+    found = claims_of(lambda _: module, "daso/workers", tmp_path)
+    assert [text.split(":")[0] for text, holds in found.items() if not holds] == [
+        "16 workers", "32 workers"
+    ]  # fmt: skip
+
+
+def test_virtual_workers_learn_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.harness import mnist1d_task as signals
+
+    labels = torch.arange(40) % 10
+    images = torch.nn.functional.one_hot(labels, 40).float()
+    monkeypatch.setattr(signals, "data", lambda: ((images, labels), (images, labels)))
+    monkeypatch.setattr(signals, "IMAGES", 40)
+
+    def algorithm(steps: int) -> offbeat.Algorithm:
+        asked.append(steps)
+        return offbeat.sgp()
+
+    asked: list[int] = []
+    case = signals.Case("test", algorithm, 4, 0, signals.sgp_schedule, passes=160.0)
+    assert case.steps == 100
+    outcome = signals.train(case)
+    assert asked == [100]
+    assert outcome.heldout == outcome.train > 90
+    assert signals.train(case) == outcome
+
+
+def test_steps_to_a_loss_count_from_the_first_mean_below_it(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    module = bench("sgp/overlap")
+    falling = [float(20 - step) for step in range(20)]
+    assert module.smooth(falling)[:2] == [19.5, 18.5]
+    assert module.steps_to(18.5, falling) == 3  # the mean of the second and third step
+    assert module.steps_to(0.5, falling) == float("inf")
+
+
+def test_digits_that_cannot_be_fetched_leave_the_bench_out(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import urllib.request
+
+    def offline(url: str, timeout: float) -> Any:
+        raise OSError("no network")
+
+    module = bench("adasum/lenet")
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    done = CliRunner().invoke(module.app, [])
+    assert done.exit_code == 0
+    assert "left out" in done.output
+    assert not (tmp_path / "adasum/lenet.json").exists()
+
+
 def test_what_is_worse_with_more_workers_is_found_to_be_and_drawn(
     bench: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
