@@ -331,17 +331,17 @@ def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
     from bench.harness import mnist1d_task as signals
 
     module = bench("daso/workers")
-    lost = {("DASO", 32): 12.0, ("ddp", 32): 3.0}
+    lost = {("DASO", 16): 12.0, ("ddp", 16): 3.0}
 
     def train(case: Any) -> signals.Outcome:
         return signals.Outcome(99.0, 90 + case.seed / 10 - lost.get((case.name, case.workers), 0))
 
     monkeypatch.setattr(module, "train", train)
     assert all(claims_of(lambda _: module, "daso/workers", tmp_path).values())
-    lost |= {("DASO", 16): 2.0, ("ddp", 32): 12.0}
+    lost |= {("DASO", 8): 2.0, ("ddp", 16): 12.0}
     found = claims_of(lambda _: module, "daso/workers", tmp_path)
     assert [text.split(":")[0] for text, holds in found.items() if not holds] == [
-        "16 workers", "32 workers"
+        "8 workers", "16 workers"
     ]  # fmt: skip
 
 
