@@ -1,8 +1,7 @@
 """Accuracy of DASO by number of workers on MNIST-1D (Figure 7 of the paper).
 
 The number of samples is the same for all world sizes, and the learning rate grows with the number
-of workers, up to a world in which averaging itself loses accuracy. Virtual workers report no loss,
-so that B stays 4 between warm-up and cool-down.
+of workers. Virtual workers report no loss, so that B stays 4 between warm-up and cool-down.
 """
 
 from statistics import fmean, stdev
