@@ -37,7 +37,7 @@ LEARNS = 0.9  # accuracy; ten classes by chance: 0.1
 BENCH = Bench(
     name="adasum/lenet",
     claim="Adasum holds at batch 1024 (Fig. 4)",
-    minutes=5,
+    minutes=3,
     full_minutes=12,
     evidence={"Fig. 4": "Holds at batch 1024 untuned, where an all-reduce fails"},
 )

@@ -24,8 +24,8 @@ HEADINGS = ("workers", "method", "steps", "held out", "against ddp")
 BENCH = Bench(
     name="daso/workers",
     claim="DASO is near averaging, but at the most workers",
-    minutes=3,
-    full_minutes=6,
+    minutes=2,
+    full_minutes=3,
     evidence={"Fig. 7, 9": "As accurate as averaging, but with the most workers"},
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
