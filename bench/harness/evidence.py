@@ -28,7 +28,8 @@ PAPERS = {
 SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not shown"
 ELSEWHERE, UNKNOWN = "needs other hardware", "not yet measured"
 VERDICTS = (SHOWN, PARTLY, NOT_SHOWN, ELSEWHERE, UNKNOWN)
-HEADINGS = ("paper", "claim", "the paper", "ours", "verdict", "holds", "command", "min")
+HEADINGS = ("paper", "claim", "the paper", "ours", "verdict", "holds", "command", "min",
+            "measured")  # fmt: skip
 DETAILS = ("", "statement", "the paper", "ours", "of its effect", "holds")
 
 
@@ -69,6 +70,12 @@ class Evidence:
         return f"{PAPERS[self.method]}, {self.source}"
 
     @property
+    def measured(self) -> str:
+        """The day of the oldest of its results."""
+        days = [found["date"][:10] for bench in self.benches if (found := result(bench))]
+        return min(days, default="")
+
+    @property
     def row(self) -> Row:
         """A line of the summary, with the figures of its first effect, or else first statement."""
         candidates = [*self.here, *self.claims, Claim("", "", "", False)]
@@ -77,7 +84,7 @@ class Evidence:
         command = f"`python -m bench run {' '.join(bench.name for bench in self.benches)}`"
         minutes = sum(bench.minutes for bench in self.benches)
         return (self.where, self.text, first.paper, first.ours, self.verdict, counted, command,
-                f"{minutes:g}")  # fmt: skip
+                f"{minutes:g}", self.measured)  # fmt: skip
 
     @property
     def details(self) -> Iterator[Row]:
