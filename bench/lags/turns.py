@@ -77,11 +77,6 @@ def most(alone: Times, slgs: Times) -> float:
     return max_speedup(1 - share, share, exchange) if exchange else 1.0
 
 
-def shows(ours: float, paper: float) -> bool:
-    """Whether a speed-up gains a third of the paper's gain, or more: 1.00 x is none."""
-    return ours - 1 >= (paper - 1) / 3
-
-
 def in_lab(
     nodes: int, rate: str | None, models: Sequence[str], methods: Sequence[str], steps: int,
     rounds: int,

@@ -501,6 +501,8 @@ METHODS = {"torch DDP": 0.9, "ddp": 0.8, "slgs": 0.4, "lags": 0.3, "alone": 0.29
         ("speed", 0.5, False),
         ("models", 0.2, True),
         ("models", 0.39, False),  # 1.03 x: less than a third of the paper's gain
+        ("pauses", 0.2, True),
+        ("pauses", 0.39, False),
     ],
 )
 def test_verdicts_on_lags_follow_from_the_times(
