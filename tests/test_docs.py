@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import zlib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,8 @@ def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
     """The loss comes to rest: B and W halve, and the rate does, on all ranks alike."""
     names: dict[str, Any] = {}
     exec(script("docs/recipes.md", "daso_schedule.py"), names)
+    torch.manual_seed(0)  # not in the threads, which draw from one generator
+    start = torch.nn.Linear(1, 1).double()
 
     def worker(world: World) -> tuple[list[float], float, int]:
         random = torch.Generator().manual_seed(world.rank)
@@ -272,9 +275,8 @@ def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
             seen.append(torch.nn.functional.mse_loss(model(held_out), 3 * held_out).item())
             return seen[-1]
 
-        torch.manual_seed(0)
         replica, optimizer = names["train"](
-            torch.nn.Linear(1, 1).double(),
+            deepcopy(start),
             batches,
             30,
             torch.nn.functional.mse_loss,
