@@ -26,10 +26,10 @@ PADDED_BYTES = 2**22
 SPARSE = 0.1  # largest share of non-zero values in rows that are called sparse here
 # Non-zero values for each thread of a call, at least: 5 ms, long against starting it.
 THREAD_VALUES = 2**20
-# Non-zero values until threads are tried, 0.6 s, and of each run of the trial, 1 ms. Whether they
+# Non-zero values until threads are tried, 0.6 s, and of two runs of the trial. Whether threads
 # are faster than one depends on how long a core takes to hand a line to another one, about as long
 # as two values, and on how many lines they share.
-TRIED_AFTER, TRIAL = 2**27, 2**18
+TRIED_AFTER, TRIAL = 2**27, (2**17, 2**19)
 
 
 @dataclass
@@ -122,16 +122,19 @@ class Descent:
         copies[self.workers].pad()
         rows, batch = len(x.indptr) - 1, settings.batch
         hands = copies[1]._deal(rows, batch, self.workers)
-        updates = max(1, TRIAL * rows // (len(x.data) * batch))
-        seconds = dict.fromkeys(copies, inf)
+        short, long = (1 + values * rows // (len(x.data) * batch) for values in TRIAL)
+        seconds = {(workers, updates): inf for workers in copies for updates in (short, long)}
         for turn in range(3):
-            for workers, copy in copies.items():
-                copy.shared[:, self.columns] = decay
+            for workers, updates in seconds:
+                copies[workers].shared[:, self.columns] = decay
                 start = perf_counter()
-                copy._run(x, settings._replace(workers=workers), hands, updates, 1)
+                run = settings._replace(workers=workers)
+                copies[workers]._run(x, run, hands, updates, 1)
                 if turn:  # the first one fills the caches
-                    seconds[workers] = min(seconds[workers], perf_counter() - start)
-        return min(seconds, key=seconds.__getitem__)
+                    taken = min(seconds[workers, updates], perf_counter() - start)
+                    seconds[workers, updates] = taken
+        # Without what every run costs: starting threads, and empty memory for the gradient.
+        return min(copies, key=lambda workers: seconds[workers, long] - seconds[workers, short])
 
     def _run(self, x: Data, settings: Settings, hands: Array, updates: int, count: int) -> Array:
         """Make ``count`` times ``updates``, divided among the threads; return the summed losses."""
