@@ -1,129 +1,16 @@
-"""The two slots of a training step, and the interfaces of the exchanges that fill them."""
+"""The interfaces of the exchanges that fill the two slots of a training step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offbeat.comm.collectives import all_gather
-from offbeat.comm.group import Group, message_device
-from offbeat.comm.links import Links
-from offbeat.comm.sharding import has_shards, local
-from offbeat.comm.world import Axis, World
-from offbeat.functional import balance
+from offbeat.exchange.site import Site
 
 State = TypeVar("State")
 Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """Holds the trainable parameters of a slot, and the groups over which it exchanges.
-
-    ``group`` joins this rank with its counterparts; it is None on a rank that only receives, which
-    happens between unequal nodes. ``inside`` joins the ranks of a node for a slot over "node":
-    there each local rank exchanges its own slice of every flat tensor (:meth:`slice`), and the
-    node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
-    rank. Of a model sharded by FSDP2, ``parameters`` are this rank's shards, a node is one
-    participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
-    layers. ``registered`` are the parameters as optimizers hold them, whose ``.grad`` counts:
-    DTensors if the model is sharded. ``control`` joins all ranks, for small values.
-    """
-
-    model: nn.Module
-    registered: Mapping[str, Tensor]
-    parameters: Mapping[str, Tensor]
-    world: World
-    axis: Axis
-    group: Group | None
-    inside: Group | None = None
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
-    scaler: torch.amp.GradScaler | None = None
-    control: Group | None = None
-    shards: Group | None = None
-
-    @classmethod
-    def on(
-        cls,
-        axis: Axis,
-        links: Links,
-        model: nn.Module,
-        optimizers: tuple[torch.optim.Optimizer, ...] = (),
-        scaler: torch.amp.GradScaler | None = None,
-        control: Group | None = None,
-        peers: "Callable[[Site], Collection[int] | None] | None" = None,
-    ) -> "Site":
-        """Open the groups of a slot over ``axis``; all ranks call.
-
-        ``peers`` is :meth:`Exchange.peers`; by default there is no exchange, and ``control`` serves
-        for the average of all ranks.
-        """
-        sharded = has_shards(model)
-        axis = "node" if sharded else axis
-        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        held = {name: local(parameter) for name, parameter in trained.items()}
-        given = optimizers, scaler, control
-        site = cls(model, trained, held, links.world, axis, None, None, *given)
-        if peers is None and axis == "world":
-            return replace(site, group=control)
-        group = links.open(axis, () if peers is None else peers(site))
-        inside = links.open("local") if axis == "node" else None
-        if sharded:
-            return replace(site, group=group, shards=inside)
-        return replace(site, group=group, inside=inside)
-
-    @property
-    def size(self) -> int:
-        """The number of participants: ranks, or nodes where a node is one participant."""
-        if self.axis == "node":
-            return len(self.world.nodes)
-        return len(self.world.members(self.axis, self.world.local_rank))
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank's participant."""
-        if self.axis == "node":
-            return self.world.node
-        return self.world.members(self.axis, 0).index(self.world.rank)
-
-    @property
-    def slices(self) -> int:
-        """The number of slices of the flat tensors."""
-        return self.world.slices if self.inside is not None else 1
-
-    @property
-    def chunks(self) -> int:
-        """The number of slices for which :meth:`gather` needs memory."""
-        return self.inside.size if self.inside is not None else 1
-
-    def owners(self) -> dict[str, int]:
-        """Return the local rank that owns each parameter in a partition of about equal bytes."""
-        sizes = [parameter.nbytes for parameter in self.parameters.values()]
-        homes = balance(sizes, len(self.world.nodes[0]))
-        return dict(zip(self.parameters, homes, strict=True))
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which flat tensors must be so that they can be sent."""
-        home = next(iter(self.parameters.values())).device
-        groups = [group for group in (self.group, self.inside) if group is not None]
-        return message_device(groups[0], home) if groups else home
-
-    def slice(self, flat: Tensor) -> Tensor:
-        """Return the part of a flat tensor that this rank exchanges, as a view."""
-        if self.inside is None:
-            return flat
-        return flat.view(self.chunks, flat.numel() // self.chunks)[self.inside.rank]
-
-    def gather(self, flat: Sequence[Tensor]) -> None:
-        """Complete flat tensors in place from the slices of the node's ranks."""
-        if self.inside is not None:
-            filled = [f for f in flat if f.numel() > 0]
-            for handle in [all_gather(f, self.slice(f), self.inside) for f in filled]:
-                handle.wait()
 
 
 class Exchange(ABC, Generic[State]):
@@ -186,7 +73,10 @@ class GradientExchange(Exchange[State]):
 
     @property
     def takes_shards(self) -> bool:
-        """Whether it takes a sharded model: it then accesses gradients by ``dot_grad`` only."""
+        """Whether it can combine gradients of shards between nodes, or leave those inside to FSDP2.
+
+        It then reads and writes them by :mod:`offbeat.gradients.dot_grad`.
+        """
         return False
 
     def fault(
@@ -199,7 +89,11 @@ class GradientExchange(Exchange[State]):
         return None
 
     def resolved(self, parameters: Mapping[str, Tensor]) -> Mapping[str, object]:
-        """Return what functions in the settings give for these parameters; ranks must agree."""
+        """Return what settings that are functions give for these parameters; nothing by default.
+
+        Plain values, which are compared between ranks before any group is opened: of a function
+        the settings themselves show the name only. :meth:`fault` has returned None.
+        """
         return {}
 
     @abstractmethod
@@ -310,41 +204,3 @@ class ElasticExchange(ParameterExchange[State]):
     @abstractmethod
     def enter(self, state: State, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``."""
-
-
-@final
-@dataclass(frozen=True)
-class Algorithm:
-    """Combines the exchanges of the two slots; built by a recipe, or directly.
-
-    >>> from offbeat.gradients import Mean
-    >>> from offbeat.parameters import Average
-    >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
-    Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
-    """
-
-    gradients: GradientExchange[Any] | None = None
-    parameters: ParameterExchange[Any] | None = field(default=None)
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for contents that are no exchange, or do not fit together."""
-        for slot, kind in (("gradients", GradientExchange), ("parameters", ParameterExchange)):
-            filling = getattr(self, slot)
-            if filling is not None and not isinstance(filling, kind):
-                raise ValueError(
-                    f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
-                    f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
-                )
-        halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
-        if any(halves) and halves != [True, True]:
-            raise ValueError(
-                f"partition=True in one slot of {self}: one slot reduces gradients to the owners "
-                "of layers, the other gathers the layers they have stepped; set it in both"
-            )
-        if self.parameters is not None and self.parameters.on_failure == "continue":
-            near = "local" if self.parameters.over == "node" else None
-            if (self.gradients and self.gradients.over) != near:
-                raise ValueError(
-                    f"{self} with on_failure='continue' may lose a rank inside backward, and those "
-                    "that wait for it; use within=None, within='local', or on_failure='raise'"
-                )

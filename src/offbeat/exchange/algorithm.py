@@ -1,0 +1,44 @@
+"""The two slots of a training step, and what fills them."""
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from offbeat.exchange.interface import GradientExchange, ParameterExchange
+
+
+@final
+@dataclass(frozen=True)
+class Algorithm:
+    """Combines the exchanges of the two slots; built by a recipe, or directly.
+
+    >>> from offbeat.gradients import Mean
+    >>> from offbeat.parameters import Average
+    >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
+    Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
+    """
+
+    gradients: GradientExchange[Any] | None = None
+    parameters: ParameterExchange[Any] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for contents that are no exchange, or do not fit together."""
+        for slot, kind in (("gradients", GradientExchange), ("parameters", ParameterExchange)):
+            filling = getattr(self, slot)
+            if filling is not None and not isinstance(filling, kind):
+                raise ValueError(
+                    f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
+                    f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
+                )
+        halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
+        if any(halves) and halves != [True, True]:
+            raise ValueError(
+                f"partition=True in one slot of {self}: one slot reduces gradients to the owners "
+                "of layers, the other gathers the layers they have stepped; set it in both"
+            )
+        if self.parameters is not None and self.parameters.on_failure == "continue":
+            near = "local" if self.parameters.over == "node" else None
+            if (self.gradients and self.gradients.over) != near:
+                raise ValueError(
+                    f"{self} with on_failure='continue' may lose a rank inside backward, and those "
+                    "that wait for it; use within=None, within='local', or on_failure='raise'"
+                )
