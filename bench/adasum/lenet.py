@@ -30,7 +30,7 @@ from offbeat.functional import Segment, add_gram, coefficients, combine_rows
 
 BATCH, EPOCHS, WARM_UP, MOMENTUM = 32, 10, 0.17, 0.5
 RATES = (0.01, 0.03, 0.1)  # tried at batch 32
-WORKERS = (8, 16, 32)
+WORKERS = (4, 8, 16, 32)
 # Of that rate, tried beside 1 at the largest batch, and with --full at all.
 FACTORS = {"all-reduce": (1 / 32, 1 / 16, 1 / 8, 1 / 4), "Adasum": (2, 4)}
 LEARNS = 0.9  # accuracy; ten classes by chance: 0.1
@@ -130,8 +130,8 @@ def claims(untuned: Chosen, tuned: Chosen, again: Sequence[tuple[Run, Run]]) -> 
     return [
         Claim.effect("batch 1024: Adasum's best rate of a worker is higher than all-reduce's",
                      Effect(0.02 / 0.004, "x"), higher),
-        Claim("untuned all-reduce holds at batch 256 and fails above", "fails at 512 and 1024",
-              f"{shown} at 256/512/1024", reduce[0] > LEARNS > max(reduce[1:])),
+        Claim("untuned all-reduce fails above batch 256", "fails at 512 and 1024",
+              f"{shown} at 128/256/512/1024", max(reduce[2:]) < LEARNS),
         Claim("untuned Adasum holds at batch 1024", "converges", f"{adasum[-1]:.1%}",
               adasum[-1] > LEARNS),
         Claim("batch 1024: untuned Adasum is more accurate than tuned all-reduce", "far more",
@@ -145,7 +145,7 @@ def main(
     seeds: Annotated[int, typer.Option(help="Runs of what is compared at batch 1024.")] = 3,
     full: Annotated[bool, typer.Option("--full", help="Tune at every batch.")] = False,
 ) -> None:
-    """Train LeNet-5 with 1, 8, 16 and 32 workers."""
+    """Train LeNet-5 with 1 to 32 workers."""
     torch.set_num_threads(1)
     try:
         data = digits.mnist(data_dir) if data_dir else real()

@@ -1,7 +1,7 @@
 """Time and memory of the optimizer when the ranks of a node share it (Table 1 of the paper).
 
-Two nodes with two ranks each, Adam on a transformer, given gradients. The update is timed with
-and without a partition in turns.
+One node with four ranks, as in the paper, Adam on a transformer, given gradients. The update is
+timed with and without a partition in turns.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from bench.harness.effect import Effect
 from bench.harness.ranks import on_nodes
 from bench.harness.report import report
 
-NODES, RANKS, MICRO_BATCH = 2, 2, 8
+NODES, RANKS, MICRO_BATCH = 1, 4, 8
 PLAIN, SPLIT = "adasum(within='local')", "adasum(partition=True)"
 BENCH = Bench(
     name="adasum/partition",

@@ -1,9 +1,12 @@
 """Figures 1, 3 and 4 of Asynchronous Adam: sparse logistic regression over seconds.
 
 Every method is tuned on the paper's grid. The paper's figures have no numbers in the text, so its
-statements are compared; `async_adam/noise` has those about passes. The original C++ takes 64 us an
-update on such a machine, ours 3 us, of which handing cache lines from core to core is a larger
-share. Therefore passes are timed with whole rows too, zeros included: 146 us an update.
+statements are compared; `async_adam/noise` has those about passes. That Shared is faster than
+Private is shown but not counted: the paper saw it marginally, and draws no conclusion from it.
+
+The original C++ takes 64 us an update on such a machine, ours 3 us, of which handing cache lines
+from core to core is a larger share. Therefore passes are timed with whole rows too, zeros included:
+146 us an update.
 """
 
 import os
@@ -17,7 +20,7 @@ from bench.async_adam.methods import Method, adam, baseline
 from bench.async_adam.sparse_problem import generate, whole
 from bench.harness import files
 from bench.harness.bench import Bench
-from bench.harness.claim import Claim
+from bench.harness.claim import GOAL, Claim
 from bench.harness.console import console
 from bench.harness.report import report
 
@@ -95,8 +98,8 @@ def claims(sparse: Drawn, rows: Drawn) -> list[Claim]:
     return [
         Claim("1: at first Shared and Private fall faster than serial", "faster",
               beside(start[1:], early(sparse["1"])[1:]), min(start[1:]) >= enough, "Fig. 1, 2"),
-        Claim("1: Shared is marginally faster than Private", "marginally",
-              f"{start[1] / start[2]:.3f} x", start[1] > start[2], "Fig. 1, 2"),
+        Claim("1: Shared is marginally faster than Private", "marginally, no conclusion",
+              f"{start[1] / start[2]:.3f} x", start[1] > start[2], GOAL),
         Claim("1: to the end 12 threads are not much faster than serial", "no significant gain",
               f"2 threads {listed(end[1:])}", False, "Fig. 1, 2", "12 cores"),
         Claim("3: small step, 2 threads are nearly twice as fast", f"nearly {LINEAR:.2f} x",

@@ -1,6 +1,7 @@
 """Accuracy and IoU of DASO by number of workers, and what its parts contribute (Figures 7, 9).
 
 Digits with BatchNorm stand for ImageNet, generated shapes for CityScapes; two workers per node.
+Of Figure 9 the paper says that neither method matches the baseline of few workers.
 The number of samples is the same for all world sizes, and the learning rate grows with the number
 of workers, as in the paper.
 """
@@ -25,7 +26,7 @@ from bench.harness.report import report
 Recipe = Callable[[int], offbeat.Algorithm]  # of the number of steps
 SAMPLES = {DIGITS: 16_000, SHAPES: 6_000}
 DRAWN = 8  # workers of the runs that are followed, and of those that leave a part out
-FIGURE_9 = "Fig. 7, 9"
+FIGURE_9 = "Fig. 7, 9"  # daso/workers has Figure 7
 PARTS = ("no cool-down", "B = 2", "B = 8", "B = 16")
 DRAWN_METHODS = ("ddp", "DASO", "no cool-down", "B = 16")
 HEADINGS = ("task", "workers", "method", "steps", "held out", "against ddp")
@@ -92,20 +93,19 @@ def rows(found: Found) -> list[tuple[str, ...]]:
 def claims(found: Found, worlds: list[int]) -> list[Claim]:
     made = []
     few, many = min(worlds), max(worlds)
-    for task, paper in ((DIGITS, "Fig. 7"), (SHAPES, "Fig. 9")):
+    for task in SAMPLES:
         of = partial(quality, found, task.name)
         gaps = [of(w, "DASO") - of(w, "ddp") for w in worlds]
         fall = {name: of(few, name) - of(many, name) for name in ("ddp", "DASO")}
         apart = found[task.name, DRAWN, "no cool-down"][0].course.distance[-1]
         parts = {name: of(DRAWN, name) for name in ("B = 2", "DASO", "B = 8", "B = 16")}
-        figure = FIGURE_9 if task is SHAPES else GOAL  # Figure 7: daso/workers
         made += [
-            Claim(f"{task.name}: DASO comes near ddp but with the most workers ({paper})",
+            Claim(f"{task.name}: DASO comes near ddp but with the most workers",
                   "similar up to 128 GPUs", ", ".join(f"{gap:+.1f} %" for gap in gaps),
-                  min(gaps[:-1]) > -1.0, figure),
-            Claim(f"{task.name}: many workers are worse, with DASO more so ({paper})",
+                  min(gaps[:-1]) > -1.0, GOAL),
+            Claim(f"{task.name}: many workers are worse, with DASO more so",
                   "at 256 GPUs below 75 %", f"ddp {fall['ddp']:.1f} %, DASO {fall['DASO']:.1f} %",
-                  fall["DASO"] > fall["ddp"] > 0, figure),
+                  fall["DASO"] > fall["ddp"] > 0, GOAL),
             Claim(f"{task.name}: the cool-down makes up for deviations",
                   "reduces slight errors",
                   f"{of(DRAWN, 'DASO') - of(DRAWN, 'no cool-down'):+.1f} %, replicas were "
@@ -114,7 +114,14 @@ def claims(found: Found, worlds: list[int]) -> list[Claim]:
                   ", ".join(f"{value:.1f} %" for value in parts.values()),
                   parts["B = 16"] < parts["B = 2"], GOAL),
         ]  # fmt: skip
-    return made
+    baseline, *with_most = (
+        quality(found, SHAPES.name, w, name)
+        for w, name in ((few, "ddp"), (many, "ddp"), (many, "DASO"))
+    )
+    text = f"shapes: with {many} workers neither reaches ddp with {few} (Fig. 9)"
+    ours = f"ddp {with_most[0]:.1f} %, DASO {with_most[1]:.1f} % against {baseline:.1f} %"
+    paper = "neither matches the baseline"
+    return [*made, Claim(text, paper, ours, max(with_most) < baseline - 1.0, FIGURE_9)]
 
 
 @app.command(epilog=BENCH.examples("--full"))

@@ -16,9 +16,9 @@ from bench.harness.effect import Effect
 from bench.harness.mnist1d_task import Case, sgp_schedule, train
 from bench.harness.report import report
 
-PER_NODE = 2
+PER_NODE = 4
 RATE = 0.05  # of one worker
-WORLDS = (4, 8, 16)
+WORLDS = (8, 16, 32, 64)
 NEAR = 1.0  # % that do not count
 HEADINGS = ("workers", "method", "steps", "held out", "against ddp")
 BENCH = Bench(
@@ -91,7 +91,7 @@ def main(
     full: Annotated[bool, typer.Option("--full", help="Twice the seeds.")] = False,
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each method.")] = 5,
 ) -> None:
-    """Compare DASO and averaged gradients with 4 to 16 workers."""
+    """Compare DASO and averaged gradients with 8 to 64 workers."""
     found = measure(seeds * (2 if full else 1))
     rows = [
         (f"{world}", name, f"{case(name, world, 0).steps}",
