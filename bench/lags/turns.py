@@ -22,6 +22,8 @@ from offbeat.gradients.top_k.ddp_hook import LagsState, lags_hook
 WARM_UP, OBSERVED = 3, 10  # steps; the latter where the first ones are used to choose ratios
 TORCH, POWER, HOOK, ALONE = "torch DDP", "torch PowerSGD", "lags_hook in DDP", "alone"
 TOGETHER = "alone, a barrier a step"  # the cost of waiting for the slowest rank
+# What no selection does without: gradients are added to residuals, and ranks meet once a step.
+FLOOR = "alone, a barrier and a pass a step"
 
 
 @dataclass
@@ -166,7 +168,10 @@ def attach(
     """The module to call, what follows the optimizer, the bytes sent so far, and the end."""
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     unknown: Callable[[], float] = lambda: float("nan")  # noqa: E731
-    if method == TOGETHER:
+    if method == FLOOR:
+        for parameter in model.parameters():
+            keep(parameter)
+    if method in (TOGETHER, FLOOR):
         return model, dist.barrier, unknown, nothing
     if method not in (TORCH, POWER, HOOK):
         replica = offbeat.replicate(model, offbeat.algorithm(method), optimizer=optimizer)
@@ -178,3 +183,14 @@ def attach(
     elif method == HOOK:
         ddp.register_comm_hook(LagsState(ddp, optimizer=optimizer), lags_hook)
     return ddp, nothing, unknown, nothing
+
+
+def keep(parameter: nn.Parameter) -> None:
+    """Add its gradient to a residual as soon as it is there."""
+    residual = torch.zeros_like(parameter)
+
+    def add(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        residual.add_(parameter.grad)
+
+    parameter.register_post_accumulate_grad_hook(add)
