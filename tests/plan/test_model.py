@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import offbeat
 from offbeat.plan import Speeds, Stragglers, predict
+from offbeat.plan.methods.adasum import AdasumTimes
+from offbeat.plan.methods.choice import slots_of
 from offbeat.plan.methods.mean import MeanTimes
 from recipe_cases import CASES
 from reference import plan as naive
@@ -81,6 +83,31 @@ def test_adasum_takes_the_time_of_its_three_collectives() -> None:
     assert found == pytest.approx(COMPUTE + swaps + products)
     gather = seconds("adasum(method='gather')", profile(numel), fabric(n))
     assert gather == pytest.approx(COMPUTE + ALPHA + (n - 1) * 4 * numel / RATE)
+
+
+def test_recursive_halving_takes_the_time_of_its_messages() -> None:
+    n, layer = 8, 400_000
+    levels = [1, 2, 3]
+    swaps = sum(2 * (2 * ALPHA + 2 * 4 * layer / 2**level / RATE) for level in levels)
+    products = sum(levels) * (2 * ALPHA + 32 * 2 / RATE)
+    text, found = "adasum(method='rvhdd')", profile(layer, layer)
+    assert seconds(text, found, fabric(n)) == pytest.approx(COMPUTE + swaps + products)
+    # On the way to the root everybody waits for the last one.
+    for late in (0, 5):
+        steps = np.where(np.arange(n) == late, 3.0, 1.0)[None, :]
+        ended = played(text, found, fabric(n), steps).now.ravel()
+        assert ended == pytest.approx([3 * COMPUTE + swaps + products] * n)
+
+
+def test_adasum_on_4096_nodes_sends_hardly_more_than_an_all_reduce() -> None:
+    found, where = profile(*[100_000] * 30), fabric(4096)
+    adasum = offbeat.algorithm("adasum")
+    slot = slots_of(adasum, found, where)[1]
+    assert isinstance(slot, AdasumTimes)
+    assert slot.kind == "rvhdd"
+    made = predict(adasum, found, where, steps=1)
+    # The products of all pairs would be 300 models.
+    assert 1.99 <= made.bytes_per_node / found.nbytes <= 2.05
 
 
 def test_sparse_messages_are_gathered_and_scattered() -> None:

@@ -8,7 +8,7 @@ from offbeat.parameters.adasum.method import choose
 from offbeat.parameters.adasum.participants import DIRECT
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
-from offbeat.plan.methods.halving import sums, swaps
+from offbeat.plan.methods.halving import halving
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
 from offbeat.schedule import due
@@ -86,16 +86,17 @@ class AdasumTimes(StepTimes):
 
     def _rvhdd(self, clocks: Clocks) -> None:
         speeds, numel = clocks.speeds, sum(section.numel for section in self.held)
-        levels = range((self.size - 1).bit_length())
-        for level in levels:
-            swaps(self.size, self.held, level).play(clocks, self.axis)
+        products, axis = 32 * self.layers, self.axis
+        levels = halving(self.size, tuple(self.held), products, clocks.fabric, axis)
+        for level, (swap, sums, _) in enumerate(levels):
+            swap.play(clocks, axis)
             clocks.spend(numel / 2 ** (level + 1) * (3 * speeds.products + 2 * speeds.combine))
-            if self.axis == "node" and self.fabric.ranks_per_node > 1:
-                clocks.wait(clocks.all_reduce(clocks.now, 32 * self.layers, "local"))
-            for trade in sums(self.size, 32 * self.layers, level):
-                trade.play(clocks, self.axis)
-        for level in reversed(levels):
-            swaps(self.size, self.held, level).reversed().play(clocks, self.axis)
+            if axis == "node" and self.fabric.ranks_per_node > 1:
+                clocks.wait(clocks.all_reduce(clocks.now, products, "local"))
+            for trade in sums:
+                trade.play(clocks, axis)
+        for each in reversed(levels):
+            each.back.play(clocks, axis)
 
     def _total(self, clocks: Clocks, nbytes: int, over_group: bool = True) -> None:
         """Sum the products over the ranks that hold other parts of the layers."""

@@ -1,6 +1,5 @@
 """The messages of Adasum's recursive halving, and when they arrive."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,92 +9,146 @@ from numpy.typing import NDArray
 from offbeat.comm.world import Axis
 from offbeat.functional import Merge, cells_of, merges
 from offbeat.plan.clocks import Array, Clocks
+from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import Section
+
+Ranks = NDArray[np.int64]
+Messages = tuple[Ranks, Ranks, Array]  # the sender, the receiver and the bytes of each
 
 
 class Trade(NamedTuple):
     """Messages between participants at one time: whom each waits for, and the bytes it sends.
 
-    ``near`` (n, most partners) are its partners, filled up with itself; ``out`` and ``into`` (n,).
+    ``near`` (most partners, n) are its partners, filled up with itself; ``out`` and ``into`` (n,).
     """
 
-    near: NDArray[np.int64]
+    near: Ranks
     out: Array
     into: Array
 
-    def reversed(self) -> "Trade":
-        """Return the same messages on their way back."""
-        return Trade(self.near, self.into, self.out)
+
+class Hop(NamedTuple):
+    """A trade on one network: its ``seconds``, what ranks send and what leaves each node."""
+
+    near: Ranks
+    seconds: Array
+    sent: Array
+    crossed: Array
 
     def play(self, clocks: Clocks, axis: Axis) -> None:
         """Let every participant wait for its partners and for the messages."""
-        fabric, size = clocks.fabric, len(self.near)
-        local = fabric.ranks_per_node
-        many, each = (local, 1) if axis == "node" else (1, local)
-        clocks.count(axis, self.out.repeat(many).reshape(clocks.now.shape))
-        home = np.arange(size) // each
-        crosses = (home[self.near] != home[:, None]).any(axis=1)
-        np.add.at(clocks.crossed, home, crosses * self.out * many)
-        most = np.maximum(self.out, self.into)
-        # All ranks of a node send at the same time, and share its link.
-        between = 2 * fabric.latency + fabric.busy(1, 1) * local * most
-        within = 2 * (fabric.inside(0) + (fabric.inside(1) - fabric.inside(0)) * most)
-        now = clocks.now.reshape(size, many)
-        ready = now[self.near].max(axis=1) + np.where(crosses, between, within)[:, None]
-        moves = (self.near != np.arange(size)[:, None]).any(axis=1)
-        clocks.wait(np.where(moves[:, None], ready, now).reshape(clocks.now.shape))
+        clocks.count(axis, self.sent)
+        clocks.crossed += self.crossed
+        now = clocks.now.reshape(len(self.seconds), -1)
+        ready = now
+        for partner in self.near:
+            ready = np.maximum(ready, now[partner])
+        clocks.now = (ready + self.seconds).reshape(clocks.now.shape)
 
 
-def swaps(size: int, body: Sequence[Section], level: int) -> Trade:
-    """Return the trade of parts of the vectors in the merges of ``level``, 0 for adjacent ranks."""
-    return _swaps(size, tuple(body), level)
+class Level(NamedTuple):
+    """The merges of one level: parts are swapped, products added up, and results swapped back."""
+
+    swap: Hop
+    sums: tuple[Hop, ...]
+    back: Hop
+
+
+@lru_cache(maxsize=4)  # at 4,096 participants 10 MB; a prediction plays on three networks
+def halving(
+    size: int, body: tuple[Section, ...], nbytes: int, fabric: Fabric, axis: Axis
+) -> tuple[Level, ...]:
+    """Return the hops of all levels, from adjacent participants to the root.
+
+    The vectors have the sections ``body``, and the products of a merge ``nbytes``.
+    """
+    return tuple(
+        Level(
+            _hop(swap, fabric, axis),
+            tuple(_hop(trade, fabric, axis) for trade in sums),
+            _hop(Trade(swap.near, swap.into, swap.out), fabric, axis),
+        )
+        for swap, sums in _trades(size, body, nbytes)
+    )
+
+
+def _hop(trade: Trade, fabric: Fabric, axis: Axis) -> Hop:
+    size, local = len(trade.out), fabric.ranks_per_node
+    many, each = (local, 1) if axis == "node" else (1, local)
+    ranks = np.arange(size)
+    crosses = (trade.near // each != ranks // each).any(axis=0)
+    most = np.maximum(trade.out, trade.into)
+    # All ranks of a node send at the same time, and share its link.
+    between = 2 * fabric.latency + fabric.busy(1, 1) * local * most
+    within = 2 * (fabric.inside(0) + (fabric.inside(1) - fabric.inside(0)) * most)
+    moves = (trade.near != ranks).any(axis=0)
+    return Hop(
+        trade.near,
+        (moves * np.where(crosses, between, within))[:, None],
+        trade.out.repeat(many).reshape(fabric.nodes, local),
+        np.bincount(ranks // each, crosses * trade.out * many, fabric.nodes),
+    )
+
+
+@lru_cache(maxsize=8)  # at 4,096 participants a quarter of a second and 10 MB
+def _trades(
+    size: int, body: tuple[Section, ...], nbytes: int
+) -> tuple[tuple[Trade, tuple[Trade, ...]], ...]:
+    """Return the trade of parts of the vectors, and those of products, of every level."""
+    levels = []
+    for level in range((size - 1).bit_length()):
+        found = [
+            merge
+            for first in range(0, size, 2 << level)
+            for merge in merges(first, size)
+            if merge.middle - merge.first == 1 << level
+        ]
+        swaps = [given for merge in found for section in body for given in _given(merge, section)]
+        levels.append((_trade(size, swaps), _sums(size, found, nbytes)))
+    return tuple(levels)
+
+
+def _given(merge: Merge, section: Section) -> tuple[Messages, Messages]:
+    """Return what the left block of a merge sends to the right one, and the right to the left."""
+    count, middle = merge.stop - merge.first, merge.middle - merge.first
+    start, kept, stop, left, right = _cells(Merge(0, middle, count), section.numel).T
+    left, right = merge.first + left, merge.first + right
+    return (
+        (left, right, (stop - kept) * float(section.itemsize)),
+        (right, left, (kept - start) * float(section.itemsize)),
+    )
 
 
 @lru_cache(maxsize=64)
-def _swaps(size: int, body: tuple[Section, ...], level: int) -> Trade:
-    sent: dict[tuple[int, int], float] = {}
-    for merge in _merges(size, level):
-        for section in body:
-            for start, middle, stop, left, right in cells_of(merge, section.numel):
-                gives = ((left, right, stop - middle), (right, left, middle - start))
-                for source, to, numel in gives:
-                    sent[source, to] = sent.get((source, to), 0) + numel * section.itemsize
-    return _trade(size, sent)
+def _cells(merge: Merge, numel: int) -> Ranks:
+    """Return the cells (n, 5) of a merge, which are alike wherever its first rank is."""
+    return np.array(cells_of(merge, numel), np.int64).reshape(-1, 5)
 
 
-@lru_cache(maxsize=64)
-def sums(size: int, nbytes: int, level: int) -> tuple[Trade, ...]:
-    """Return the trades that add up the products of ``nbytes`` in the merges of ``level``."""
-    rounds: list[dict[tuple[int, int], float]] = []
-    for merge in _merges(size, level):
+def _sums(size: int, found: list[Merge], nbytes: int) -> tuple[Trade, ...]:
+    """Return the trades that add up the products in all merges of a level."""
+    rounds: list[list[Messages]] = []
+    for merge in found:
         count = merge.stop - merge.first
         paired = 1 << count.bit_length() - 1
-        beyond = {(merge.first + r, merge.first + r - paired): nbytes for r in range(paired, count)}
-        bits = [paired >> b for b in range(1, paired.bit_length())]
-        found = [
-            {(merge.first + r, merge.first + (r ^ bit)): nbytes for r in range(paired)}
-            for bit in bits
-        ]
-        found = [beyond, *found, {(to, source): nbytes for source, to in beyond}]
-        rounds += [{} for _ in range(len(found) - len(rounds))]
-        for together, mine in zip(rounds, found, strict=False):
-            together.update(mine)
-    return tuple(_trade(size, sent) for sent in rounds if sent)
+        ranks, beyond = merge.first + np.arange(paired), merge.first + np.arange(paired, count)
+        ours = [(beyond, beyond - paired)]
+        for bit in range(paired.bit_length() - 2, -1, -1):
+            ours.append((ranks, merge.first + (np.arange(paired) ^ (1 << bit))))
+        ours.append((beyond - paired, beyond))
+        rounds += [[] for _ in range(len(ours) - len(rounds))]
+        for together, (source, to) in zip(rounds, ours, strict=False):
+            together.append((source, to, np.full(len(source), float(nbytes))))
+    trades = (_trade(size, messages) for messages in rounds)
+    return tuple(trade for trade in trades if len(trade.near))
 
 
-def _merges(size: int, level: int) -> set[Merge]:
-    found = [merge for rank in range(size) for merge in merges(rank, size)]
-    return {merge for merge in found if merge.middle - merge.first == 1 << level}
-
-
-def _trade(size: int, sent: dict[tuple[int, int], float]) -> Trade:
-    out, into = np.zeros(size), np.zeros(size)
-    partners: list[set[int]] = [{rank} for rank in range(size)]
-    for (source, to), nbytes in sent.items():
-        out[source] += nbytes
-        into[to] += nbytes
-        partners[source].add(to)
-        partners[to].add(source)
-    most = max(map(len, partners))
-    near = [[*sorted(p), *[rank] * (most - len(p))] for rank, p in enumerate(partners)]
-    return Trade(np.array(near, np.int64), out, into)
+def _trade(size: int, messages: list[Messages]) -> Trade:
+    source, to, nbytes = (np.concatenate(each) for each in zip(*messages, strict=True))
+    # Both directions of every pair once, in the order of ranks; a rank's own are numbered.
+    pairs = np.unique(np.concatenate((source * size + to, to * size + source)))
+    rank, partner = np.divmod(pairs, size)
+    turn = np.arange(len(rank)) - np.searchsorted(rank, rank)
+    near = np.tile(np.arange(size), (int(turn.max(initial=-1)) + 1, 1))
+    near[turn, rank] = partner
+    return Trade(near, np.bincount(source, nbytes, size), np.bincount(to, nbytes, size))
