@@ -24,6 +24,8 @@ TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
     "lags({'*.weight': 0.01, '*': 0.05}, wire='bf16', message_mb=0.001)",
     "lags(density=0.01, wire='fp16')",
     "slgs(density=0.001)",
+    "TopK(density=0.01, over='local')",
+    "TopK(density=0.01, over='local') + PushSum(over='node')",
     "adasum(method='gather')",
     "adasum(method='gram', wire='fp16')",
     "adasum(method='rvhdd')",

@@ -118,6 +118,18 @@ def test_sparse_messages_are_gathered_and_scattered() -> None:
     assert found == pytest.approx(COMPUTE + (n - 1) * (ALPHA + row / RATE) + n * k * 1e-6)
 
 
+def test_sparse_messages_inside_nodes_do_not_pass_the_slow_link() -> None:
+    algorithm = offbeat.algorithm("TopK(density='adaptive', over='local')")
+    quick = {"inside_rate": 1e12, "inside_latency": 0.0}
+    for rate in (1e4, 1e9):
+        where = fabric(2, 2, rate=rate, **quick)
+        made = predict(algorithm, profile(*[300_000] * 4), where)
+        assert made.bytes_per_node == 0
+        assert made.seconds == pytest.approx(COMPUTE, rel=1e-3)
+        # Adaptive densities are those of the link inside: three layers go whole during backward.
+        assert made.sent["local"] > 3 * 4 * 300_000
+
+
 def test_a_node_sends_one_model_if_its_ranks_exchange_slices() -> None:
     for text in ("sgp(within='local')", "local_sgd(every=1, within='local')"):
         whole = predict(offbeat.algorithm(text), profile(1_000_000), fabric(4))

@@ -48,7 +48,8 @@ class TopKTimes(BackwardTimes):
 
     def __init__(self, exchange: TopK, profile: Profile, fabric: Fabric) -> None:
         """Plan the messages as the exchange does."""
-        self.exchange, self.size = exchange, fabric.size("world")
+        self.exchange, self.axis = exchange, exchange.over
+        self.size = fabric.size(exchange.over)
         self.densities = _densities(exchange, profile, fabric)
         self.messages = self._messages(profile)
         models = 3 + 2 * (exchange.momentum > 0)
@@ -66,9 +67,9 @@ class TopKTimes(BackwardTimes):
                 clocks.pace
             )
             if message.entries:
-                arrival = clocks.all_gather(ready, message.nbytes, "world")
+                arrival = clocks.all_gather(ready, message.nbytes, self.axis)
             else:
-                arrival = clocks.all_reduce(ready, message.nbytes, "world")
+                arrival = clocks.all_reduce(ready, message.nbytes, self.axis)
         clocks.now = begun + (profile.backward + spent) * clocks.pace
         clocks.wait(arrival)
         entries = sum(message.entries for message in self.messages)
@@ -130,8 +131,8 @@ def _densities(exchange: TopK, profile: Profile, fabric: Fabric) -> Mapping[str,
         compute[name], before = profile.ready[name] - before, profile.ready[name]
     speeds = profile.speeds
     select = {n: t.numel() * (speeds.add + speeds.select) for n, t in profile.tensors.items()}
-    size, hop = fabric.size("world"), fabric.hop("world", 0.0, 1)
-    per_byte = fabric.hop("world", 1.0, 1) - hop
+    size, hop = fabric.size(exchange.over), fabric.hop(exchange.over, 0.0, 1)
+    per_byte = fabric.hop(exchange.over, 1.0, 1) - hop
     link = LinkCost(size, (size - 1) * hop, per_byte)
     times = LayerTimes(compute, select, profile.forward, link)
     message = exchange.message_mb * 2**20
