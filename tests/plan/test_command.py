@@ -77,7 +77,8 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
     again = plan(*words, "--algorithms", "ddp", "--json")
     assert again.exit_code == 0, again.output
     assert kept.read_text() == written
-    assert '"jitter": "measured"' in again.output
+    assert json.loads(again.stdout)["setup"]["jitter"] == "measured"
+    assert again.stderr == f"profile: read from {kept}, the script was not run\n"
     kept.unlink()
     failed = plan(*words)
     assert failed.exit_code == 1
@@ -119,6 +120,19 @@ def test_wrong_options_are_refused_in_one_line(
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_profile_does_not_hide_that_the_script_is_missing(tmp_path: Path) -> None:
+    kept, missing = str(write(tmp_path)), str(tmp_path / "trian.py")
+    for words in ((missing,), (missing, "--profile", kept), (str(tmp_path), "--profile", kept)):
+        done = plan(*words, "--nodes", "4", "--algorithms", "ddp")
+        assert done.exit_code == 2
+        assert f"script: got {words[0]!r}, which is not a file; give a training" in done.output
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    done = plan(str(tmp_path / "train.py"), "--profile", kept, "--nodes", "4", "--json")
+    assert done.exit_code == 0
+    assert done.stderr == f"profile: read from {kept}, the script was not run\n"
+    assert plan("--profile", kept, "--nodes", "4", "--json").stderr == ""
 
 
 def test_without_a_script_and_a_profile_both_ways_are_named(tmp_path: Path) -> None:

@@ -118,7 +118,15 @@ def _profile(
     console: Console,
 ) -> Profile:
     """Read the profile if its file exists; else measure it, and write it if there is a file."""
+    if script is not None and not script.is_file():
+        raise ValueError(
+            f"script: got {str(script)!r}, which is not a file; give a training script in Python, "
+            "or none with a --profile that exists"
+        )
     if path is not None and path.exists():
+        if script is not None:
+            said = f"profile: read from {path}, the script was not run"
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
         return read_profile(path)
     if script is None:
         missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
