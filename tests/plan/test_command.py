@@ -104,6 +104,9 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
         (("--late", "1%"), "late: got '1%', expected a percentage and a factor"),
         (("--late", "1%:0.5x"), "late: got '1%:0.5x'"),
         (("--device-factor", "0"), "device factor: got 0, expected a number above 0"),
+        (("--device-factor", "nan"), "device factor: got nan, expected a number above 0"),
+        (("--device-factor", "inf"), "device factor: got inf, expected a number above 0"),
+        (("--algorithms", "alone"), "algorithms: got 'alone', which exchanges nothing; add one to"),
         (("--at", "5"), "at: got 5, expected one of the numbers of nodes [4, 8, 16"),
         (("--algorithms", "sgpp"), "unknown algorithm 'sgpp'"),
         (

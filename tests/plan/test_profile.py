@@ -139,6 +139,7 @@ def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
         ({"forward": "missing"}, '"forward" is None, expected a number, 0 or more'),
         ({"backward": -1}, '"backward" is -1'),
         ({"optimizer": "1 s"}, "\"optimizer\" is '1 s'"),
+        ({"forward": 0, "backward": 0.0, "optimizer": 0}, "are all 0, expected the seconds of a"),
         ({"bandwidth": "missing"}, '"bandwidth" is None, expected a number above 0'),
         ({"parameters": []}, '"parameters" is [], expected a list'),
         ({"parameters": [3]}, "parameter 0: got 3"),

@@ -39,6 +39,11 @@ def _parsed(found: Any, where: str) -> Profile:
     forward, backward, optimizer = (
         _number(found, name, where) for name in ("forward", "backward", "optimizer")
     )
+    if forward + backward + optimizer == 0:
+        raise ValueError(
+            f'{where}: "forward", "backward" and "optimizer" are all 0, expected the seconds of a '
+            "step on one rank"
+        )
     listed = found.get("parameters")
     if not isinstance(listed, list) or not listed:
         raise ValueError(

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from offbeat.compare.experiment import parse_methods
 from offbeat.compare.report import load_template
 from offbeat.lab.network import parse_rate
 from offbeat.plan import options
@@ -72,19 +71,18 @@ def plan(
         if report is not None:
             load_template()  # a missing jinja2 is reported before the work, not after it
         counts = options.parse_nodes(nodes)
-        chosen = options.algorithms_for(algorithms, ranks_per_node)
-        methods, against = parse_methods(chosen, baseline)
+        methods, against = options.methods_for(algorithms, baseline, ranks_per_node)
         links = (parse_rate(rate), parse_latency(latency), parse_rate(inside), not half_duplex)
         fabrics = [_fabric(count, ranks_per_node, *links) for count in counts]
         shown = options.choose_at(at, counts)
-        stretch = options.parse_late(late)
+        stretch, factor = options.parse_late(late), options.positive(device_factor, "device factor")
         given = script, tuple(arguments or ()), steps, env_only
         alone = _profile(profile, *given, console)
         stragglers, spread = options.stragglers(jitter, stretch, alone)
         name = (script or profile or Path("profile")).name
-        found = alone.on_device(options.positive(device_factor, "device factor"))
-        setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), device_factor)
-        question = Question(setup, tuple(methods), against, found, tuple(fabrics), stragglers)
+        found = alone.on_device(factor)
+        setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), factor)
+        question = Question(setup, methods, against, found, tuple(fabrics), stragglers)
         made = _predict(question, shown, console)
         if report is not None:
             with console.status("drawing the map of nodes and rates"):

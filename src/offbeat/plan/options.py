@@ -1,11 +1,13 @@
 """The options of ``offbeat plan``, as typer reads them, and the parsing of some."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from offbeat.compare import Method, parse_methods
 from offbeat.compare.options import Arguments, EnvOnly
 from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late
@@ -105,9 +107,18 @@ Report = Annotated[
 ]
 
 
-def algorithms_for(given: str | None, ranks_per_node: int) -> str:
-    """Return the algorithms to plan."""
-    return given or (DEFAULT if ranks_per_node == 1 else DEFAULT_INSIDE)
+def methods_for(
+    given: str | None, baseline: str | None, ranks_per_node: int
+) -> tuple[tuple[Method, ...], Method]:
+    """Return the methods to plan and their baseline; one of them at least must exchange."""
+    text = given or (DEFAULT if ranks_per_node == 1 else DEFAULT_INSIDE)
+    methods, against = parse_methods(text, baseline)
+    if all(method.is_floor for method in methods):
+        raise ValueError(
+            f"algorithms: got {text!r}, which exchanges nothing; add one to choose, for example "
+            f"ddp,{text}"
+        )
+    return methods, against
 
 
 def choose_at(at: int | None, counts: Sequence[int]) -> int:
@@ -118,8 +129,8 @@ def choose_at(at: int | None, counts: Sequence[int]) -> int:
 
 
 def positive(value: float, name: str) -> float:
-    """Return a value above 0, or raise ValueError."""
-    if value <= 0:
+    """Return a finite value above 0, or raise ValueError."""
+    if not 0 < value < math.inf:  # nan is neither
         raise ValueError(f"{name}: got {value:g}, expected a number above 0")
     return value
 
