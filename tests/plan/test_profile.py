@@ -11,7 +11,7 @@ from rich.console import Console
 
 import offbeat
 from offbeat.plan import Parameter, Speeds, read_profile
-from offbeat.plan.measure import measure_profile, profile_of
+from offbeat.plan.measure import device_of, measure_profile, profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, Step, read_run
@@ -66,7 +66,11 @@ def write(folder: Path, **changes: Any) -> Path:
     return folder / "profile.json"
 
 
-def test_a_script_runs_alone_and_is_measured(tmp_path: Path) -> None:
+def test_a_script_runs_alone_and_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, measured = list[str](), Speeds.measure("cpu")
+    monkeypatch.setattr(Speeds, "measure", lambda device: asked.append(device) or measured)
     (tmp_path / "train.py").write_text(SCRIPT)
     found = measure_profile(tmp_path / "train.py", (), 8, False, Console(quiet=True))
     sizes = {p.name: p.numel for p in found.parameters}
@@ -83,6 +87,7 @@ def test_a_script_runs_alone_and_is_measured(tmp_path: Path) -> None:
     assert found.memory is not None
     assert found.memory > 10**7
     assert all(value > 0 for value in vars(found.speeds).values())
+    assert asked == [found.device] == ["cpu"]
     found.write(tmp_path / "kept.json")
     assert read_profile(tmp_path / "kept.json") == found
 
@@ -108,10 +113,19 @@ def test_gradients_are_recorded_only_where_it_is_asked_for(
     assert not without.parameters
     assert recorded.parameters == {"weight": (6, "float32"), "bias": (2, "float32")}
     assert set(recorded.ready) == {"weight", "bias"}
+    assert recorded.device == "cpu"
     assert all(0 < moment < recorded.seconds for moment in recorded.ready.values())
     # Offset and base of both clocks are the same: the last gradient ends backward.
     ((_, end),) = recorded.spans_of("backward")
     assert max(recorded.ready.values()) == pytest.approx(end, abs=0.01)
+
+
+def test_passes_are_measured_on_the_device_that_has_trained() -> None:
+    line = {"time": 0.0, "seconds": 1.0, "bytes_sent": 0, "seconds_stalled": 0.0}
+    steps = [Step.parse({**line, "device": "xpu"})] * 8
+    found = profile_of([Recording(Path(), steps=steps)], profile(1).speeds)
+    assert found.device == device_of([Recording(Path(), steps=steps)]) == "xpu"
+    assert device_of([Recording(Path(), steps=[Step.parse(line)])]) == device_of([]) == "cpu"
 
 
 @pytest.mark.parametrize("steps", [0, 3, 6])
@@ -131,6 +145,7 @@ def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
     parameters = [{"name": "w", "numel": 5, "ready": 0.1}, {"name": "b", "numel": 5, "ready": 0.2}]
     assert read_profile(write(tmp_path, parameters=parameters)).order == ("w", "b")
     assert read_profile(write(tmp_path, spread=[0.9, 1.1], memory=10)).memory == 10
+    assert (found.device, read_profile(write(tmp_path, device="xpu")).device) == (None, "xpu")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +167,7 @@ def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
         ({"parameters": [{"name": "w", "numel": 2, "ready": 1.0}]}, "after the end of backward"),
         ({"spread": [1.0, 0.0]}, '"spread"[1] is 0.0, expected a number above 0'),
         ({"spread": 3}, '"spread" is 3, expected a list'),
+        ({"device": 3}, '"device" is 3, expected a string such as "cpu"'),
         ({"speeds": {"copy": 1}}, '"speeds" is'),
         ({"speed": 1}, "unknown field 'speed'"),
     ],

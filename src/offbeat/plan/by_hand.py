@@ -35,7 +35,7 @@ def _parsed(found: Any, where: str) -> Profile:
     if not isinstance(found, dict):
         raise ValueError(f"{where}: got {type(found).__name__}, expected an object: {_EXAMPLE}")
     known = {"parameters", "forward", "backward", "optimizer", "speeds", "bandwidth", "spread"}
-    _require_known(found, known | {"memory"}, where)
+    _require_known(found, known | {"memory", "device"}, where)
     forward, backward, optimizer = (
         _number(found, name, where) for name in ("forward", "backward", "optimizer")
     )
@@ -66,7 +66,10 @@ def _parsed(found: Any, where: str) -> Profile:
             )
         made = replace(made, parameters=tuple(parameters))
     memory = None if found.get("memory") is None else int(_number(found, "memory", where))
-    return replace(made, spread=_spread(found, where), memory=memory)
+    device = found.get("device")
+    if not isinstance(device, str | None):
+        raise ValueError(f'{where}: "device" is {device!r}, expected a string such as "cpu"')
+    return replace(made, spread=_spread(found, where), memory=memory, device=device)
 
 
 def _spread(found: Mapping[str, Any], where: str) -> tuple[float, ...]:

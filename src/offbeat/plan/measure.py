@@ -45,9 +45,16 @@ def measure_profile(
         if run.failure:
             raise RuntimeError(f"profile: the script failed ({run.failure}); its output is above")
         recordings = run.recordings()
+    device = device_of(recordings)
     with console.status("measuring passes over memory"):
-        speeds = Speeds.measure()
+        speeds = Speeds.measure(device)
     return profile_of(recordings, speeds)
+
+
+def device_of(recordings: Sequence[Recording]) -> str:
+    """Return the kind of device on which the first rank has trained."""
+    steps = recordings[0].steps if recordings else []
+    return steps[-1].device if steps else "cpu"
 
 
 def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
@@ -76,6 +83,7 @@ def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
         speeds=speeds,
         spread=tuple(step.seconds / total for step in counted),
         memory=max((step.memory for step in counted if step.memory is not None), default=None),
+        device=device_of(recordings),
     )
 
 

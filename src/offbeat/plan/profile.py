@@ -35,7 +35,8 @@ class Profile:
     ``forward`` begins with the step and includes loading of data; ``backward`` ends with the last
     gradient; ``optimizer`` is the rest of the step. ``parameters`` are in the order of the model.
     ``spread`` holds the times of single steps over their mean, ``memory`` the peak in bytes, None
-    if unknown. ``speeds`` are those of passes over memory.
+    if unknown. ``speeds`` are those of passes over memory. ``device`` is the kind of device, such
+    as "cpu", on which it was measured, None if unknown.
 
     >>> layers = [Parameter("w", 10), Parameter("b", 30)]
     >>> profile = Profile.by_size(layers, 1.0, 2.0, 0.1, Speeds.of_bandwidth(1e10))
@@ -50,6 +51,7 @@ class Profile:
     speeds: Speeds
     spread: tuple[float, ...] = ()
     memory: int | None = None
+    device: str | None = None
 
     @classmethod
     def by_size(

@@ -8,16 +8,18 @@ from typing import final
 
 import torch
 
+from offbeat.device import wait_for_stream
 from offbeat.functional import Segment, pack
-from offbeat.functional.narrowing import narrow
 from offbeat.kernels.dispatch import (
     adasum_passes,
     machine_code,
+    narrowing_on,
     push_sum_passes,
     top_k_of_blocks,
 )
 
 NUMEL = 2**22  # values, which no cache of a core holds
+MORE = 16  # times as many on an accelerator: its caches are larger, and each pass is a launch
 LAYER = 2**18  # values of a layer in which entries are selected
 TRIES = 5
 
@@ -70,27 +72,33 @@ class Speeds:
         )
 
     @classmethod
-    def measure(cls) -> "Speeds":
-        """Measure all passes on this machine by the kernels themselves, in a few seconds."""
+    def measure(cls, device: str = "cpu") -> "Speeds":
+        """Measure all passes on a device of this machine by the kernels themselves, in seconds."""
+        place, numel = torch.device(device), NUMEL if device == "cpu" else MORE * NUMEL
         torch.manual_seed(0)
-        a, b, c = (torch.randn(NUMEL) for _ in range(3))
-        gossip, select = push_sum_passes(a.device), top_k_of_blocks(a.device)
-        adasum = adasum_passes(a.device, machine_code(a.device) != "")
-        blocks = [(i, i + LAYER, LAYER // 100) for i in range(0, NUMEL, LAYER)]
-        rows, weights = torch.stack((a, b)), torch.ones(1, 2, dtype=torch.float64)
-        whole, products = [Segment(0, 0, NUMEL)], torch.zeros(1, 2, 2, dtype=torch.float64)
-        some = torch.randperm(NUMEL)[: NUMEL // 64]
-        message = torch.zeros(2 * NUMEL, dtype=torch.uint8)
+        a, b, c = (torch.randn(numel, device=place) for _ in range(3))
+        gossip, select, narrow = push_sum_passes(place), top_k_of_blocks(place), narrowing_on(place)
+        adasum = adasum_passes(place, machine_code(place) != "")
+        blocks = [(i, i + LAYER, LAYER // 100) for i in range(0, numel, LAYER)]
+        rows, whole = torch.stack((a, b)), [Segment(0, 0, numel)]
+        weights = torch.ones(1, 2, dtype=torch.float64, device=place)
+        products = torch.zeros(1, 2, 2, dtype=torch.float64, device=place)
+        some = torch.randperm(numel, device=place)[: numel // 64]
+        message = torch.zeros(2 * numel, dtype=torch.uint8, device=place)
+
+        def seconds(work: Callable[[], object]) -> float:
+            return _seconds(work, place) / numel
+
         return cls(
-            copy=_seconds(lambda: pack([b], [a])),
-            add=_seconds(lambda: a.add_(b, alpha=1e-3)),
-            fill=_seconds(lambda: gossip.fill_messages([a], None, 1.0, [(0.5, 1, c)])),
-            merge=_seconds(lambda: gossip.add_messages([a], None, 1.0, [(0.5, 1, c)], [b])),
-            select=_seconds(lambda: select(a, blocks)),
-            scatter=64 * _seconds(lambda: c.index_add_(0, some, a[: len(some)])),
-            products=_seconds(lambda: adasum.add_gram(rows, whole, products)) / 3,
-            combine=_seconds(lambda: adasum.combine_rows(rows, whole, weights, c)) / 2,
-            narrow=_seconds(lambda: narrow(a, message, "bf16")),
+            copy=seconds(lambda: pack([b], [a])),
+            add=seconds(lambda: a.add_(b, alpha=1e-3)),
+            fill=seconds(lambda: gossip.fill_messages([a], None, 1.0, [(0.5, 1, c)])),
+            merge=seconds(lambda: gossip.add_messages([a], None, 1.0, [(0.5, 1, c)], [b])),
+            select=seconds(lambda: select(a, blocks)),
+            scatter=64 * seconds(lambda: c.index_add_(0, some, a[: len(some)])),
+            products=seconds(lambda: adasum.add_gram(rows, whole, products)) / 3,
+            combine=seconds(lambda: adasum.combine_rows(rows, whole, weights, c)) / 2,
+            narrow=seconds(lambda: narrow(a, message, "bf16")),
         )
 
     def faster(self, factor: float) -> "Speeds":
@@ -98,11 +106,13 @@ class Speeds:
         return Speeds(**{name: value / factor for name, value in asdict(self).items()})
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the median time of ``work`` for one of ``NUMEL`` values."""
+def _seconds(work: Callable[[], object], place: torch.device) -> float:
+    """Return the median time of ``work`` on a device."""
     times = []
     for _ in range(TRIES + 1):
+        wait_for_stream(place)  # work returns when its kernels are launched, not when they end
         start = time.perf_counter()
         work()
+        wait_for_stream(place)
         times.append(time.perf_counter() - start)
-    return median(times[1:]) / NUMEL
+    return median(times[1:])

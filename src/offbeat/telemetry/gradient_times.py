@@ -32,10 +32,11 @@ class GradientTimes:
         ]
 
     def take(self, since: float) -> dict[str, Any]:
-        """Return sizes, the times of this step in seconds after ``since``, and peak memory."""
+        """Return sizes, times of this step in seconds after ``since``, peak memory and device."""
         ready = {name: moment - since for name, moment in self._times.items()}
         self._times.clear()
-        return {"parameters": self._sizes, "ready": ready, "memory": self._peak()}
+        found = {"parameters": self._sizes, "ready": ready, "memory": self._peak()}
+        return {**found, "device": self._device.type}
 
     def remove(self) -> None:
         """Remove the hooks."""

@@ -23,7 +23,8 @@ class Recorder:
     ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the spans of
     forward, backward, stalls and exchanges), one per held-out loss and one for ``finish``.
     If OFFBEAT_TELEMETRY_GRADIENTS is set too, a step also has the sizes of ``parameters``, when
-    each gradient was ready, and the peak of memory (:class:`~.gradient_times.GradientTimes`).
+    each gradient was ready, the peak of memory and the kind of the device
+    (:class:`~.gradient_times.GradientTimes`).
     Otherwise it only reads the counters. :mod:`~offbeat.telemetry.recording` reads the files.
     """
 

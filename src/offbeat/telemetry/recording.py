@@ -20,10 +20,11 @@ class Step:
     # (kind, start, end) in seconds since the start of the step; a message may start before it.
     spans: tuple[tuple[str, float, float], ...] = ()
     # Of a profile: when each gradient was ready, in seconds since the start of the step; the number
-    # of values and the dtype of each parameter; the peak of memory in bytes.
+    # of values and the dtype of each parameter; the peak of memory in bytes; the kind of device.
     ready: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     memory: int | None = None
+    device: str = "cpu"
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> "Step":
@@ -38,6 +39,7 @@ class Step:
             ready=line.get("ready", {}),
             parameters={n: (numel, d) for n, (numel, d) in line.get("parameters", {}).items()},
             memory=line.get("memory"),
+            device=line.get("device", "cpu"),
         )
 
     def spans_of(self, kind: str) -> Iterator[tuple[float, float]]:
