@@ -43,11 +43,14 @@ METHODS = [
 ]
 INSIDE = [
     Method("ddp"),
+    Method("lags(density=0.01)"),
     Method("sgp(within='local')", 12, 4),
+    Method("d_psgd(within='local')"),
     Method("adasum(within='local')"),
     Method("local_sgd(every=4,within='local')", 8, 4),
     Method("daso(every=4)", 8, 8),
     Method("diloco(every=4,delay=2,within='local')", 8, 8),
+    Method("ad_psgd(within='local')"),
 ]
 EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(4, computes=True), Layout(16)]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
