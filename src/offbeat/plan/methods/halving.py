@@ -86,7 +86,7 @@ def _hop(trade: Trade, fabric: Fabric, axis: Axis) -> Hop:
         trade.near,
         (moves * np.where(crosses, between, within))[:, None],
         trade.out.repeat(many).reshape(fabric.nodes, local),
-        np.bincount(ranks // each, crosses * trade.out * many, fabric.nodes),
+        _by_number(ranks // each, crosses * trade.out * many, fabric.nodes),
     )
 
 
@@ -151,4 +151,9 @@ def _trade(size: int, messages: list[Messages]) -> Trade:
     turn = np.arange(len(rank)) - np.searchsorted(rank, rank)
     near = np.tile(np.arange(size), (int(turn.max(initial=-1)) + 1, 1))
     near[turn, rank] = partner
-    return Trade(near, np.bincount(source, nbytes, size), np.bincount(to, nbytes, size))
+    return Trade(near, _by_number(source, nbytes, size), _by_number(to, nbytes, size))
+
+
+def _by_number(numbers: Ranks, nbytes: Array, count: int) -> Array:
+    """Return the bytes that belong to each of the numbers below ``count``."""
+    return np.asarray(np.bincount(numbers, nbytes, count), np.float64)
