@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -36,6 +36,9 @@ class Run:
         is_told: whether it lists all losses and joins that the killer knows of.
         is_agreed: whether all models were equal at the end.
         losses: mean loss of the witness in each tenth of the run.
+        stalls: seconds of the longest step() around each admission, on the rank where it took
+            longest of those that took part and have lived to the end.
+        step: the median seconds of a step() of the witness.
     """
 
     seed: int
@@ -50,6 +53,8 @@ class Run:
     is_told: bool = False
     is_agreed: bool = False
     losses: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    step: float = 0.0
 
 
 class Churn:
@@ -64,7 +69,7 @@ class Churn:
         self._heard = 0
         self._coming: list[BaseProcess] = []
         self._living: dict[int, BaseProcess] = {}
-        self._ends: dict[int, tuple[list[float], dict[str, Any], list[float]]] = {}
+        self._ends: dict[int, list[Any]] = {}  # what the workers say at the end
         self._was_in: list[int] = []  # killed after they had come in
         self._came: list[int] = []
         for rank in range(size):
@@ -95,8 +100,8 @@ class Churn:
             process.join(10)
             process.kill()
         if WITNESS in self._ends:
-            models = [model for model, _, _ in self._ends.values()]
-            _, stats, losses = self._ends[WITNESS]
+            models = [model for model, *_ in self._ends.values()]
+            _, stats, losses, _, run.step = self._ends[WITNESS]
             run.is_agreed = all(model == models[0] for model in models)
             run.lost = [loss["rank"] for loss in stats["lost"]]
             run.joined = [join["rank"] for join in stats["joined"]]
@@ -104,6 +109,7 @@ class Churn:
             run.is_told = _has(run.lost, self._was_in) and _has(run.joined, self._came)
             run.is_told &= {*range(self._size), *run.joined} >= {*self._ends} >= {WITNESS}
             run.losses = [*_tenths(losses)]
+            run.stalls = _longest(stalls for *_, stalls, _ in self._ends.values())
         return run
 
     def _victims(self) -> int:
@@ -156,7 +162,7 @@ class Churn:
                 if kind == "in":
                     self._welcome(rank, *said)
                 else:
-                    self._ends[rank] = (said[0], said[1], said[2])
+                    self._ends[rank] = said
             self._heard = len(words)
             self._note_ended()
             if time.monotonic() >= until:
@@ -184,6 +190,14 @@ class Churn:
 def _has(said: list[int], known: list[int]) -> bool:
     """Return whether all of ``known``, each as often as it stands there, are in ``said``."""
     return all(said.count(rank) >= known.count(rank) for rank in known)
+
+
+def _longest(told: Iterable[list[tuple[int, float]]]) -> list[float]:
+    """Return the longest of what the ranks say about each admission, by its step."""
+    found: dict[int, float] = {}
+    for step, seconds in (stall for stalls in told for stall in stalls):
+        found[step] = max(seconds, found.get(step, 0.0))
+    return [found[step] for step in sorted(found)]
 
 
 def _tenths(losses: list[float]) -> Iterator[float]:

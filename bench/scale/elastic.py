@@ -1,24 +1,29 @@
 """Gossip under random kills and joins: six processes, some of which die and come back.
 
-The loss, the agreement at the end, and what the ranks say about who came and went.
+The loss, the agreement at the end, what the ranks say about who came and went, and how long the
+others wait when one joins.
 """
 
 import multiprocessing as mp
 from collections.abc import Sequence
+from math import inf
+from statistics import median
 from typing import Annotated
 
 import typer
 
 from bench.harness.bench import Bench
-from bench.harness.claim import Claim
+from bench.harness.claim import GOAL, Claim
 from bench.harness.console import console
 from bench.harness.report import report
 from bench.scale.churn import Run, churn
+from bench.scale.worker import PATIENCE
 
 HEADINGS = (
     "seed", "steps", "killed", "returned", "new", "given up", "lost", "joined", "hung", "agree",
-    "told", "loss",
+    "told", "loss", "a step()", "of a join",
 )  # fmt: skip
+LATE = PATIENCE["BROKEN_AFTER"]  # seconds: a join should cost less than a loss
 BENCH = Bench(
     name="scale/elastic",
     claim="Workers that are killed and started again join a run that goes on",
@@ -43,6 +48,8 @@ def row(run: Run) -> tuple[str, ...]:
         "yes" if run.is_agreed else "NO",
         "yes" if run.is_told else "NO",
         loss,
+        f"{1000 * run.step:.1f} ms",
+        f"{median(run.stalls):.2f}, at most {max(run.stalls):.2f} s" if run.stalls else "-",
     )
 
 
@@ -61,9 +68,26 @@ def claims(runs: Sequence[Run]) -> list[Claim]:
         ("stats() lists all who came and went", [run.is_told for run in runs]),
     )
     return [
-        Claim(text, every, f"{sum(holds)} of {len(holds)} runs", all(holds))
-        for text, holds in counts
+        *(
+            Claim(text, every, f"{sum(holds)} of {len(holds)} runs", all(holds))
+            for text, holds in counts
+        ),
+        stall(runs),
     ]
+
+
+def stall(runs: Sequence[Run]) -> Claim:
+    """How late a rank that joins makes the others: all of them connect anew, and one shares."""
+    found = [(seconds, seconds / run.step) for run in runs for seconds in run.stalls]
+    longest = max((seconds for seconds, _ in found), default=inf)
+    usual = median(times for _, times in found) if found else inf
+    return Claim(
+        f"the longest step() around an admission, {len(found)} of them",
+        f"less than a loss, {LATE:.0f} s",
+        f"{longest:.2f} s; the median is {usual:.0f} median steps",
+        longest < LATE,
+        GOAL,
+    )
 
 
 @app.command(epilog=BENCH.examples("--full", "--seeds 3 --seconds 60"))

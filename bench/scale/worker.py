@@ -11,6 +11,7 @@ import torch
 from torch.distributed import TCPStore
 
 import offbeat
+from bench.scale.stall import Watch
 from offbeat.comm import heartbeat
 
 PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}  # seconds, a third of the usual
@@ -42,27 +43,35 @@ def _train(
     torch.manual_seed(draws.randrange(2**31))
     store = TCPStore("127.0.0.1", port, is_master=False)
     model = torch.nn.Linear(FEATURES, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    _optimize(model, optimizer)  # the first time imports for a second, which others would wait for
     algorithm = offbeat.sgp(overlap=1, within=within, on_failure="continue")
     replica = offbeat.replicate(model, algorithm, mesh=world, join=True)
     _say(store, "in", replica.world.rank, os.getpid())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    losses, last = [], None
+    losses, last, watch = [], None, Watch(replica)
     while last is None or replica.steps < last:
         time.sleep(draws.expovariate(1 / STEP) if draws.random() < 0.1 else STEP)
-        x = torch.randn(64, FEATURES)
-        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        replica.step()
+        losses.append(_optimize(model, optimizer))
+        with watch.timed():
+            replica.step()
         if last is None:
             store.set("step", str(replica.steps))
             last = int(store.get("last")) if store.check(["last"]) else None
     replica.finish()
     end = next(model.parameters()).detach().flatten().tolist()
-    _say(store, "out", replica.world.rank, end, replica.stats(), losses)
+    stalls = [*watch.stalls(join["step"] for join in replica.joined).items()]
+    _say(store, "out", replica.world.rank, end, replica.stats(), losses, stalls, watch.median)
     replica.detach()
+
+
+def _optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Make a step of the optimizer, and return the loss before it."""
+    x = torch.randn(64, FEATURES)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss)
 
 
 def _say(store: TCPStore, *word: object) -> None:

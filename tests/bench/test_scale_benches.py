@@ -1,5 +1,9 @@
 """Benches of scale: predictions from graphs, beside noise that is mixed step by step."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,3 +42,21 @@ def test_the_step_of_adasum_lies_between_the_mean_and_the_sum() -> None:
 
     for ratio in adasum_step(4, steps=8):
         assert 1 < ratio < 4
+
+
+def test_a_stall_is_the_longest_call_around_an_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.scale.churn import _longest
+    from bench.scale.stall import Watch
+
+    now, replica = 0.0, SimpleNamespace(steps=10, lost=[])
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    given: Any = replica
+    watch = Watch(given)
+    for seconds, lost in [(1, 0)] * 8 + [(5, 0)] + [(1, 0)] * 20 + [(9, 1)] + [(1, 0)] * 8:
+        with watch.timed():
+            now += seconds
+            replica.lost += [{}] * lost
+        replica.steps += 1
+    assert watch.median == 1
+    assert watch.stalls([3, 17, 25, 36]) == {17: 5, 25: 1}  # 3: before it came; 36: beside a loss
+    assert _longest([[(17, 5.0), (25, 1.0)], [(25, 2.0)]]) == [5.0, 2.0]

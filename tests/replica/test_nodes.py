@@ -190,7 +190,7 @@ def test_processes_of_a_node_return() -> None:
         process.join(10)
     assert {rank for _, rank, *_ in ends} == {*range(6)}
     assert all(model == ends[0][2] for _, _, model, *_ in ends)
-    for _, rank, _, stats, _ in ends:
+    for _, rank, _, stats, *_ in ends:
         assert [join["node"] for join in stats["joined"]] == [1]
         assert [loss["node"] for loss in stats["lost"]] == ([] if rank in (2, 3) else [1])
 
