@@ -4,6 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+ASSETS = ROOT / "docs" / "assets"  # pictures that pages show
 PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "scale.md", "evidence.md"))
 RESULTS = ROOT / "bench" / "results"
 RAW = ROOT / "bench" / "raw"

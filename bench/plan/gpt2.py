@@ -24,7 +24,6 @@ BENCH = Bench(
     claim="Predictions for a model of 124 M parameters on 4 to 4,096 nodes, and their cost",
     minutes=1,
 )
-ASSETS = files.ROOT / "docs" / "assets"
 RATES = ("1gbit", "10gbit", "100gbit")
 NODES = (4, 8, 16, 64, 256, 1024, 4096)
 METHODS = (
@@ -61,7 +60,7 @@ def draw(found: Found, computing: float) -> None:
     panels[0].set_ylabel("seconds of a step; dotted: computing alone")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   fontsize="small")  # fmt: skip
-    figure.savefig(ASSETS / "plan.png", dpi=110)
+    figure.savefig(files.ASSETS / "plan.png", dpi=110)
 
 
 @app.command(epilog=BENCH.examples("--steps 50"))
@@ -69,7 +68,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of a prediction, at least.")] = 200,
 ) -> None:
     """Predict all methods at three rates, and draw the picture."""
-    profile = read_profile(ASSETS / "gpt2.json")
+    profile = read_profile(files.ASSETS / "gpt2.json")
     found: Found = {}
     largest = dict.fromkeys(RATES, 0.0)
     cases = [(rate, nodes, method) for rate in RATES for nodes in NODES for method in METHODS]

@@ -186,7 +186,7 @@ def main(
         ("Adasum", f"{size}", "", "", "", f"step {a:.1f}, {b:.1f}") for size, (a, b) in tree.items()
     ]
     measured = {name: {n: asdict(run) for n, run in each.items()} for name, each in found.items()}
-    draw(found, tree, files.result(BENCH.name, ".png"))
+    draw(found, tree, files.ASSETS / "agreement.png")
     headings = ("graph", "workers", "gap", "distance", "predicted", "loss of the mean")
     title = f"Distance of workers and loss after {count} steps"
     report(BENCH, title, headings, rows, claims(found, tree), measured=measured)

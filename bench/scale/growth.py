@@ -1,6 +1,7 @@
 """Bytes and sockets of each method by number of ranks: measured, and what follows for thousands.
 
-Worlds of threads up to 32 ranks; beyond, the laws that the measured figures follow.
+Worlds of threads up to 32 ranks; beyond, the laws that the measured figures follow. Memory is what
+the models of the methods say that are behind ``offbeat plan``.
 """
 
 import threading
@@ -21,19 +22,22 @@ from bench.harness.report import report
 from bench.scale.laws import EVERY, LAWS
 from bench.scale.lifetime import WAIT, sockets
 from offbeat.comm.world import World
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 from offbeat.testing import ThreadWorld
 
 SIZES = (4, 8, 16, 32)
 LARGE = 1024
 SETTLE, STEPS = EVERY, 2 * EVERY  # whole intervals
 HEADINGS = (
-    "method", *(f"bytes, {n} ranks" for n in SIZES), f"{LARGE:,}, modelled", "law, in models",
-    f"sockets, {SIZES[-1]} ranks", f"{LARGE:,}, modelled", f"serial messages, {LARGE:,}, modelled",
+    "method", *(f"bytes, {n} ranks" for n in SIZES), f"bytes, {LARGE:,}, modelled",
+    "law, in models, modelled", f"sockets, {SIZES[-1]} ranks", f"sockets, {LARGE:,}, modelled",
+    f"serial messages, {LARGE:,}, modelled", f"memory, {SIZES[-1]} ranks, modelled",
+    f"memory, {LARGE:,}, modelled",
 )  # fmt: skip
 BENCH = Bench(
     name="scale/growth",
     claim="What a method sends and connects grows as stated",
-    minutes=1,
+    minutes=2,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,12 +62,27 @@ class Result:
         return abs(self.sockets - LAWS[self.method].sockets(self.ranks))
 
 
+def network() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+
+
+def predicted(method: str, ranks: int) -> tuple[float, float]:
+    """Return what a rank allocates and what it sends per step, in models, by ``offbeat.plan``."""
+    layers = [Parameter(name, p.numel()) for name, p in network().named_parameters()]
+    profile = Profile.by_size(layers, 0.01, 0.02, 0.0, Speeds.of_bandwidth(1e10))
+    local = LAWS[method].local
+    fabric = Fabric(nodes=ranks // local, rate=1e9, ranks_per_node=local)
+    size = 4 * sum(layer.numel for layer in layers)
+    found = predict(offbeat.algorithm(method), profile, fabric)
+    return found.memory / size, sum(found.sent.values()) / size
+
+
 def measure(method: str, ranks: int) -> Result:
     """Train a world of threads for two intervals, after one that is not measured."""
     barrier, before, found = threading.Barrier(ranks, timeout=WAIT), sockets(), set[str]()
 
     def work(world: World) -> float:
-        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        model = network()
         optimizer = SGD(model.parameters(), lr=0.01)
         given = offbeat.algorithm(method)
         replica = offbeat.replicate(model, given, mesh=world, optimizer=optimizer)
@@ -83,7 +102,9 @@ def measure(method: str, ranks: int) -> Result:
         size: int = sum(p.nbytes for p in model.parameters())
         return (sent[1] - sent[0]) / STEPS / size
 
-    models = max(ThreadWorld(ranks).run(work, timeout=WAIT))
+    local = LAWS[method].local
+    nodes = tuple(tuple(range(first, first + local)) for first in range(0, ranks, local))
+    models = max(ThreadWorld(nodes=nodes).run(work, timeout=WAIT))
     return Result(method, ranks, models, len(found) / ranks)
 
 
@@ -98,6 +119,7 @@ def rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
             f"{found[SIZES[-1]].sockets:.1f}",
             f"{law.sockets(LARGE):,.1f}",
             f"{law.hops(LARGE):,}",
+            *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
         )
 
 

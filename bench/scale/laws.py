@@ -1,4 +1,4 @@
-"""How bytes, connections and serial messages of each method grow with the number of ranks."""
+"""How bytes, connections, serial messages and memory of each method grow with the ranks."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from offbeat.parameters.adasum.method import choose, gram_bytes, halving_bytes
 from offbeat.topology.graph import Topology, neighbours
 
 EVERY = 8  # steps between two exchanges of the methods that have an interval
-DENSITY, KEPT = 0.01, 64 / 4096  # of entries sent by lags; by sparse_loco
+DENSITY, DENSE = 0.01, 0.1  # of entries sent by lags
+KEPT = 64 / 4096  # of entries sent by sparse_loco
 WORD = 2 / 8 + 12 / 8 + 4 / 64  # bytes of an entry of sparse_loco: value, index, share of a scale
 
 
@@ -23,6 +24,7 @@ class Law:
         sockets: of a rank, the mean over ranks, listeners among them.
         hops: messages that follow one another in an exchange.
         tolerance: relative, of measured bytes against ``bytes``.
+        local: ranks per node.
     """
 
     bytes: Callable[[int], float]
@@ -30,6 +32,7 @@ class Law:
     sockets: Callable[[int], float]
     hops: Callable[[int], float]
     tolerance: float = 0.02
+    local: int = 1
 
 
 def _connected(n: int, more: Callable[[int, int], Collection[int]] | None) -> float:
@@ -62,6 +65,31 @@ def _all_reduce(n: int) -> float:
     return 2 * (n - 1) / n
 
 
+def _top_k(density: float) -> Law:
+    """From 1 / density ranks on all entries are averaged, which takes no more bytes."""
+    return Law(
+        lambda n: 2 * (n - 1) * min(density, 1 / n),
+        "2 (n-1) min(density, 1/n)",
+        _ring,
+        lambda n: n - 1 if n * density < 1 else 2 * (n - 1),
+    )
+
+
+# Of nodes with two ranks: a mean of gradients inside, and one slice of the model for each rank.
+LOCAL = 2
+INSIDE = 2 * _connected(LOCAL, None)  # sockets: a group for the means, one for the models
+
+
+def _gossip_of_nodes(n: int) -> float:
+    gossip = _connected(n // LOCAL, lambda rank, n: neighbours(offbeat.Exponential(), rank, n))
+    return _connected(n, None) + gossip + INSIDE
+
+
+def _daso(n: int) -> float:
+    between = _all_reduce(n // LOCAL) / LOCAL  # by one rank of each node in turn
+    return _all_reduce(LOCAL) * (1 + 1 / EVERY) + between / EVERY
+
+
 # Inner products of adasum: the model of the bench has 8 tensors, of 1,052,672 bytes in all.
 TENSORS, BYTES = 8, 1_052_672
 
@@ -83,6 +111,26 @@ LAWS = {
     "ddp": Law(_all_reduce, "2 (n-1)/n", _ring, lambda n: 2 * (n - 1)),
     "sgp": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
     "sgp(overlap=1)": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
+    f"sgp(outer='SGD(lr=1,momentum=0.6)',outer_every={EVERY})": Law(
+        lambda n: 1 + _all_reduce(n) / EVERY,
+        "1 + 2 (n-1)/n / every",
+        _graph(offbeat.Exponential()),
+        lambda n: 3 * (n - 1),  # of the average: weights are gathered, then numerators are summed
+    ),
+    "sgp(within='local')": Law(
+        lambda n: 3 * (LOCAL - 1) / LOCAL + 1 / LOCAL,
+        "3 (l-1)/l + 1/l with l ranks on a node, l = 2",
+        _gossip_of_nodes,
+        lambda n: 3 * (LOCAL - 1) + 1,
+        local=LOCAL,
+    ),
+    f"daso(every={EVERY})": Law(
+        _daso,
+        "2 (l-1)/l (1 + 1/every) + 2 (p-1)/p / (l every) with p = n/l nodes, l = 2",
+        lambda n: _connected(n, None) + n // LOCAL + INSIDE,
+        lambda n: 2 * (n // LOCAL - 1) + 2 * (LOCAL - 1),
+        local=LOCAL,
+    ),
     "d_psgd": Law(lambda n: 2, "2", _graph(offbeat.Ring()), lambda n: 2),
     f"local_sgd(every={EVERY})": Law(
         lambda n: _all_reduce(n) / EVERY, "2 (n-1)/n / every", _ring, lambda n: 2 * (n - 1)
@@ -100,9 +148,8 @@ LAWS = {
         lambda n: n - 1,
         0.1,
     ),
-    f"lags(density={DENSITY})": Law(
-        lambda n: 2 * (n - 1) * DENSITY, "2 (n-1) density", _ring, lambda n: n - 1
-    ),
+    **{f"lags(density={density})": _top_k(density) for density in (DENSITY, DENSE)},
+    f"slgs(density={DENSITY})": _top_k(DENSITY),
     "adasum": Law(
         _adasum,
         "2 (n-1)/n, and 16 n^2 bytes a layer, or 16 l (l+1) with l = log2 n",
