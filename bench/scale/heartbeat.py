@@ -1,6 +1,6 @@
 """Calls of the store, false verdicts and time to the verdict by number of ranks.
 
-All ranks wait in a call, on one real TCPStore; then three neighbours are killed at once.
+All ranks wait in a call, on one real TCPStore; then three neighbours are killed or frozen at once.
 """
 
 import time
@@ -20,14 +20,14 @@ from bench.scale.swarm import VICTIMS, Swarm, cores
 SETTLE = 10.0  # seconds after the start, which are not measured
 LIMIT = 180.0  # seconds until all must have the verdict
 HEADINGS = (
-    "ranks", "cores", "seconds", "beats / s", "calls / s", "keys / call", "store CPU",
+    "ranks", "cores", "victims", "seconds", "beats / s", "calls / s", "keys / call", "store CPU",
     "false verdicts", "first verdict", "last verdict",
 )  # fmt: skip
 BENCH = Bench(
     name="scale/heartbeat",
     claim="Failure detection costs the same per rank in every world",
-    minutes=8,
-    full_minutes=60,
+    minutes=10,
+    full_minutes=72,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,6 +38,7 @@ class Result:
 
     ranks: int
     is_loaded: bool
+    is_frozen: bool  # the victims, instead of killed
     seconds: float
     beats: float
     calls: float
@@ -49,8 +50,8 @@ class Result:
     verdicts: list[float]  # seconds from the death
 
 
-def measure(ranks: int, is_loaded: bool, seconds: float) -> Result:
-    """Let ranks wait for some time, then kill three of them."""
+def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Result:
+    """Let ranks wait for some time, then kill or freeze three of them."""
     swarm = Swarm(ranks, cores() if is_loaded else 0)
     try:
         time.sleep(SETTLE)
@@ -58,18 +59,19 @@ def measure(ranks: int, is_loaded: bool, seconds: float) -> Result:
         time.sleep(seconds)
         (after, cpu), elapsed = swarm.calls(), time.monotonic() - begin
         false = len(swarm.verdicts())
-        killed = swarm.kill()
+        since = swarm.freeze() if is_frozen else swarm.kill()
         living = ranks - len(VICTIMS)
-        while len(found := swarm.verdicts()) < living and time.monotonic() - killed < LIMIT:
+        while len(found := swarm.verdicts()) < living and time.monotonic() - since < LIMIT:
             time.sleep(0.5)
     finally:
         swarm.end()
     made = after - before
     calls = sum(made.values()) - made["keys"]
     return Result(
-        ranks, is_loaded, elapsed, made["set"] / living / elapsed, calls / living / elapsed,
+        ranks, is_loaded, is_frozen, elapsed,
+        made["set"] / living / elapsed, calls / living / elapsed,
         made["keys"] / max(1, made["multi_get"]), (cpu - cpu_before) / elapsed, false,
-        sorted({text for _, text in found}), living - len(found), [at - killed for at, _ in found],
+        sorted({text for _, text in found}), living - len(found), [at - since for at, _ in found],
     )  # fmt: skip
 
 
@@ -77,6 +79,7 @@ def row(each: Result) -> tuple[str, ...]:
     return (
         f"{each.ranks:,}",
         "loaded" if each.is_loaded else "free",
+        "frozen" if each.is_frozen else "killed",
         f"{each.seconds:.0f}",
         f"{each.beats:.2f}",
         f"{each.calls:.2f}",
@@ -106,18 +109,23 @@ def claims(results: Sequence[Result]) -> list[Claim]:
 def main(
     ranks: Annotated[list[int] | None, typer.Option("--ranks", help="Numbers of ranks.")] = None,
     loaded: Annotated[bool, typer.Option("--loaded", help="With --ranks: all cores busy.")] = False,
+    frozen: Annotated[bool, typer.Option("--frozen", help="With --ranks: no kill.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", help="Of waiting.")] = 60.0,
     full: Annotated[bool, typer.Option("--full", help="Ten minutes, 4,096 ranks too.")] = False,
 ) -> None:
-    """Measure swarms of 64 to 1,024 ranks, the largest also with all cores busy."""
+    """Measure swarms of 64 to 1,024 ranks, the largest also with all cores busy, and frozen."""
     sizes = ranks or [64, 256, 1024, *([4096] if full else [])]
-    cases = [(size, loaded) for size in sizes]
+    cases = [(size, loaded, frozen) for size in sizes]
     if ranks is None:
-        cases = [*((size, False) for size in sizes), (1024, True)]
+        cases = [
+            *((size, False, False) for size in sizes),
+            (1024, True, False),
+            (1024, False, True),
+        ]
     results = []
-    for size, is_loaded in cases:
+    for size, is_loaded, is_frozen in cases:
         console.print(f"{size} ranks, cores {'loaded' if is_loaded else 'free'}")
-        results.append(measure(size, is_loaded, 600.0 if full else seconds))
+        results.append(measure(size, is_loaded, is_frozen, 600.0 if full else seconds))
         console.print("  ".join(row(results[-1])))
     title = "Heartbeats on one TCPStore, rates per rank and second"
     report(BENCH, title, HEADINGS, [*map(row, results)], claims(results), measured=results)

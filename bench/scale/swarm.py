@@ -82,7 +82,15 @@ class Swarm:
 
     def kill(self) -> float:
         """Kill the victims; return when."""
-        self._victim.kill()
+        return self._send(signal.SIGKILL)
+
+    def freeze(self) -> float:
+        """Stop the victims as on a host that hangs: their connections stay open; return when."""
+        return self._send(signal.SIGSTOP)
+
+    def _send(self, what: signal.Signals) -> float:
+        assert self._victim.pid is not None, "it was started"
+        os.kill(self._victim.pid, what)
         return time.monotonic()
 
     def end(self) -> None:
