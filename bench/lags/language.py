@@ -45,7 +45,7 @@ def main(
         (name, runs.end(name, 2), str(runs.change(name)), f"{paper}", str(runs.printed(name)))
         for name, paper in zip(runs.curves, LSTM.paper, strict=True)
     ]
-    judged = [runs.near(SLGS), runs.near(LAGS), runs.near(LAGS, SLGS)]
+    judged = [runs.near(LAGS), runs.near(SLGS), runs.near(LAGS, SLGS)]
     title = f"held-out perplexity, {workers} workers, {steps} steps, seeds: {seeds}"
     headings = ("method", "perplexity", "against dense", "paper", "against dense, paper")
     report(BENCH, title, headings, lines, judged, measured=runs.ends, raw=runs.curves)
