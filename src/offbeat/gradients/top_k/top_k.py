@@ -56,9 +56,9 @@ class TopK(GradientExchange[TopKState]):
 
     Of deep gradient compression: ``momentum`` is momentum correction, which adds the velocity
     u = m u + G to the residual instead of G. ``masking`` sets the velocity to zero where an entry
-    is sent (momentum factor masking), except in layers that are sent whole. It is off, since it
-    trained worse: an LSTM reached perplexity 13.37 with it and 10.59 without. ``warmup`` is the
-    number of steps in which the density falls from 1/4 to its value. ``clip_norm`` shortens each
+    is sent (momentum factor masking), except in layers that are sent whole. It is off by default:
+    the benchmark ``lags/correction`` compares both. ``warmup`` is the number of steps in which the
+    density falls from 1/4 to its value. ``clip_norm`` shortens each
     layer's share in the mean, :math:`G^p / P`, to the norm clip_norm / sqrt(P) before anything
     else: the sum of P independent shares of that norm has about the norm clip_norm. It is the norm
     of one layer, since that of all is known only after backward. Clipping ``.grad`` after backward
