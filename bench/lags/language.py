@@ -19,7 +19,7 @@ BENCH = Bench(
     name="lags/language",
     claim="An LSTM under LAGS comes near dense SGD (Table 1)",
     minutes=7,
-    full_minutes=40,
+    full_minutes=30,
     evidence={"Table 1, Fig. 3": ""},  # with lags/convergence
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
