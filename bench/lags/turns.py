@@ -22,8 +22,9 @@ from offbeat.gradients.top_k.ddp_hook import LagsState, lags_hook
 WARM_UP, OBSERVED = 3, 10  # steps; the latter where the first ones are used to choose ratios
 TORCH, POWER, HOOK, ALONE = "torch DDP", "torch PowerSGD", "lags_hook in DDP", "alone"
 TOGETHER = "alone, a barrier a step"  # the cost of waiting for the slowest rank
-# What no selection does without: gradients are added to residuals, and ranks meet once a step.
-FLOOR = "alone, a barrier and a pass a step"
+# What no selection with error feedback does without: gradients are added to residuals, all of them
+# are read once, the dense gradients are cleared for those that arrive, and ranks meet once a step.
+FLOOR = "alone, a barrier and three passes a step"
 
 
 @dataclass
@@ -169,9 +170,8 @@ def attach(
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     unknown: Callable[[], float] = lambda: float("nan")  # noqa: E731
     if method == FLOOR:
-        for parameter in model.parameters():
-            keep(parameter)
-    if method in (TOGETHER, FLOOR):
+        return model, three_passes(model), unknown, nothing
+    if method == TOGETHER:
         return model, dist.barrier, unknown, nothing
     if method not in (TORCH, POWER, HOOK):
         replica = offbeat.replicate(model, offbeat.algorithm(method), optimizer=optimizer)
@@ -185,12 +185,22 @@ def attach(
     return ddp, nothing, unknown, nothing
 
 
-def keep(parameter: nn.Parameter) -> None:
-    """Add its gradient to a residual as soon as it is there."""
-    residual = torch.zeros_like(parameter)
+def three_passes(model: nn.Module) -> Callable[[], None]:
+    """Add each gradient to a residual as soon as it is there; return the rest, a step's end."""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    residual, dense = torch.zeros(size), torch.zeros(size)
+    parts = iter(residual.split([parameter.numel() for parameter in model.parameters()]))
+    for parameter, part in zip(model.parameters(), parts, strict=True):
 
-    def add(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        residual.add_(parameter.grad)
+        def add(parameter: torch.Tensor, part: torch.Tensor = part) -> None:
+            assert parameter.grad is not None
+            part.view_as(parameter).add_(parameter.grad)
 
-    parameter.register_post_accumulate_grad_hook(add)
+        parameter.register_post_accumulate_grad_hook(add)
+
+    def end() -> None:
+        residual.aminmax()
+        dense.zero_()
+        dist.barrier()
+
+    return end
