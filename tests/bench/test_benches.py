@@ -220,7 +220,8 @@ def test_results_are_those_of_benches_and_hold_no_recordings() -> None:
     paths = [path for path in RESULTS.rglob("*") if path.is_file()]
     assert {str(path.relative_to(RESULTS).with_suffix("")) for path in paths} == set(MEASURED)
     texts = [path.read_text("utf-8") for path in paths if path.suffix == ".json"]
-    assert max(text.count("\n") for text in texts) < 1000
+    # The longest are medians, those of 63 cases of 8 methods in adasum/latency.
+    assert max(text.count("\n") for text in texts) < 1100
 
 
 @pytest.fixture
@@ -331,17 +332,17 @@ def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
     from bench.harness import mnist1d_task as signals
 
     module = bench("daso/workers")
-    lost = {("DASO", 16): 12.0, ("ddp", 16): 3.0}
+    lost = {("DASO", 64): 12.0, ("ddp", 64): 3.0}
 
     def train(case: Any) -> signals.Outcome:
         return signals.Outcome(99.0, 90 + case.seed / 10 - lost.get((case.name, case.workers), 0))
 
     monkeypatch.setattr(module, "train", train)
     assert all(claims_of(lambda _: module, "daso/workers", tmp_path).values())
-    lost |= {("DASO", 8): 2.0, ("ddp", 16): 12.0}
+    lost |= {("DASO", 16): 2.0, ("ddp", 64): 12.0}
     found = claims_of(lambda _: module, "daso/workers", tmp_path)
     assert [text.split(":")[0] for text, holds in found.items() if not holds] == [
-        "8 workers", "16 workers"
+        "16 workers", "64 workers"
     ]  # fmt: skip
 
 
@@ -397,8 +398,7 @@ def test_what_is_worse_with_more_workers_is_found_to_be_and_drawn(
 ) -> None:
     found = claims_of(bench, "daso/accuracy", tmp_path)
     assert {text for text, holds in found.items() if not holds} == {
-        f"{task}: DASO comes near ddp but with the most workers ({figure})"
-        for task, figure in (("digits", "Fig. 7"), ("shapes", "Fig. 9"))
+        f"{task}: DASO comes near ddp but with the most workers" for task in ("digits", "shapes")
     }
     assert (tmp_path / "daso/accuracy.png").stat().st_size > 10_000
 
@@ -464,7 +464,7 @@ def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
     def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
         return module.Run(method, workers, lr, accuracy)
 
-    reduce = {8: 0.99, 16: 0.1, 32: 0.1}
+    reduce = {4: 0.99, 8: 0.99, 16: 0.1, 32: 0.1}
     untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1) for w, a in reduce.items()}
     untuned |= {("Adasum", w): run("Adasum", w, 0.98, 0.1) for w in reduce}
     tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.01)}
