@@ -26,7 +26,7 @@ PLAIN, SPLIT = "adasum(within='local')", "adasum(partition=True)"
 BENCH = Bench(
     name="adasum/partition",
     claim="Ranks of a node share the optimizer (Table 1)",
-    minutes=1,
+    minutes=2,
     full_minutes=3,
     evidence={"Table 1": "Sharing the optimizer in a node halves the time of an update"},
 )

@@ -37,7 +37,7 @@ HEADINGS = (
 BENCH = Bench(
     name="scale/growth",
     claim="What a method sends and connects grows as stated",
-    minutes=2,
+    minutes=3,
 )
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -109,7 +109,7 @@ def claims(results: Sequence[Result]) -> list[Claim]:
 def main(
     ranks: Annotated[list[int] | None, typer.Option("--ranks", help="Numbers of ranks.")] = None,
     loaded: Annotated[bool, typer.Option("--loaded", help="With --ranks: all cores busy.")] = False,
-    frozen: Annotated[bool, typer.Option("--frozen", help="With --ranks: no kill.")] = False,
+    frozen: Annotated[bool, typer.Option("--frozen", help="Stop, not kill.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", help="Of waiting.")] = 60.0,
     full: Annotated[bool, typer.Option("--full", help="Ten minutes, 4,096 ranks too.")] = False,
 ) -> None:
