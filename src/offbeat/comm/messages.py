@@ -40,7 +40,8 @@ class MessageRounds:
     The same as :func:`exchange` for each, with pieces and tags prepared once.
     """
 
-    def __init__(self, rounds: Sequence[Round], group: Group) -> None:
+    def __init__(self, rounds: Sequence[Round], group: Group, early: int = EARLY) -> None:
+        """Cut the messages into pieces; ``early``: see :meth:`expect`, bytes of a round."""
         self._group, self._next = group, 0
         self._sends = [_pieces(sends) for sends, _ in rounds]
         self._receives = [_pieces(receives) for _, receives in rounds]
@@ -50,7 +51,7 @@ class MessageRounds:
         # NCCL matches point-to-point calls within one group call only.
         self._joint = devices[0] if devices and group.backend(devices[0]) != "gloo" else None
         received = max((sum(t.nbytes for _, t in receives) for _, receives in rounds), default=0)
-        self._early = self._joint is None and received <= EARLY
+        self._early = self._joint is None and received <= early
         self._expected: list[list[Work]] = []
         group.in_flight.add(self)
 

@@ -83,6 +83,27 @@ def test_every_algorithm_follows_the_reference(
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("size", [4, 5, 7, 8])
+def test_halving_is_the_same_where_messages_may_arrive_early_and_where_not(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large vectors share one room between the levels; small ones of any step may come early."""
+
+    def worker(world: World) -> torch.Tensor:
+        model = Bare((301, 1, 90))
+        algorithm = offbeat.Algorithm(parameters=AdasumUpdate(method="rvhdd"))
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        for step in range(3):
+            model.move((step + 1) * drawn(size, 392)[world.rank])
+            replica.step()
+        return model.vector()
+
+    early = ThreadWorld(size).run(worker)
+    monkeypatch.setattr("offbeat.parameters.adasum.rvhdd.EARLY", 0)
+    for one, other in zip(early, ThreadWorld(size).run(worker), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.usefixtures("machine_code")
 @pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
 @pytest.mark.parametrize("nodes", [None, UNEQUAL, TWO_SLICES, FOUR_NODES], ids=str)
