@@ -40,7 +40,8 @@ class AdasumTimes(StepTimes):
         self.body = [Section(h.numel, min(h.itemsize, narrow)) for h in self.held]
         self.sent = sum(section.nbytes for section in self.body)
         full = sum(section.nbytes for section in self.held)
-        self.kind = choose(exchange.method, self.size, self.layers, self.sent, full)
+        is_wide = exchange.wire is None and all(section.itemsize >= 4 for section in self.held)
+        self.kind = choose(exchange.method, self.size, self.layers, self.sent, full, is_wide)
         rows = self.size if self.kind == "gather" else 1
         kept = 1 if exchange.partition else slices  # the share of a rank, or the model
         models = kept + rows + 2 * (exchange.wire is not None and self.kind != "rvhdd")
