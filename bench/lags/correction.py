@@ -1,9 +1,10 @@
 """What momentum correction, masking and local clipping cost or gain under LAGS, on an LSTM.
 
-As in :mod:`bench.lags.language`, with fewer steps. Masking sets the velocity of what is sent to
-zero, as in deep gradient compression. The LAGS paper measures none of this.
+As in :mod:`bench.lags.language`, with momentum and fewer steps. Masking sets the velocity of what
+is sent to zero, as in deep gradient compression. The LAGS paper measures none of this.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from bench.lags.runs import DENSE, LAGS, Runs, measure
 from bench.lags.training import LSTM, MOMENTUM
 
 DENSITY = 0.035
+TASK = replace(LSTM, lr=0.3, momentum=MOMENTUM)
 CORRECTED, MASKED, NARROW = "momentum correction", "with masking", "16-bit values"
 METHODS = {
     DENSE: offbeat.ddp(),
@@ -50,7 +52,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 3,
 ) -> None:
     """Train an LSTM with and without the techniques of deep gradient compression."""
-    runs = measure(LSTM, METHODS, steps, workers, seeds)
+    runs = measure(TASK, METHODS, steps, workers, seeds)
     lines = [(name, runs.end(name, 2), str(runs.change(name))) for name in METHODS]
     title = (
         f"held-out perplexity, {workers} workers, {steps} steps, density {DENSITY}, seeds: {seeds}"

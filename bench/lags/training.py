@@ -31,6 +31,7 @@ class Task:
     paper: tuple[float, float, float]
     score: Callable[[Tensor, Tensor], Tensor]
     more_is_better: bool
+    momentum: float = MOMENTUM
 
     @property
     def near(self) -> float:
@@ -68,8 +69,10 @@ def perplexity(logits: Tensor, following: Tensor) -> Tensor:
     return cross_entropy(logits, following.flatten()).exp()
 
 
-LSTM = Task("LSTM", lambda: Reader(len(CHARACTERS), 96), text, 8, 0.3, (106.7, 109.4, 105.7),
-            perplexity, False)  # fmt: skip
+# Plain SGD, as in the paper's Algorithm 1; its rate for an LSTM is 22. Of the rates 1, 3, 6, 12 and
+# 22 this is the best for dense SGD.
+LSTM = Task("LSTM", lambda: Reader(len(CHARACTERS), 96), text, 8, 12.0, (106.7, 109.4, 105.7),
+            perplexity, False, momentum=0.0)  # fmt: skip
 
 
 def train(
@@ -83,7 +86,7 @@ def train(
     """One worker; its model is that of all when it is looked at."""
     model, ((x, y), heldout) = copy.deepcopy(start), task.parts()
     corrected = getattr(algorithm.gradients, "momentum", 0.0) > 0
-    momentum = 0.0 if corrected else MOMENTUM
+    momentum = 0.0 if corrected else task.momentum
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=momentum)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, task.lr, steps, pct_start=0.1, cycle_momentum=False

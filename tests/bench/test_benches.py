@@ -549,9 +549,9 @@ def ends(bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(bench("lags/convergence"), "TASKS", [
         replace(task, parts=tuple) for task in bench("lags/convergence").TASKS
     ])  # fmt: skip
-    for name in ("language", "correction"):
+    for name, task in (("language", "LSTM"), ("correction", "TASK")):
         module = bench(f"lags/{name}")
-        monkeypatch.setattr(module, "LSTM", replace(module.LSTM, parts=tuple))
+        monkeypatch.setattr(module, task, replace(getattr(module, task), parts=tuple))
     return found
 
 
