@@ -28,7 +28,8 @@ class Case:
     """One training run.
 
     In one step of fifty a worker stalls for ``stall`` seconds. In every step it sleeps for
-    ``compute`` seconds, which stands for the computation of an accelerator of its own.
+    ``compute`` seconds, which stands for the computation of an accelerator of its own; if it is
+    ``uneven``, they are the mean of an exponential distribution.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     seed: int = 0
     stall: float = 0.0
     compute: float = 0.0
+    uneven: bool = False
 
     @property
     def steps(self) -> int:
@@ -99,7 +101,10 @@ def train(
         loss = cross_entropy(model(images[chosen]), labels[chosen])
         if torch.rand(1, generator=random) < 1 / 50:
             time.sleep(case.stall)
-        time.sleep(case.compute)
+        pause = torch.full((), case.compute)
+        if case.uneven:
+            pause *= torch.empty(()).exponential_(generator=random)
+        time.sleep(pause.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
