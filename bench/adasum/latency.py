@@ -40,7 +40,7 @@ NAMES = ("auto", "gather", "gram", "rvhdd", "gram bf16", "floor")
 BENCH = Bench(
     name="adasum/latency",
     claim="Adasum takes 1.05 x an all-reduce (Fig. 1)",
-    minutes=4,
+    minutes=8,
     full_minutes=25,
     evidence={"Fig. 1": "Adasum takes at most 1.45 times as long as an all-reduce"},
 )
@@ -161,10 +161,13 @@ def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:
     found = [(case["kib"], ratios(setting, case)) for case in cases]
     every = [ratio["auto"] for _, ratio in found]
     floors = [ratio["floor"] for kib, ratio in found if kib >= 1024]
+    # Without a limit links are as fast as memory, and passes over it cost as much as messages; in
+    # the paper's cluster it is some 70 times as fast (900 GB/s of a V100, 100 Gbit/s).
+    needs = "links slower than memory" if setting.endswith(UNLIMITED) else ""
     largest = f"{max(kib for kib, _ in found) // 1024} MiB"
     made = [Claim(f"{setting}: at most 1.45 x an all-reduce, up to {largest}",
                   f"{PAPER} x", f"{min(every):.2f} to {max(every):.2f} x",
-                  max(every) <= PAPER)]  # fmt: skip
+                  max(every) <= PAPER, needs=needs)]  # fmt: skip
     for what, goal, name, is_large in (
         ("from 1 MiB up, at most", 1.05, "auto", True),
         ("from 1 MiB up with 16-bit messages, at most", 0.6, "gram bf16", True),
@@ -193,7 +196,7 @@ def main(
 ) -> None:
     """Time Adasum beside an all-reduce."""
     sizes = [*KIB, 65536, 262144] if full else list(KIB)
-    case = {"sizes": sizes, "budget": 20.0 if full else 1.0}
+    case = {"sizes": sizes, "budget": 20.0 if full else 4.0}
     settings, raw = earlier(), {}
     for limit, count in product(rate.split(","), nodes.split(",")):
         real = None if limit == UNLIMITED else limit
