@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from bench.harness.console import console
 from bench.harness.environment import environment
 from offbeat.compare import Comparison, Experiment, Result, Session, open_runner
 from offbeat.compare.result import Spread
-from offbeat.lab import Runner
 
 FIGURES = ("seconds_per_step", "share_of_floor", "bytes_per_step", "stall_per_step",
            "final_loss", "heldout_loss", "seconds_to_target")  # fmt: skip
@@ -22,9 +20,8 @@ def compare(
     nodes: int,
     rate: str,
     procs: int = 1,
-    then: Callable[[Runner], Any] | None = None,
-) -> tuple[Comparison, Any]:
-    """Run all methods of the plan in turns, and ``then`` something else on the same nodes.
+) -> Comparison:
+    """Run all methods of the plan in turns.
 
     Raises RuntimeError with the last lines of a method that failed.
     """
@@ -33,12 +30,11 @@ def compare(
         session = Session(experiment, Path(name), console)
         with open_runner(nodes, procs, rate) as (runner, unshaped):
             session.run(runner, unshaped)
-            found = then(runner) if then else None
         comparison = session.write(report=False)
     assert comparison is not None, "all methods have run"
     if failed := [result for result in comparison.results if result.state != "done"]:
         raise RuntimeError("\n".join(failed[0].last_lines))
-    return comparison, found
+    return comparison
 
 
 def figures(comparison: Comparison) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def train(batch: int, nodes: int, rate: str, steps: int) -> Comparison:
     arguments = ("--batch-size", str(batch), "--report-every", str(max(1, steps // 5)))
     methods, baseline = parse_methods("ddp,sgp")
     experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds=1)
-    return compare(experiment, nodes, rate)[0]
+    return compare(experiment, nodes, rate)
 
 
 def loss(result: Result) -> float:

@@ -1,12 +1,9 @@
-"""Seconds per step of SGP behind slow links, beside torch's DDP and the package decent-dp.
+"""Seconds per step of SGP behind slow links, beside torch's DDP.
 
 A GPT of 3.2 million parameters, one process per node. The floor of a method is a step without
 communication or its bytes on the link, whichever takes longer.
 """
 
-import sys
-from functools import partial
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -14,13 +11,10 @@ import typer
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.comparison import compare, figures, seconds
-from bench.harness.console import console
 from bench.harness.files import EXAMPLES
-from bench.harness.ranks import run
 from bench.harness.report import report
 from offbeat.compare import Comparison, Experiment, parse_methods
 from offbeat.compare.quantity import size
-from offbeat.lab import Runner
 
 SCRIPT = EXAMPLES / "char_gpt.py"
 FP32, BF16 = "sgp(overlap=1)", "sgp(overlap=1,wire='bf16')"
@@ -36,25 +30,15 @@ BENCH = Bench(
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def measure(nodes: int, rate: str, steps: int, rounds: int) -> tuple[Comparison, float | None]:
-    """All methods in turns, and the seconds per step of decent-dp."""
+def measure(nodes: int, rate: str, steps: int, rounds: int) -> Comparison:
+    """All methods in turns."""
     methods, baseline = parse_methods(ALGORITHMS, baseline="torch-ddp", compute_only=True)
     arguments = (*MODEL, "--report-every", str(steps), "--windows", "8")
     experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds)
-    also = partial(decent_dp, steps=steps) if find_spec("decent_dp") else None
-    return compare(experiment, nodes, rate, then=also)
+    return compare(experiment, nodes, rate)
 
 
-def decent_dp(runner: Runner, steps: int) -> float:
-    """Seconds per step."""
-    console.print("decent-dp: started")
-    command = [sys.executable, "-m", "bench.sgp.decent_dp", "--steps", str(steps), *MODEL]
-    printed = run(runner, command, show=False)
-    console.print(f"decent-dp: {float(printed[-1]):.3f} s/step")
-    return float(printed[-1])
-
-
-def rows(nodes: int, comparison: Comparison, other: float | None) -> list[tuple[str, ...]]:
+def rows(nodes: int, comparison: Comparison) -> list[tuple[str, ...]]:
     """One line for each method."""
     baseline = next(seconds(r) for r in comparison.results if r.is_baseline)
     lines = []
@@ -64,28 +48,21 @@ def rows(nodes: int, comparison: Comparison, other: float | None) -> list[tuple[
         step = seconds(result)
         line = (f"{nodes}", result.name, f"{step:.3f} s", f"{baseline / step:.2f}", share, sent)
         lines.append(line)
-    if other is not None:
-        line = (f"{nodes}", "decent-dp", f"{other:.3f} s", f"{baseline / other:.2f}", "", "")
-        lines.append(line)
     return lines
 
 
-def claims(nodes: int, comparison: Comparison, other: float | None) -> list[Claim]:
+def claims(nodes: int, comparison: Comparison) -> list[Claim]:
     results = {result.name: result for result in comparison.results}
     share = results[FP32].share_of_floor
     over = 1 / share.median if share else float("nan")
-    fp32, bf16, alone = seconds(results[FP32]), seconds(results[BF16]), seconds(results["alone"])
-    made = [
+    bf16, alone = seconds(results[BF16]), seconds(results["alone"])
+    return [
         Claim(f"{nodes} nodes: overlap takes as long as the slower of computation and link",
               "at most 1.03 x", f"{over:.2f} x", over <= 1.03),
         Claim(f"{nodes} nodes: with 16-bit messages a step is near computation",
               f"at most {NEAR:.2f} x (0.30 s against 0.243 s)",
               f"{bf16 / alone:.2f} x ({bf16:.3f} s against {alone:.3f} s)", bf16 <= NEAR * alone),
     ]  # fmt: skip
-    if other is not None:
-        text = f"{nodes} nodes: overlap is faster than decent-dp"
-        made.append(Claim(text, "faster", f"{fp32:.3f} s against {other:.3f} s", fp32 < other))
-    return made
 
 
 @app.command(epilog=BENCH.examples("--nodes 4 --steps 40"))
@@ -95,15 +72,13 @@ def main(
     rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
     steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 12,
 ) -> None:
-    """Time SGP on a GPT behind slow links, with torch's DDP and decent-dp."""
-    if find_spec("decent_dp") is None:
-        console.print("decent-dp is not installed: its row is left out")
+    """Time SGP on a GPT behind slow links, beside torch's DDP."""
     lines, judged, found = [], [], {}
     for count in map(int, nodes.split(",")):
-        comparison, other = measure(count, rate, 40 if full else steps, 3 if full else 1)
-        lines += rows(count, comparison, other)
-        judged += claims(count, comparison, other)
-        found[count] = figures(comparison) | {"decent_dp": other}
+        comparison = measure(count, rate, 40 if full else steps, 3 if full else 1)
+        lines += rows(count, comparison)
+        judged += claims(count, comparison)
+        found[count] = figures(comparison)
     headings = ("nodes", "method", "a step", "x torch DDP", "floor / time", "sent a step")
     report(BENCH, f"A step of a GPT, {rate}", headings, lines, judged, measured=found)
 

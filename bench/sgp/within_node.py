@@ -63,7 +63,7 @@ def main(
     methods, baseline = parse_methods(ALGORITHMS, baseline="torch-ddp", compute_only=True)
     arguments = (*MODEL, "--report-every", str(steps), "--windows", "8")
     experiment = Experiment(EXAMPLES / "char_gpt.py", methods, baseline, arguments, steps, rounds)
-    comparison, _ = compare(experiment, NODES, rate, RANKS)
+    comparison = compare(experiment, NODES, rate, RANKS)
     title = f"A step of a GPT, {NODES} nodes with {RANKS} ranks each, {rate}"
     report(
         BENCH, title, HEADINGS, rows(comparison), claims(comparison), measured=figures(comparison)
