@@ -152,7 +152,7 @@ LAWS = {
     f"slgs(density={DENSITY})": _top_k(DENSITY),
     "adasum": Law(
         _adasum,
-        "2 (n-1)/n, and 16 n^2 bytes a layer, or 16 l (l+1) with l = log2 n",
+        "2 (n-1)/n, and 16 n^2 bytes a layer, from 8 ranks on 16 l (l+1) with l = log2 n",
         _mesh,
         _adasum_hops,
         0.05,
