@@ -25,9 +25,10 @@ def choose(
 
     For a slice of ``sent`` bytes in messages and ``full`` in full precision. By what all ranks
     know; ``is_wide``: no value has 16 bits, on the wire or in memory. Few participants go by
-    "gram", more than 8 by "rvhdd", which sends fewer messages. It cannot send 16 bits instead of
-    32, and rounds to those of 16-bit parameters at every level: there it takes over only if "gram"
-    sends more than 2.05 slices because of its inner products, and more than "rvhdd".
+    "gram"; 16, 32, ... by "rvhdd", which sends fewer messages, and up to 2 MiB 8 or more. "rvhdd"
+    cannot send 16 bits instead of 32, and rounds to those of 16-bit parameters at every level. In
+    all other cases it takes over only if "gram" sends more than 2.05 slices because of its inner
+    products, and more than "rvhdd".
 
     >>> [choose("auto", size, 160, 10**7, 10**7) for size in (4, 16)]
     ['gram', 'rvhdd']
@@ -47,8 +48,11 @@ def choose(
     # Between 16 nodes at 250 Mbit/s gram takes 1.8, 1.9 and 2.0 times an all-reduce for 256 KiB, 1
     # and 4 MiB, rvhdd 0.7, 1.3 and 1.1 x; at 1 Gbit/s 1.6, 1.9 and 2.4 against 0.7, 1.1 and 1.6 x.
     # Between 8, up to 2 MiB: 0.9 and 1.1 against 0.9 and 1.0 x, and at 1 Gbit/s 0.7 and 1.5 against
-    # 0.7 and 1.4 x; beyond, 1.03 against 1.04 x and 1.23 against 1.28 x.
-    if is_wide and (size > 8 or (size == 8 and sent <= EARLY)):
+    # 0.7 and 1.4 x; beyond, 1.03 against 1.04 x and 1.23 against 1.28 x. Between 9, where one rank
+    # sends its whole slice in one round, 256 KiB, 1 and 4 MiB at 250 Mbit/s take 1.8, 1.4 and 1.3
+    # against 0.8, 1.5 and 1.7 x.
+    is_power = size & (size - 1) == 0
+    if is_wide and size >= 8 and (sent <= EARLY or (size > 8 and is_power)):
         return "rvhdd"
     model = 2 * (size - 1) * sent / size
     products = gram_bytes(size, layers)
