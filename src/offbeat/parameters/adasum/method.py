@@ -32,6 +32,8 @@ def choose(
 
     >>> [choose("auto", size, 160, 10**7, 10**7) for size in (4, 16)]
     ['gram', 'rvhdd']
+    >>> [choose("auto", 9, 160, sent, sent) for sent in (10**6, 10**7)]
+    ['rvhdd', 'gram']
     >>> [choose("auto", size, 160, 10**7, 2 * 10**7, is_wide=False) for size in (16, 512)]
     ['gram', 'rvhdd']
     """
