@@ -223,10 +223,11 @@ class Rvhdd(Reduction):
         """Give the partners their parts of this rank's vector, for the same parts of theirs."""
         if self._there is None:
             return
+        swapped = self._there.start()
         mine = 1 - self._theirs(level.merge)
         for kept, rows in zip(level.kept, level.rows, strict=True):
             rows[mine].copy_(kept)
-        self._layout.participants.wait(self._there.start())
+        self._layout.participants.wait(swapped)
 
     def _complete(self, level: Level) -> None:
         """Sum the products over the ranks that hold parts of these two vectors."""

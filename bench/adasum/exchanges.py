@@ -1,0 +1,128 @@
+"""Exchanges of Adasum and an all-reduce of the same bytes, timed in turns on every rank."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import offbeat
+from offbeat.comm.collectives import all_reduce
+from offbeat.comm.group import Group
+from offbeat.comm.links import Links
+from offbeat.functional import Layout
+from offbeat.parameters.adasum.method import build_reduction, choose
+from offbeat.parameters.adasum.operands import Operands
+from offbeat.parameters.adasum.participants import Participants
+from offbeat.parameters.adasum.slice_layout import SliceLayout
+
+LAYERS = 16
+ALL_REDUCE = "all-reduce"
+PASSES = "passes"  # over memory; an all-reduce and these, one after the other, are the floor
+
+
+def kinds(size: int) -> list[tuple[str, str | None]]:
+    """Algorithms and wire dtypes that work between ``size`` ranks."""
+    halving = [("rvhdd", None)] if size & (size - 1) == 0 else []
+    return [("gather", None), ("gram", None), *halving, ("gram", "bf16")]
+
+
+def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
+    """What is timed: an all-reduce and every Adasum, of ``LAYERS`` equal layers."""
+    layers = {str(i): torch.empty(max(1, numel // LAYERS)) for i in range(LAYERS)}
+    layout = Layout.of(layers, group.size)
+    flat = layout.empty("cpu")
+    start = torch.randn_like(flat[0]).mul_(1e-3)
+
+    def reduce() -> None:
+        all_reduce(flat[0], group).wait()
+
+    timed = {ALL_REDUCE: reduce}
+    for method, wire in kinds(group.size):
+        # Up to four times the bytes at which "auto" leaves it.
+        if method == "gather" and choose("auto", group.size, 1, numel, numel) != "gather":
+            continue  # only slower from there on
+        algorithm = build_reduction(
+            method, SliceLayout(layout, Participants(group.size, group)), flat, wire
+        )  # type: ignore[arg-type]
+
+        def combine(algorithm: Any = algorithm) -> None:
+            assert algorithm.compare().is_finite()
+            algorithm.combine()
+
+        timed[f"{method} {wire}" if wire else method] = combine
+    timed[PASSES] = passes(layout, group, flat)
+
+    def reset(exchange: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            flat[0].copy_(start)
+            exchange()
+
+        return run
+
+    return {name: reset(exchange) for name, exchange in timed.items()}
+
+
+def passes(layout: Layout, group: Group, flat: list[Tensor]) -> Callable[[], None]:
+    """What each rank computes under "gram" for its share, without any message."""
+    layout_alone = SliceLayout(layout, Participants(group.size, None, place=group.rank))
+    runs = layout_alone.runs(layout_alone.share())
+    mine = [layout_alone.placed(section, group.rank) for section in layout_alone.share()]
+    operands = Operands(layout_alone, mine, runs, flat, split=False)
+    outs = [torch.empty_like(rows[0]) for rows in operands.rows]
+    for rows in operands.rows:
+        rows.normal_(std=1e-3)
+
+    def compute() -> None:
+        operands.begin()
+        for index in range(len(runs)):
+            operands.add(index)
+        operands.analyze(None)
+        redone = operands.redo(outs)
+        for index in range(len(runs)):
+            operands.combine(index, outs, redone)
+
+    return compute
+
+
+def seconds(exchange: Callable[[], None]) -> float:
+    """The slowest rank's time; all ranks start together."""
+    dist.barrier()
+    started = time.perf_counter()
+    exchange()
+    spent = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return spent.item()
+
+
+def idle_share(exchange: Callable[[], None], median: float) -> float:
+    """The share of all cores' time that is idle while ``exchange`` is repeated for half a second."""
+    dist.barrier()
+    before = psutil.cpu_times()
+    for _ in range(max(3, int(0.5 / median))):
+        exchange()
+    after = psutil.cpu_times()
+    return (after.idle - before.idle) / (sum(after) - sum(before))
+
+
+def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time all algorithms, about ``budget`` seconds per size, on every rank."""
+    links = Links.connect(offbeat.World.discover())
+    group = links.open("world")
+    assert group is not None, "at least two ranks"
+    cases = []
+    for kib in case["sizes"]:
+        timed = exchanges(group, kib * 256)
+        once = sum([seconds(exchange) for exchange in timed.values()])  # connections and buffers
+        rounds = min(100, max(3, int(case["budget"] / once)))
+        times: dict[str, list[float]] = {name: [] for name in timed}
+        for i in range(rounds):
+            for name in sorted(timed, reverse=i % 2 == 0):
+                times[name].append(seconds(timed[name]))
+        idle = idle_share(timed[ALL_REDUCE], sorted(times[ALL_REDUCE])[rounds // 2])
+        cases.append({"kib": kib, "seconds": times, "idle": idle})
+    links.close()
+    return cases
