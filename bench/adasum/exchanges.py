@@ -99,7 +99,7 @@ def seconds(exchange: Callable[[], None]) -> float:
 
 
 def idle_share(exchange: Callable[[], None], median: float) -> float:
-    """The share of all cores' time that is idle while ``exchange`` is repeated for half a second."""
+    """The idle share of the cores' time while ``exchange`` is repeated for half a second."""
     dist.barrier()
     before = psutil.cpu_times()
     for _ in range(max(3, int(0.5 / median))):

@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 # Where the host waits for the accelerator in a backward or a step, and why. Messages leave from the
 # accelerator. A place that is not here is a fault: it stops the host from running ahead.
 WAITS = {
+    ("functional/finite:all_finite", "aten._local_scalar_dense.default"): (
+        "parameters that are not finite raise before an exchange: they must not reach another rank"
+    ),
     ("gradients/call_number:CallNumber.write", "synchronize"): (
         "for an event of the last backward, long over: its number must be read before the next"
     ),
@@ -37,9 +40,6 @@ WAITS = {
     ),
     ("parameters/adasum/reduction:Statistics.is_finite", "tolist"): (
         "an update that is not finite raises before any parameter changes"
-    ),
-    ("parameters/nonfinite:Guard._find", "aten._local_scalar_dense.default"): (
-        "the same before an exchange: such values must not reach another rank"
     ),
     ("parameters/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
         "the same, once in H steps"

@@ -22,6 +22,7 @@ from offbeat.functional.cost import (
     speedup,
     warm_density,
 )
+from offbeat.functional.finite import all_finite
 from offbeat.functional.halving import Cell, Merge, cells_of, merges
 from offbeat.functional.narrowing import narrow, narrow_bytes, widen
 from offbeat.functional.outer import blend, divide_layers, layer_of, pseudo_gradient
@@ -78,6 +79,7 @@ __all__ = [
     "add_half_difference",
     "add_messages",
     "add_sparse",
+    "all_finite",
     "analyze",
     "apply_delta",
     "balance",

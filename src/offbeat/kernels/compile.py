@@ -62,6 +62,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return njit(**_INLINED)(function)
 
 
+def inlined_in_order(function: Callable[..., Any]) -> Any:
+    """Compile as :func:`inlined` does, for kernels of :func:`compiled_in_order`."""
+    return njit(**{**_ORDERED, "forceinline": True})(function)
+
+
 def specialize(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any]]) -> None:
     """Let compiled code call ``stub``, implemented by what ``choose`` returns for argument types.
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.functional import all_finite
 from offbeat.functional.push_sum import Messages
 from offbeat.kernels import pieces
 from offbeat.kernels.blocks import Blocks, blocks_of
@@ -17,21 +18,24 @@ from offbeat.kernels.gpu.launch import DTYPES, SIZE, launch, own_block
 
 def fill_messages(
     zs: Sequence[Tensor], anchor: Tensor | None, weight: float, messages: Messages
-) -> None:
-    """Fill the messages of one exchange, as :func:`offbeat.functional.fill_messages` does.
+) -> bool:
+    """Fill the messages of one exchange, as :func:`offbeat.kernels.pieces.fill_messages` does.
 
     ``zs`` are the flat parameters, one after the other in the anchor and in messages. One launch
-    reads and writes each byte once. The kernel runs for one message and sums in float32 (32-bit
-    and 16-bit parameters); other inputs are passed to the torch implementation.
+    reads and writes each byte once, after the check. The kernel runs for one message and sums in
+    float32 (32-bit and 16-bit parameters); other inputs are passed to the torch implementation.
     """
     if len(messages) != 1 or not _fit(zs, messages[0][2]):
-        return pieces.IN_TORCH.fill_messages(zs, anchor, weight, messages)
+        return pieces.fill_messages(zs, anchor, weight, messages)
+    if not all_finite(zs):
+        return False
     ((share, receivers, out),) = messages
     blocks, aligned = _blocks(zs)
     dtype = DTYPES[zs[0].dtype]
     of_anchor = weight - 1 if zs[0].dtype == torch.float32 else weight
     factors = of_anchor, share, float(receivers)
     launch(_fill, len(blocks.rows), blocks.rows, anchor, out, *factors, dtype, aligned, SIZE)
+    return True
 
 
 def add_messages(
@@ -48,7 +52,7 @@ def add_messages(
     """
     held = anchor is not None or len(sent) == 1
     if len(arrived) != 1 or not held or not _fit(zs, arrived[0]):
-        return pieces.IN_TORCH.add_messages(zs, anchor, weight, sent, arrived)
+        return pieces.add_messages(zs, anchor, weight, sent, arrived)
     blocks, aligned = _blocks(zs)
     dtype = DTYPES[zs[0].dtype]
     out, receivers = (None, 0.0) if anchor is not None else (sent[0][2], float(sent[0][1]))
@@ -63,10 +67,12 @@ def fill_and_add(
     after: float,
     messages: Messages,
     arrived: Sequence[Tensor],
-) -> None:
+) -> bool:
     """Apply :func:`fill_messages` at weight ``before``, then :func:`add_messages` at ``after``."""
-    fill_messages(zs, anchor, before, messages)
-    add_messages(zs, anchor, after, messages, arrived)
+    filled = fill_messages(zs, anchor, before, messages)
+    if filled:
+        add_messages(zs, anchor, after, messages, arrived)
+    return filled
 
 
 def _fit(zs: Sequence[Tensor], message: Tensor) -> bool:

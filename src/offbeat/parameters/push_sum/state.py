@@ -51,9 +51,13 @@ class PushSumState:
             anchor[section][part].copy_(z)
 
     def fill_messages(self, current: GossipRound) -> None:
-        """Fix the content of the messages, before anything is added."""
+        """Fix the content of the messages, before anything is added.
+
+        All ranks raise the same error if the parameters of this one are not finite.
+        """
         for section, zs, anchor in self.sections():
-            self.passes.fill_messages(zs, anchor, self.weight, current.messages(section))
+            if not self.passes.fill_messages(zs, anchor, self.weight, current.messages(section)):
+                self.guard.require()
 
     def add_messages(self, current: GossipRound, last: GossipRound | None) -> None:
         """Add the received messages of ``last`` to what remains after those of ``current``."""
@@ -67,7 +71,8 @@ class PushSumState:
         before, self.weight = self.weight, current.weight_kept + last.weight_arrived
         for section, zs, anchor in self.sections():
             sent, arrived = current.messages(section), last.arrived(section)
-            self.passes.fill_and_add(zs, anchor, before, self.weight, sent, arrived)
+            if not self.passes.fill_and_add(zs, anchor, before, self.weight, sent, arrived):
+                self.guard.require()
 
     def wait_for(self, last: GossipRound) -> None:
         """Wait for the messages of ``last``, and note whether they had arrived."""
