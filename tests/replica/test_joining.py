@@ -113,12 +113,16 @@ def test_joins_conserve_mass(
     more: str, matrix: push_sum.Matrix, overlap: int, draws: random.Random
 ) -> None:
     """Two ranks join at steps that the ranks choose; the reference takes these."""
-    until, pauses = 60, draws.choice([0.005, 0.03])
+    pauses = draws.choice([0.005, 0.03])
+    ends: list[int] = []  # the step at which all stop, which the first one to know it writes
 
     def work(world: World) -> tuple[int, Array, float, Array, dict[str, Any]]:
         replica = attach(world, f"sgp({more}on_failure='continue')")
         own = random.Random(f"{world.rank} {draws.random()}")
-        train(replica, until, lambda: own.uniform(0, pauses))
+        while not ends or replica.steps < ends[0]:
+            train(replica, replica.steps + 1, lambda: own.uniform(0, pauses))
+            if len(replica.joined) == 2:
+                ends.append(replica.joined[-1]["step"] + 20)
         rank, weight = replica.world.rank, replica.parameters.state.weight
         model = flat(snapshot(replica.model))
         return rank, model, weight, *finish(replica)
@@ -136,7 +140,7 @@ def test_joins_conserve_mass(
         gradient,
         matrix=matrix,
         joins={each["step"]: each["rank"] for each in told["joined"]},
-        steps=until,
+        steps=ends[0],
         lr=LR,
         overlap=overlap,
     )
