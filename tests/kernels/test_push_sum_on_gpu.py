@@ -78,10 +78,20 @@ def test_a_cast_to_bfloat16_is_that_of_torch() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
     halfway = (bits.float().view(torch.int32) + 2**15).view(torch.float32)
     z = torch.cat([bits.float(), halfway])
-    z = z[z.abs() >= torch.finfo(torch.bfloat16).tiny].to(DEVICE)  # NaN neither
+    z = z[(z.abs() >= torch.finfo(torch.bfloat16).tiny) & z.isfinite()].to(DEVICE)
     out = torch.zeros_like(z, dtype=torch.bfloat16)
-    push_sum.fill_messages([z], None, 1.0, [(1.0, 1, out)])
+    assert push_sum.fill_messages([z], None, 1.0, [(1.0, 1, out)])
     assert torch.equal(out, z.bfloat16())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_parameters_that_are_not_finite_are_not_sent(bad: float) -> None:
+    zs, anchor = drawn(torch.float32, "odd")
+    zs[-1][-1] = bad
+    out, arrived = torch.zeros_like(anchor), torch.zeros_like(anchor)
+    assert not push_sum.fill_messages(zs, anchor, 1.0, [(0.5, 1, out)])
+    assert not push_sum.fill_and_add(zs, anchor, 1.0, 1.0, [(0.5, 1, out)], [arrived])
+    assert not out.any()
 
 
 def test_what_does_not_fit_is_left_to_torch() -> None:
