@@ -89,6 +89,34 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(method: str) -> None:
     assert error.startswith(tuple(named))
 
 
+@pytest.mark.usefixtures("fast_heartbeat")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_bad_number_in_the_slice_of_another_rank_of_the_node(rank: int) -> None:
+    """Each rank of a node exchanges a slice; the gather would hide what its others lack."""
+
+    def worker(world: World) -> str:
+        model = Quadratic(torch.float32)
+        replica = offbeat.replicate(model, offbeat.algorithm("sgp(within='local')"), mesh=world)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        parameters = list(model.parameters())
+
+        def go_on() -> None:
+            train(model, optimizer, replica, steps=2)
+            loss(model, world.rank, 0).backward()
+            optimizer.step()
+            if world.rank == rank:
+                with torch.no_grad():
+                    # Rank 0 exchanges the first half of the model, rank 1 the last.
+                    parameters[rank - 1].view(-1)[rank - 1] = torch.nan
+            replica.step()
+            train(model, optimizer, replica, steps=3)
+
+        return said(replica, go_on)
+
+    (error,) = set(ThreadWorld(nodes=PAIRS).run(worker))
+    assert error.startswith(f"rank {rank}: parameter ")
+
+
 @pytest.mark.parametrize("method", REPEATABLE)
 @pytest.mark.fault(
     "a parameter is NaN on one rank before an exchange, with nonfinite='skip'",

@@ -33,7 +33,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     Where no folder is writable, every process compiles again, which takes seconds. The stored
     code is renewed when the file of ``function`` changes, not when another file does: kernels
     that call each other share a file. What kernels call from another file (the conversions of
-    :mod:`offbeat.kernels.sixteen_bits`, prefetching) has a fixed meaning.
+    :mod:`offbeat.kernels.sixteen_bits`, prefetching, arrays at addresses) has a fixed meaning.
     """
     return _stored(function, _OPTIONS)
 

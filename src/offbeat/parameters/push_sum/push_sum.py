@@ -62,9 +62,9 @@ class PushSum(ElasticExchange[PushSumState]):
             they converge to the mean of these models. Over "node", a node is lost with any of its
             ranks; its first rank then exchanges the whole model, and copies it to the others.
         nonfinite: "raise" makes parameters of a rank that are not finite before an exchange the
-            same error on all ranks. "skip" lets that rank return to those after its step before, in
-            any step, and gossip them; a second time in a row is an error. For one more model of
-            memory.
+            same error on all ranks; those of that rank are averaged in part by then. "skip" lets
+            that rank return to those after its step before, in any step, and gossip them; a second
+            time in a row is an error. For one more model of memory.
 
     Bytes sent per exchange: one model for every peer (half with "bf16"; one slice, plus a gather
     inside the node, between nodes) and 16 more. Extra memory: one message for each different
@@ -139,8 +139,9 @@ class PushSum(ElasticExchange[PushSumState]):
         """Exchange with the peers of this step, if it is a sending step."""
         site, every = state.site, max(self.every, self.overlap)
         sends = step % every == 0 if self.overlap else due(step, every)
-        if self.nonfinite == "skip" or site.group is None:
-            state.guard.check(sends)  # otherwise the passes look at what they send
+        # The passes look at what they read: not at slices of other ranks, nor before a skip.
+        if self.nonfinite == "skip" or site.group is None or site.inside is not None:
+            state.guard.check(sends)
         state.copy_in()
         if self.weighted_updates:
             state.set_anchor()  # then w a + (z - a) is w z

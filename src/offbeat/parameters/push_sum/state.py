@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class PushSumState:
         """
         for section, zs, anchor in self.sections():
             if not self.passes.fill_messages(zs, anchor, self.weight, current.messages(section)):
-                self.guard.require()
+                self.refuse()
 
     def add_messages(self, current: GossipRound, last: GossipRound | None) -> None:
         """Add the received messages of ``last`` to what remains after those of ``current``."""
@@ -72,7 +73,12 @@ class PushSumState:
         for section, zs, anchor in self.sections():
             sent, arrived = current.messages(section), last.arrived(section)
             if not self.passes.fill_and_add(zs, anchor, before, self.weight, sent, arrived):
-                self.guard.require()
+                self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise the error of a parameter that is not finite, on all ranks."""
+        self.guard.require()
+        raise AssertionError("a pass found a number that is not finite, which no parameter has")
 
     def wait_for(self, last: GossipRound) -> None:
         """Wait for the messages of ``last``, and note whether they had arrived."""
