@@ -58,10 +58,12 @@ def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:
     floors = [ratio["floor"] for kib, ratio in found if kib >= 1024]
     made = []
     for by_links, needs in ((True, ""), (False, "links slower than the processors")):
-        kept = [case for case in cases if (case["idle"] >= IDLE) == by_links]
+        kept = [
+            f for f, case in zip(found, cases, strict=True) if (case["idle"] >= IDLE) == by_links
+        ]
         if kept:
-            every = [ratios(setting, case)["auto"] for case in kept]
-            sizes = ", ".join(size(case["kib"]) for case in kept)
+            every = [ratio["auto"] for _, ratio in kept]
+            sizes = ", ".join(size(kib) for kib, _ in kept)
             made.append(Claim(f"{setting}, {sizes}: at most 1.45 x an all-reduce",
                               f"{PAPER} x", f"{min(every):.2f} to {max(every):.2f} x",
                               max(every) <= PAPER, needs=needs))  # fmt: skip
