@@ -78,7 +78,7 @@ def test_rare_exchanges_are_divided_by_their_steps() -> None:
 def test_adasum_takes_the_time_of_its_three_collectives() -> None:
     n, numel = 4, 4_000_000
     swaps = 2 * (n - 1) * (2 * ALPHA + numel / RATE)
-    products = ALPHA + (n - 1) * 8 * n * n / RATE
+    products = 2 * (ALPHA + (n - 1) * 8 * n * n / RATE)
     found = seconds("adasum(method='gram')", profile(numel), fabric(n))
     assert found == pytest.approx(COMPUTE + swaps + products)
     gather = seconds("adasum(method='gather')", profile(numel), fabric(n))

@@ -144,6 +144,23 @@ class Clocks:
         self.crossed += leaving
         return self.collective(ready, fabric.seconds(leaving), axis)
 
+    def through_first(self, ready: Array, nbytes: int, axis: Axis) -> Array:
+        r"""Return the end of a sum of ``nbytes`` that the first member adds, and sends to all.
+
+        .. math:: \max_i s_i + 2 \left(\alpha + (n-1) \frac{m}{B}\right)
+        """
+        size, local, fabric = self.fabric.size(axis), self.fabric.ranks_per_node, self.fabric
+        sent = np.full(self.now.shape, nbytes)
+        firsts = {"world": (0, 0), "node": (0,), "local": (slice(None), 0)}[axis]
+        sent[firsts] = (size - 1) * nbytes
+        self.count(axis, sent)
+        if axis == "local" or fabric.nodes == 1:
+            return self.collective(ready, 2 * fabric.inside((size - 1) * nbytes), axis)
+        leaving = np.full(fabric.nodes, local * nbytes)
+        leaving[0] = (local * (size - 1) if axis == "node" else size - local) * nbytes
+        self.crossed += leaving
+        return self.collective(ready, 2 * fabric.seconds(float(leaving[0])), axis)
+
     def mean(self, ready: Array, numel: int, itemsize: int, axis: Axis) -> Array:
         """Return the end of a mean: an all-reduce, or of 16 bits two staged exchanges."""
         if itemsize > 2:

@@ -402,10 +402,11 @@ def test_bytes_are_those_of_an_all_reduce() -> None:
             found.append(replica.stats()["total"]["bytes_sent"] - before)
         return found[0], found[1]
 
-    gram = (size - 1) * 8 * size**2  # so small that it goes to all others directly
-    for full, half in ThreadWorld(size).run(worker):
-        assert full == 2 * (size - 1) * 4 * numel // size + gram
-        assert half == 2 * (size - 1) * 2 * numel // size + gram
+    gram = 8 * size**2  # so small that the first rank adds it, and sends it to all others
+    for rank, (full, half) in enumerate(ThreadWorld(size).run(worker)):
+        products = gram if rank else (size - 1) * gram
+        assert full == 2 * (size - 1) * 4 * numel // size + products
+        assert half == 2 * (size - 1) * 2 * numel // size + products
 
 
 @pytest.mark.parametrize(

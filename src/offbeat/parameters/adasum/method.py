@@ -7,7 +7,7 @@ from torch import Tensor
 
 from offbeat.parameters.adasum.gather import Gather
 from offbeat.parameters.adasum.gram import Gram
-from offbeat.parameters.adasum.participants import DIRECT
+from offbeat.parameters.adasum.participants import SMALL
 from offbeat.parameters.adasum.reduction import Reduction
 from offbeat.parameters.adasum.rounding import Rounding
 from offbeat.parameters.adasum.rvhdd import EARLY, Rvhdd
@@ -58,17 +58,17 @@ def choose(
         return "rvhdd"
     model = 2 * (size - 1) * sent / size
     products = gram_bytes(size, layers)
-    if products <= DIRECT or model + products <= 2.05 * sent:
+    if products <= SMALL or model + products <= 2.05 * sent:
         return "gram"
     halving = 2 * (size - 1) * full / size + halving_bytes(size, layers)
     return "gram" if model + products <= halving else "rvhdd"
 
 
 def gram_bytes(size: int, layers: int) -> float:
-    """Return what a rank sends for the inner products of all pairs of ``size`` vectors."""
+    """Return what a rank sends at most for the inner products of all pairs of ``size`` vectors."""
     matrices = 8 * size**2 * layers
-    direct = (size - 1) * matrices
-    return direct if direct <= DIRECT else 2 * (size - 1) * matrices / size
+    small = (size - 1) * matrices
+    return small if small <= SMALL else 2 * (size - 1) * matrices / size
 
 
 def halving_bytes(size: int, layers: int) -> int:

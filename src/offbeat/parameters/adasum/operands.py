@@ -37,7 +37,7 @@ class Operands:
             clip_segments(self.segments[run.section], run.start, run.stop) for run in runs
         ]
         self._products = torch.zeros(layers, size, size, dtype=torch.float64, device=like[0].device)
-        self._direct = layout.participants.direct(self._products) if split else None
+        self._sum = layout.participants.prepared(self._products) if split else None
         self._scales = torch.ones(layers, size, dtype=torch.float64, device=like[0].device)
         self._weights = self._factors = self._cancelled = torch.empty(0, device="cpu")
         self._passes = adasum_passes(like[0].device, compiled=False)
@@ -51,8 +51,8 @@ class Operands:
 
     def expect(self) -> None:
         """Post the receives of :meth:`analyze` early."""
-        if self._direct is not None:
-            self._direct.expect()
+        if self._sum is not None:
+            self._sum.expect()
 
     def keep(self, mine: Sequence[Tensor]) -> None:
         """Store this rank's own row of every piece."""
@@ -73,8 +73,8 @@ class Operands:
         if scales is not None:
             self._scales = self._all_scales(scales)
             products.div_(self._scales[:, :, None]).div_(self._scales[:, None, :])
-        if self._direct is not None:
-            self._layout.participants.wait(self._direct.start())
+        if self._sum is not None:
+            self._sum.add(self._layout.participants.wait)
         else:
             self._total(products)
         self._weights, self._cancelled, energy, orthogonality = self._passes.analyze(products)

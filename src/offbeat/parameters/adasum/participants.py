@@ -9,9 +9,10 @@ from torch import Tensor
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
-from offbeat.comm.messages import DirectSum
+from offbeat.comm.small_sum import SmallSum
 
-DIRECT = 2**16  # bytes per rank at most for a sum in one hop; a ring sends fewer, in more hops
+# Bytes that the first rank sends at most in a sum through it; a ring sends fewer, in more hops.
+SMALL = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,20 +86,20 @@ class Participants:
             asked.alike[topic] = not self.total(differs)
         return asked.alike[topic]
 
-    def direct(self, partial: Tensor) -> DirectSum | None:
-        """Return a prepared sum of ``partial`` as in :meth:`total`, if it takes one hop."""
+    def prepared(self, partial: Tensor) -> SmallSum | None:
+        """Return a prepared sum of ``partial`` as in :meth:`total`, if it is small."""
         group = self.group if self.inside is None else None
-        if group is None or not self._is_direct(partial, group):
+        if group is None or not self._is_small(partial, group):
             return None
-        return DirectSum(partial, group)
+        return SmallSum(partial, group)
 
     def _add(self, partial: Tensor, group: Group) -> None:
-        if self._is_direct(partial, group):
-            self.wait(DirectSum(partial, group).start())
+        if self._is_small(partial, group):
+            SmallSum(partial, group).add(self.wait)
         else:
             self.wait(all_reduce(partial, group))
 
-    def _is_direct(self, partial: Tensor, group: Group) -> bool:
+    def _is_small(self, partial: Tensor, group: Group) -> bool:
         # On a lane always: a collective there may fall between two collectives that the caller
         # launches on the same group, at another place on every rank. Messages have tags.
-        return self.on_lane or (group.size - 1) * partial.nbytes <= DIRECT
+        return self.on_lane or (group.size - 1) * partial.nbytes <= SMALL

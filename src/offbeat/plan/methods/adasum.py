@@ -5,7 +5,7 @@ from typing import Literal, final
 from offbeat.functional import Layout, balance
 from offbeat.parameters import AdasumUpdate
 from offbeat.parameters.adasum.method import choose
-from offbeat.parameters.adasum.participants import DIRECT
+from offbeat.parameters.adasum.participants import SMALL
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.halving import halving
@@ -26,8 +26,8 @@ class AdasumTimes(StepTimes):
 
     from when the last participant has come. With rvhdd m is the model in full precision, and where
     n is no power of two some send more than half. The inner products of all pairs of n
-    participants, 8 bytes for each of L layers, go to all others at once while they are small, else
-    through an all-reduce. ``within="local"`` first adds them up inside each node.
+    participants, 8 bytes for each of L layers, are added by the first one while they are small,
+    else by an all-reduce. ``within="local"`` first adds them up inside each node.
     """
 
     def __init__(self, exchange: AdasumUpdate, profile: Profile, fabric: Fabric) -> None:
@@ -116,8 +116,8 @@ class AdasumTimes(StepTimes):
             clocks.wait(clocks.collective(clocks.now, seconds, self.axis))
 
     def _add(self, clocks: Clocks, nbytes: int, axis: Literal["world", "node", "local"]) -> None:
-        if (clocks.fabric.size(axis) - 1) * nbytes <= DIRECT:
-            clocks.wait(clocks.at_once(clocks.now, nbytes, axis))
+        if (clocks.fabric.size(axis) - 1) * nbytes <= SMALL:
+            clocks.wait(clocks.through_first(clocks.now, nbytes, axis))
         else:
             clocks.wait(clocks.all_reduce(clocks.now, nbytes, axis))
 
