@@ -12,7 +12,9 @@ from torch import Tensor
 import offbeat
 from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import Group
+from offbeat.comm.handle import Handle
 from offbeat.comm.links import Links
+from offbeat.comm.messages import MessageRounds
 from offbeat.functional import Layout
 from offbeat.parameters.adasum.method import build_reduction, choose
 from offbeat.parameters.adasum.operands import Operands
@@ -21,7 +23,8 @@ from offbeat.parameters.adasum.slice_layout import SliceLayout
 
 LAYERS = 16
 ALL_REDUCE = "all-reduce"
-PASSES = "passes"  # over memory; an all-reduce and these, one after the other, are the floor
+PASSES = "passes"  # of "gram" over memory, without messages
+MESSAGES = "messages"  # of "gram", without passes
 
 
 def kinds(size: int) -> list[tuple[str, str | None]]:
@@ -55,6 +58,7 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
 
         timed[f"{method} {wire}" if wire else method] = combine
     timed[PASSES] = passes(layout, group, flat)
+    timed[MESSAGES] = messages(layout, group, flat[0])
 
     def reset(exchange: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -64,6 +68,29 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
         return run
 
     return {name: reset(exchange) for name, exchange in timed.items()}
+
+
+def messages(layout: Layout, group: Group, flat: Tensor) -> Callable[[], None]:
+    """What "gram" sends: shares to all others, a sum of the inner products, and shares back."""
+    rank, size = group.rank, group.size
+    own, rows = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
+    places = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
+    there = MessageRounds([([(to, own[to])], [(by, rows[by])]) for to, by in places], group)
+    back = MessageRounds([([(to, own[rank])], [(by, own[by])]) for to, by in places], group)
+    products = torch.zeros(len(layout.places), size, size, dtype=torch.float64)
+    total = Participants(size, group).prepared(products)
+
+    def swap() -> None:
+        for _ in places:
+            there.start().wait()
+        if total is None:
+            all_reduce(products, group).wait()
+        else:
+            total.add(Handle.wait)
+        for _ in places:
+            back.start().wait()
+
+    return swap
 
 
 def passes(layout: Layout, group: Group, flat: list[Tensor]) -> Callable[[], None]:

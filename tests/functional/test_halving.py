@@ -32,8 +32,8 @@ def test_every_element_ends_at_one_rank_and_has_passed_all_vectors(size: int, le
         assert max(map(len, held.values())) <= 840 / size + len(found)
 
 
-@pytest.mark.parametrize("layers", [1, 10, 160, 2000])
-@pytest.mark.parametrize("size", [2, 3, 8, 31, 32, 100, 512, 1000])
+@pytest.mark.parametrize("layers", [1, 2, 5, 10, 160, 2000])
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 9, 15, 31, 32, 100, 512, 1000])
 def test_auto_sends_at_most_two_models_and_a_twentieth(size: int, layers: int) -> None:
     """BERT-Large has 400 layers of 3 MB; here each has 36 KB."""
     model = layers * 36_000
@@ -41,4 +41,4 @@ def test_auto_sends_at_most_two_models_and_a_twentieth(size: int, layers: int) -
     products = {"gram": gram_bytes, "rvhdd": halving_bytes, "gather": lambda *_: 0}[kind]
     bodies = size - 1 if kind == "gather" else 2 * (size - 1) / size
     sent = bodies * model + products(size, layers)
-    assert sent <= 2.05 * model or sent <= 2**19 + 2**16, kind
+    assert sent <= 2.05 * model or (kind == "gather" and sent <= 2**19), kind

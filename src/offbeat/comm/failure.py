@@ -2,12 +2,12 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
 
+from offbeat.comm.explaining import Explaining
 from offbeat.comm.process_group import end_waits
 
 
@@ -123,19 +123,18 @@ class NoHeartbeat(FailureDetector):
         """Check nothing."""
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
+    def explaining(self) -> AbstractContextManager[None]:
         """Replace a ``RuntimeError`` of torch by a :class:`PeerLost`."""
-        try:
-            yield
-        except PeerLost:
-            raise
-        except RuntimeError as error:
-            raise PeerLost(
-                f"rank {self.rank}: an exchange between the ranks {list(self.ranks)} failed "
-                f"({error}); a rank has ended, or did not make the same call within the timeout "
-                "of the process group: look at the end of all ranks' logs"
-            ) from error
+        return Explaining(self._explain)
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        if isinstance(error, PeerLost):
+            return error
+        return PeerLost(
+            f"rank {self.rank}: an exchange between the ranks {list(self.ranks)} failed "
+            f"({error}); a rank has ended, or did not make the same call within the timeout "
+            "of the process group: look at the end of all ranks' logs"
+        )
 
     def condemn(self, error: Exception) -> Exception:
         """Return ``error``; the other ranks end by the timeout."""

@@ -13,11 +13,13 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
 from offbeat.comm import several_replicas
+from offbeat.comm.explaining import Explaining
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.notices import Failure, Notices, Verdict, Wish
 from offbeat.comm.process_group import end_waits, timeout_of
@@ -132,16 +134,16 @@ class Heartbeat(FailureDetector):
         self._adopt(self._ring.board.read())
         self.require_no_verdict()
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Check the others' heartbeats during a wait of the training thread."""
+        return Explaining(self._explain, self._begin_wait, self._end_wait)
+
+    def _begin_wait(self) -> None:
         self.require_no_verdict()
         self._waiting_since = time.monotonic()
-        try:
-            with self.explaining():
-                yield
-        finally:
-            self._waiting_since = None
+
+    def _end_wait(self) -> None:
+        self._waiting_since = None
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[None]:
@@ -152,13 +154,9 @@ class Heartbeat(FailureDetector):
         finally:
             self._attending_since = None
 
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
+    def explaining(self) -> AbstractContextManager[None]:
         """Replace a ``RuntimeError`` by the verdict of all ranks; from any thread."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._explain(error) from error
+        return Explaining(self._explain)
 
     def condemn(self, error: Exception) -> Exception:
         """Make ``error`` the verdict of all ranks unless there is one; return the verdict."""

@@ -22,7 +22,7 @@ from offbeat.comm.handle import Handle
 from offbeat.comm.process_group import coalesced
 
 PIECE = 2**23  # bytes of one point-to-point message
-EARLY = 2**18  # bytes: receives of smaller rounds may be posted before the messages are sent
+EARLY = 2**16  # bytes: receives of smaller rounds may be posted before the messages are sent
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
 Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # sends, receives
 
@@ -66,8 +66,8 @@ class MessageRounds:
         A message whose receive is posted is sent at once. Otherwise both sides exchange requests
         first, which wakes a thread on each: three hops of 64 KiB between 4 ranks take 1.7 ms
         instead of 4.1. Large messages that are sent at once arrive together with another rank's,
-        and two senders share the link of one receiver: 16 MiB between 8 nodes take 1.37 instead
-        of 1.05 times as long as an all-reduce.
+        and two senders share the link of one receiver: seven hops of 128 KiB between 8 nodes take
+        11.5 ms instead of 10.7 at 1 Gbit/s, and 32.0 instead of 29.7 at 250 Mbit/s.
         """
         if self._early and not self._expected:
             with self._group.detector.explaining():

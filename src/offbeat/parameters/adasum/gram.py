@@ -81,11 +81,12 @@ class Gram(Reduction):
                 self._operands.expect()
             if rounding is not None:
                 rounding.cast(self._slices)
-            self._operands.keep([share.of(self._messages) for share in self._mine])
             for _ in range(1, self._participants.size - 1):
                 self._participants.wait(self._there.start())
             launched = [self._there.start() for _ in self._runs]
             self._operands.expect()  # at the latest, and not sooner: see MessageRounds
+            # While messages travel.
+            self._operands.keep([share.of(self._messages) for share in self._mine])
             for index, handle in enumerate(launched):
                 self._participants.wait(handle)
                 self._operands.add(index)

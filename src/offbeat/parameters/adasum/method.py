@@ -24,11 +24,10 @@ def choose(
     """Return the algorithm ``method`` or, with "auto", the one that is faster as measured.
 
     For a slice of ``sent`` bytes in messages and ``full`` in full precision. By what all ranks
-    know; ``is_wide``: no value has 16 bits, on the wire or in memory. Few participants go by
-    "gram"; 16, 32, ... by "rvhdd", which sends fewer messages, and up to 2 MiB 8 or more. "rvhdd"
-    cannot send 16 bits instead of 32, and rounds to those of 16-bit parameters at every level. In
-    all other cases it takes over only if "gram" sends more than 2.05 slices because of its inner
-    products, and more than "rvhdd".
+    know; ``is_wide``: no value has 16 bits, on the wire or in memory. "gram" takes fewer than 16
+    participants whose inner products are small, and by bytes most of what "rvhdd" does not take:
+    other powers of two, and up to 2 MiB any number. "rvhdd" cannot send 16 bits instead of 32, and
+    rounds to those of 16-bit parameters at every level.
 
     >>> [choose("auto", size, 160, 10**7, 10**7) for size in (4, 16)]
     ['gram', 'rvhdd']
@@ -47,18 +46,18 @@ def choose(
     # and 3.4 x; 1 MiB 1.0, 1.3 and 2.1 against 1.0, 1.2 and 2.9 x.
     if sent <= (ROUND if size == 2 else 2**16) and (size - 1) * sent <= ROUND:
         return "gather"
-    # Between 16 nodes at 250 Mbit/s gram takes 1.8, 1.9 and 2.0 times an all-reduce for 256 KiB, 1
-    # and 4 MiB, rvhdd 0.7, 1.3 and 1.1 x; at 1 Gbit/s 1.6, 1.9 and 2.4 against 0.7, 1.1 and 1.6 x.
-    # Between 8, up to 2 MiB: 0.9 and 1.1 against 0.9 and 1.0 x, and at 1 Gbit/s 0.7 and 1.5 against
-    # 0.7 and 1.4 x; beyond, 1.03 against 1.04 x and 1.23 against 1.28 x. Between 9, where one rank
-    # sends its whole slice in one round, 256 KiB, 1 and 4 MiB at 250 Mbit/s take 1.8, 1.4 and 1.3
-    # against 0.8, 1.5 and 1.7 x.
-    is_power = size & (size - 1) == 0
-    if is_wide and size >= 8 and (sent <= EARLY or (size > 8 and is_power)):
+    # Gram against rvhdd, at 1 Gbit/s and 250 Mbit/s, up to 16 layers: 1 MiB between 8 nodes 1.3
+    # against 1.5 and 1.1 against 1.1 x, between 9 1.3 against 1.7 and 1.1 against 1.4 x. With
+    # products that go round a ring (160 layers): 1 MiB between 6 nodes 2.0 against 1.7 and 1.4
+    # against 1.2 x; 16 MiB between 8 nodes 1.4 against 1.2 and 1.10 against 1.04 x, but between 6,
+    # where one rank sends its whole slice in one round, 1.2 against 1.4 and 1.1 against 1.3 x.
+    # Between 16 nodes 4 MiB take 1.75 against 1.70 and 1.8 against 1.2 x also with 4 layers.
+    is_power, products = size & (size - 1) == 0, gram_bytes(size, layers)
+    is_small = _is_small(size, layers)
+    if is_wide and not (is_small and size < 16) and (is_power or sent <= EARLY):
         return "rvhdd"
     model = 2 * (size - 1) * sent / size
-    products = gram_bytes(size, layers)
-    if products <= SMALL or model + products <= 2.05 * sent:
+    if (is_small and size < 8) or model + products <= 2.05 * sent:
         return "gram"
     halving = 2 * (size - 1) * full / size + halving_bytes(size, layers)
     return "gram" if model + products <= halving else "rvhdd"
@@ -67,8 +66,12 @@ def choose(
 def gram_bytes(size: int, layers: int) -> float:
     """Return what a rank sends at most for the inner products of all pairs of ``size`` vectors."""
     matrices = 8 * size**2 * layers
-    small = (size - 1) * matrices
-    return small if small <= SMALL else 2 * (size - 1) * matrices / size
+    return (size - 1) * matrices * (1 if _is_small(size, layers) else 2 / size)
+
+
+def _is_small(size: int, layers: int) -> bool:
+    """Return whether the first participant adds the inner products of all pairs."""
+    return (size - 1) * 8 * size**2 * layers <= SMALL
 
 
 def halving_bytes(size: int, layers: int) -> int:

@@ -12,7 +12,7 @@ from offbeat.comm.handle import Handle
 from offbeat.comm.small_sum import SmallSum
 
 # Bytes that the first rank sends at most in a sum through it; a ring sends fewer, in more hops.
-SMALL = 2**16
+SMALL = 2**17
 
 
 @dataclass(frozen=True, eq=False)

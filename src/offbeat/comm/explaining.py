@@ -1,0 +1,43 @@
+"""A context that replaces the errors of torch by ones that name the cause."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+
+def _nothing() -> None:
+    """Do nothing at the begin or the end of a context."""
+
+
+class Explaining(AbstractContextManager[None]):
+    """Replaces a ``RuntimeError`` by what ``explain`` makes of it.
+
+    Calls ``begin`` and ``end`` too. Not a generator: entering one and leaving it takes 0.9 us
+    instead of 0.3, and ten times as long where a rank has just been woken by a message. Every
+    message does so three times.
+    """
+
+    def __init__(
+        self,
+        explain: Callable[[RuntimeError], Exception],
+        begin: Callable[[], None] = _nothing,
+        end: Callable[[], None] = _nothing,
+    ) -> None:
+        self._explain, self._begin, self._end = explain, begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(error, RuntimeError):
+                found = self._explain(error)
+                if found is not error:
+                    raise found from error
+        finally:
+            self._end()
