@@ -103,7 +103,7 @@ class Ring(Topology):
     large worlds: one exchange multiplies the consensus error by about ``1 - 13 / n^2``.
 
     >>> Ring().peers(0, 4, index=0)
-    Peers(send=((3, 0.333...), (1, 0.333...)), receive=(3, 1), keep=0.333...)
+    Peers(send=((3, 0.333...), (1, 0.333...)), receive=(1, 3), keep=0.333...)
     """
 
     is_fixed: ClassVar[bool] = True
@@ -112,7 +112,8 @@ class Ring(Topology):
         """Return equal shares for the neighbours and the participant itself."""
         near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
         share = 1 / (len(near) + 1)
-        return Peers(tuple((peer, share) for peer in near), near, share)
+        # In hops: everybody sends to the left first, and receives from the right.
+        return Peers(tuple((peer, share) for peer in near), near[::-1], share)
 
     def period(self, size: int) -> int:
         """Return 1: the ring does not change."""

@@ -161,6 +161,30 @@ def exchanges_to_all(topology: Topology, size: int, sender: int, index: int) -> 
     return count
 
 
+def is_in_hops(topology: Topology, size: int) -> bool:
+    """Return whether message j of everybody is message j of its receiver too, in all exchanges.
+
+    Then each participant sends to at most one other at a time, and receives from at most one, if
+    all send their messages one after the other.
+
+    >>> from offbeat import Digraph, Exponential
+    >>> import networkx as nx
+    >>> is_in_hops(Exponential(peers=2), 8), is_in_hops(Digraph(nx.star_graph(3).to_directed()), 4)
+    (True, False)
+    """
+    graphs = (
+        [part.peers(rank, size, index) for rank in range(size)]
+        for part in topology.parts()
+        for index in range(part.period(size))
+    )
+    return all(
+        graph[to].receive[hop : hop + 1] == (rank,)
+        for graph in graphs
+        for rank, peers in enumerate(graph)
+        for hop, (to, _) in enumerate(peers.send)
+    )
+
+
 def validate(topology: Topology, size: int) -> None:
     """Check that push-sum on these graphs conserves mass and converges to the mean.
 

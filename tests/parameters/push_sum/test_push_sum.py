@@ -18,6 +18,7 @@ import offbeat
 from offbeat.comm.world import World
 from offbeat.gradients import Mean
 from offbeat.parameters import PushSum
+from offbeat.parameters.push_sum import gossip
 from offbeat.testing import ThreadWorld, simulate, snapshot
 from offbeat.topology.graph import Peers, Topology, mixing_matrix, validate
 from problems import DIMENSION, START, Quadratic, flat, gradient, loss
@@ -784,6 +785,64 @@ def test_a_mean_of_all_costs_an_all_reduce_and_16_bit_messages_half() -> None:
     assert sent(offbeat.sgp("complete")) == 2 * 3 * (DIMENSION * 8 + 16) // 4
     assert sent(offbeat.sgp(overlap=1, wire="bf16")) == DIMENSION * 2 + 16
     assert sent(offbeat.sgp("exponential", peers=2)) == 2 * (DIMENSION * 8 + 16)
+
+
+@dataclass(frozen=True)
+class Turns(Topology):
+    """Neighbours average pair by pair; the others of an exchange send and receive nothing."""
+
+    def peers(self, rank: int, size: int, index: int) -> Peers:
+        """Return the partner in the pair of this exchange."""
+        first = index % (size - 1)
+        if rank not in (first, first + 1):
+            return Peers((), (), 1.0)
+        partner = 2 * first + 1 - rank
+        return Peers(((partner, 0.5),), (partner,), 0.5)
+
+    def period(self, size: int) -> int:
+        """Return the number of pairs."""
+        return size - 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "turns"),
+    [
+        ({"topology": offbeat.Exponential(peers=2)}, [1, 1]),
+        ({"topology": offbeat.Ring()}, [1, 1]),
+        # Nobody waits to send the second message.
+        ({"topology": offbeat.Exponential(peers=2), "overlap": 1}, [2]),
+        # Hop by hop the leaves of a star would wait for its hub in one order, and it in another.
+        ({"topology": offbeat.Digraph(networkx.star_graph(3).to_directed())}, [3]),
+        ({"topology": Turns()}, [1]),
+    ],
+    ids=["two peers", "ring", "overlap", "star", "some idle"],
+)
+def test_messages_leave_one_after_the_other_where_hops_match(
+    settings: dict[str, Any], turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+    real = gossip.exchange
+
+    def record(sends: Any, receives: Any, group: Any) -> Any:
+        if group.rank == 0:
+            launched.append(len({to for to, _ in sends}))
+        return real(sends, receives, group)
+
+    monkeypatch.setattr(gossip, "exchange", record)
+
+    def worker(world: World) -> Tensor:
+        model = Quadratic()
+        algorithm = offbeat.Algorithm(parameters=PushSum(**settings))
+        replica = offbeat.replicate(model, algorithm, mesh=world)
+        with torch.no_grad():
+            model.matrix.fill_(world.rank)
+        replica.step()
+        replica.finish()
+        return model.matrix.detach()
+
+    for matrix in ThreadWorld(4).run(worker):
+        torch.testing.assert_close(matrix, torch.full_like(matrix, 1.5))
+    assert launched == turns
 
 
 @pytest.mark.fault(

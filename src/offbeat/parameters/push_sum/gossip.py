@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
-from offbeat.comm.messages import exchange
+from offbeat.comm.messages import Round, exchange
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, sum_messages
 from offbeat.topology.graph import Peers, Topology
@@ -22,11 +23,12 @@ WHOLE = slice(None)
 class GossipRound:
     """One gossip exchange of a participant, with buffers that are allocated once.
 
-    ``outgoing`` holds one message for each different share and ``incoming`` one for each sender;
-    a message is a list of flat tensors, one for each section of the layout. Every message has a
-    header of two float64, its share of the weight and the number of the exchange. Buffers and
-    handles are kept until :meth:`wait`. An exchange that is the mean of all participants is an
-    all-reduce, from whose sum the participant's own share is subtracted.
+    ``outgoing`` holds one message for each different share and ``incoming`` one for each sender; a
+    message is a list of flat tensors, one for each section of the layout. Every message has a
+    header of two float64, its share of the weight and the number of the exchange. With ``in_hops``
+    (see :func:`offbeat.topology.graph.is_in_hops`) one is sent after the other, those after the
+    first by :meth:`wait`. Buffers and handles are kept until then. An exchange that is the mean of
+    all participants is an all-reduce, from whose sum the participant's own share is subtracted.
     """
 
     site: Site
@@ -34,12 +36,14 @@ class GossipRound:
     incoming: list[list[Tensor]]
     index: int = 0
     peers: Peers | None = None
+    in_hops: bool = False
     is_mean: bool = False
     weight: float = 1.0
     shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
     header: Tensor = field(default_factory=lambda: torch.zeros(2, device="cpu"))
     headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
+    later: Sequence[Round] = ()
 
     @classmethod
     def restored(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
@@ -79,7 +83,7 @@ class GossipRound:
         return [(p, n, out[section]) for (p, n), out in zip(shares, self.outgoing, strict=False)]
 
     def launch(self) -> None:
-        """Start to send and to receive all messages, without blocking."""
+        """Start to send and to receive all messages, or the first ones, without blocking."""
         group, peers = self._begun()
         if self.is_mean:
             body = self.incoming[0]
@@ -88,35 +92,46 @@ class GossipRound:
             self.header = self._header(self.weight / self.site.size)
             self.headers = [self.header.clone()]
             self.handles = [all_reduce(part, group) for part in (*self.headers, *body)]
-            return
+        else:
+            self.later = self._rounds(peers)
+            self._start_next(group)
+
+    def _rounds(self, peers: Peers) -> list[Round]:
+        """Return what is sent and received, and make the headers."""
         bodies = dict(zip(self.shares, self.outgoing, strict=False))
         sends = [
-            (to, part)
+            [(to, part) for part in (self._header(self.weight * share), *bodies[share])]
             for to, share in peers.send
-            for part in (self._header(self.weight * share), *bodies[share])
         ]
         self.headers = [self._header(0.0) for _ in peers.receive]
         receives = [
-            (source, part)
+            [(source, part) for part in (header, *body)]
             for source, header, body in zip(
                 peers.receive, self.headers, self.incoming, strict=False
             )
-            for part in (header, *body)
         ]
-        self.handles = [exchange(sends, receives, group)]
+        if self.in_hops:
+            return list(zip_longest(sends, receives, fillvalue=()))
+        return [([*chain(*sends)], [*chain(*receives)])]
+
+    def _start_next(self, group: Group) -> None:
+        if self.later:
+            (sends, receives), *self.later = self.later
+            self.handles.append(exchange(sends, receives, group))
 
     def wait(self) -> None:
         """Block until all messages are sent and received. Idempotent."""
         if not self.handles:
             return
+        group, peers = self._begun()
         while self.handles:
             self.handles.pop().wait()
+            self._start_next(group)
         if self.is_mean:
             for into, out in zip(
                 (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0]), strict=True
             ):
                 into.sub_(out)
-        group, peers = self._begun()
         sources = peers.receive[:1] if self.is_mean else peers.receive
         for source, header in zip(sources, self.headers, strict=True):
             index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
@@ -159,7 +174,7 @@ class GossipRound:
 
 
 def gossip_round(
-    topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None
+    topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None, in_hops: bool
 ) -> GossipRound:
     """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
     rounds = [
@@ -176,4 +191,5 @@ def gossip_round(
         return [[torch.zeros_like(body) for body in bodies] for _ in range(max(1, count))]
 
     shares = max(len({share for _, share in peers.send}) for peers in rounds)
-    return GossipRound(site, buffers(shares), buffers(max(len(peers.receive) for peers in rounds)))
+    senders = max(len(peers.receive) for peers in rounds)
+    return GossipRound(site, buffers(shares), buffers(senders), in_hops=in_hops)

@@ -22,7 +22,14 @@ from offbeat.parameters.push_sum.state import PushSumState, new_anchor, works_in
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
-from offbeat.topology.graph import Topology, exchanges_to_all, keeps_weights, neighbours, validate
+from offbeat.topology.graph import (
+    Topology,
+    exchanges_to_all,
+    is_in_hops,
+    keeps_weights,
+    neighbours,
+    validate,
+)
 
 
 @final
@@ -39,7 +46,9 @@ class PushSum(ElasticExchange[PushSumState]):
     that irregular graphs converge to the true mean as well.
 
     Args:
-        topology: which participant sends to which in every exchange.
+        topology: which participant sends to which in every exchange. Without overlap the messages
+            to several peers leave one after the other, if no two then meet at a receiver (two
+            models from each of 8 nodes at 1 Gbit/s: 307 ms instead of 312; links alone: 300).
         over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
             its slice of the model with its counterparts.
         overlap: the paper's tau. 0 sends after every step and waits for the messages of the same
@@ -124,7 +133,11 @@ class PushSum(ElasticExchange[PushSumState]):
         needs_anchor = (varies or layout.is_rounded) and not self.biased
         anchor = new_anchor(site, layout) if needs_anchor else None
         count = 2 if self.overlap else 1
-        rounds = [gossip_round(self.topology, site, empty, self.wire) for _ in range(count)]
+        # Under overlap nobody waits to send the second message: all leave at once.
+        in_hops = not self.overlap and is_in_hops(self.topology, site.size)
+        rounds = [
+            gossip_round(self.topology, site, empty, self.wire, in_hops) for _ in range(count)
+        ]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
         as_nodes = self.on_failure == "continue" and self.over == "node"
         guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")
