@@ -7,6 +7,7 @@ from torch import Tensor
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import MessageRounds
+from offbeat.device import host_array
 
 
 class SmallSum:
@@ -40,5 +41,6 @@ class SmallSum:
         self._rounds.expect()
         wait(self._rounds.start())
         if self._terms is not None:
-            self._sum.add_(self._terms.sum(0))
+            total = host_array(self._sum)
+            total += host_array(self._terms).sum(0)
         wait(self._rounds.start())

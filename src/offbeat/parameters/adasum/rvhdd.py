@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.messages import MessageRounds, Round, Transfer
+from offbeat.device import host_array
 from offbeat.functional import Merge, Segments, cells_of, merges
 from offbeat.functional.adasum import factor
 from offbeat.kernels.dispatch import adasum_passes, machine_code
@@ -236,12 +237,7 @@ class Rvhdd(Reduction):
         for term in level.terms:
             self._layout.participants.wait(self._there.start())
             if term is not None:
-                _array(level.products)[...] += _array(term)
-
-
-def _array(tensor: Tensor) -> Any:
-    """Return a NumPy array on a CPU: just after a wait, an operation of torch takes 20 us."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+                host_array(level.products)[...] += host_array(term)
 
 
 def _note_energy(level: Level, before: Level | None, size: int) -> None:
@@ -250,16 +246,20 @@ def _note_energy(level: Level, before: Level | None, size: int) -> None:
     Its own block of ``size`` ranks, all of which know their sum, has merged ``before``. Of a block
     of one rank it is the squared norm, to whose parts the products of the merge add up.
     """
-    products, merge = _array(level.products), level.merge
+    products, merge = host_array(level.products), level.merge
     left, right = merge.middle - merge.first, merge.stop - merge.middle
     products[:, 2] = products[:, 0] * (left == 1) + products[:, 3] * (right == 1)
     if before is not None:
-        products[:, 2] += _array(before.products)[:, 2] / size
+        products[:, 2] += host_array(before.products)[:, 2] / size
 
 
 def _weigh(level: Level) -> None:
     """Compute the coefficients of both vectors from their products."""
-    products, weights, share = _array(level.products), _array(level.weights), level.merge.share
+    products, weights, share = (
+        host_array(level.products),
+        host_array(level.weights),
+        level.merge.share,
+    )
     weights[:, 0] = factor(share, products[:, 1], products[:, 0])
     weights[:, 1] = factor(1 - share, products[:, 1], products[:, 3])
 
