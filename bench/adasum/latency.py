@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.adasum.exchanges import ALL_REDUCE, MESSAGES, PASSES, measure
+from bench.adasum.exchanges import ALL_REDUCE, LAYERS, MESSAGES, PASSES, measure
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
@@ -49,7 +49,7 @@ def ratios(setting: str, case: dict[str, Any]) -> dict[str, float]:
     found = {name: median / medians[ALL_REDUCE] for name, median in medians.items()}
     found["floor"] = max(1, found[MESSAGES]) + found[PASSES]
     nodes = int(setting.split()[0])
-    return found | {"auto": found[choose("auto", nodes, 1, case["kib"] * 1024, case["kib"] * 1024)]}
+    return found | {"auto": found[choose("auto", nodes, LAYERS, *2 * [case["kib"] * 1024])]}
 
 
 def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:

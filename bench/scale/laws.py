@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import offbeat
 from offbeat.comm.process_group import collective_peers
 from offbeat.parameters.adasum.method import choose, gram_bytes, halving_bytes
+from offbeat.parameters.adasum.participants import SMALL
 from offbeat.topology.graph import Topology, neighbours
 
 EVERY = 8  # steps between two exchanges of the methods that have an interval
@@ -102,7 +103,8 @@ def _adasum(n: int) -> float:
 
 def _adasum_hops(n: int) -> float:
     if choose("auto", n, TENSORS, BYTES, BYTES) == "gram":
-        return 4 * (n - 1)
+        is_small = gram_bytes(n, TENSORS) <= SMALL  # through the first rank
+        return 2 * (n - 1) + (2 if is_small else 2 * (n - 1))
     levels = (n - 1).bit_length()
     return 2 * levels + levels * (levels + 1) // 2
 
@@ -152,7 +154,7 @@ LAWS = {
     f"slgs(density={DENSITY})": _top_k(DENSITY),
     "adasum": Law(
         _adasum,
-        "2 (n-1)/n, and 16 n^2 bytes a layer, from 8 ranks on 16 l (l+1) with l = log2 n",
+        "2 (n-1)/n, and 8 n^2 (n-1) bytes a layer, from 16 ranks on 16 l (l+1) with l = log2 n",
         _mesh,
         _adasum_hops,
         0.05,

@@ -36,8 +36,15 @@ class Explaining(AbstractContextManager[None]):
     ) -> None:
         try:
             if isinstance(error, RuntimeError):
-                found = self._explain(error)
-                if found is not error:
-                    raise found from error
+                self._raise(error)
         finally:
             self._end()
+
+    def _raise(self, error: RuntimeError) -> None:
+        found = self._explain(error)
+        try:
+            if found is not error:
+                raise found from error
+        finally:
+            # The error refers to this frame: a cycle would keep all frames, and sockets, alive.
+            del found

@@ -1,5 +1,6 @@
 """Adasum of tensors by hand: results, several in flight, errors on all ranks alike."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -145,6 +146,17 @@ def test_small_sums_are_equal_on_all_ranks_bit_for_bit() -> None:
     assert [sent for _, sent in found] == [2 * n * rows[0].nbytes for n in (4, 1, 1, 1, 1)]
 
 
+def test_a_small_sum_of_opposite_infinities_warns_nobody() -> None:
+    """A warning of the first rank alone may be an error there, in the middle of an exchange."""
+
+    def work(group: Group) -> float:
+        tensor = torch.tensor([torch.inf, -torch.inf, 1.0][group.rank], dtype=torch.float64)
+        SmallSum(tensor, group).add(Handle.wait)
+        return tensor.item()
+
+    assert all(map(math.isnan, world(3, work)))
+
+
 def test_sums_too_large_for_that_go_round_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.parameters.adasum.participants.SMALL", 0)
 
@@ -258,7 +270,7 @@ def test_collectives_of_the_caller_may_be_launched_meanwhile() -> None:
         links = Links.connect(world)
         group = links.open("world")
         assert group is not None
-        tensors = [torch.full((2,), float(i)) for i in range(600)]  # inner products of 19 KiB
+        tensors = [torch.full((2,), float(i)) for i in range(600)]  # inner products of 117 KiB
         total = torch.ones(1000)
         handle = offbeat.adasum_all_reduce(tensors, group, method="gram", async_op=True)
         assert handle is not None

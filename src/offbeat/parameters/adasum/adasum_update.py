@@ -79,15 +79,16 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
     sum to n-1 others, up to 128 KiB in all; beyond, by an all-reduce. "rvhdd" sends 32 a layer to
     1, 2, ... log2 n others, 1.8 KB a layer between 1,000. "auto" takes "gram" up to those 128 KiB
     between fewer than 16; else "rvhdd" between 2, 4, 8, ... participants, and up to 2 MiB between
-    any number. In other numbers, and with 16 bits on the wire or in memory, it takes "rvhdd" only
-    where "gram" would send more than that does in full precision, and more than 2.05 models. The
-    sum is at most 2.05 models for up to 1,000 participants, where layers have 36 KB on average.
-    "gather": n-1 times the model's; "auto" takes it for messages of up to 64 KiB, and 512 KiB to
-    all others. In the first exchange of "gather" and "gram" also three numbers to each other rank:
-    kernels are used only if all have numba and the same processor, or Triton and the same kind of
-    GPU. Extra memory: the anchor (float32 for 16-bit parameters: it holds what their rounding
-    takes), the update, and one model of rows ("gather": n); with 16 bits two models more. Passes
-    over memory: six.
+    any number; in other numbers, and with 16 bits on the wire or in memory, "gram". From 8
+    participants on it takes "rvhdd" too where "gram" would send more than that does in full
+    precision, and more than 2.05 times what is sent of the model. The sum is at most 2.05 models in
+    full precision for up to 1,000 participants, where layers have 36 KB on average. "gather": n-1
+    times the model's; "auto" takes it for messages of up to 64 KiB, and 512 KiB to all others. In
+    the first exchange of "gather" and "gram" also three numbers to each other rank: kernels are
+    used only if all have numba and the same processor, or Triton and the same kind of GPU. Extra
+    memory: the anchor (float32 for 16-bit parameters: it holds what their rounding takes), the
+    update, and one model of rows ("gather": n); with 16 bits two models more. Passes over memory:
+    six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.

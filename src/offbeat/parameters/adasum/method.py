@@ -24,10 +24,11 @@ def choose(
     """Return the algorithm ``method`` or, with "auto", the one that is faster as measured.
 
     For a slice of ``sent`` bytes in messages and ``full`` in full precision. By what all ranks
-    know; ``is_wide``: no value has 16 bits, on the wire or in memory. "gram" takes fewer than 16
-    participants whose inner products are small, and by bytes most of what "rvhdd" does not take:
-    other powers of two, and up to 2 MiB any number. "rvhdd" cannot send 16 bits instead of 32, and
-    rounds to those of 16-bit parameters at every level.
+    know; ``is_wide``: no value has 16 bits, on the wire or in memory. Fewer than 16 participants
+    whose inner products are small go by "gram"; other powers of two, and up to 2 MiB any number, by
+    "rvhdd", which cannot send 16 bits instead of 32, and rounds to those of 16-bit parameters at
+    every level. All others go by "gram". From 8 participants on, where "gram" would send more than
+    2.05 slices because of its inner products, it must send less than "rvhdd".
 
     >>> [choose("auto", size, 160, 10**7, 10**7) for size in (4, 16)]
     ['gram', 'rvhdd']

@@ -85,6 +85,7 @@ class GossipRound:
     def launch(self) -> None:
         """Start to send and to receive all messages, or the first ones, without blocking."""
         group, peers = self._begun()
+        self.handles, self.later = [], ()
         if self.is_mean:
             body = self.incoming[0]
             for into, out in zip(body, self.outgoing[0], strict=True):
