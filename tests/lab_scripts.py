@@ -159,6 +159,8 @@ try:
         optimizer.zero_grad()
         replica.step()
         last = time.monotonic()
+        if replica.steps == 1:
+            print("trains", flush=True)
         time.sleep(0.02)
 except offbeat.PeerLost as lost:
     print(f"{time.monotonic() - last:.1f} {lost}", flush=True)

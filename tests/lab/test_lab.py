@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ import lab_scripts
 from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Straggler, Unavailable
 from offbeat.lab.check import measure_links
-from offbeat.lab.injection import RunControl
+from offbeat.lab.cluster import Cluster
+from offbeat.lab.injection import Fault, RunControl
 
 NETWORKS = Path("/run/netns")
 RATE, RATE_TEXT = 100e6, "100mbit"
@@ -273,6 +275,24 @@ def test_a_cut_delays_and_does_not_break() -> None:
     assert lines.of(None) == ["node 1: link down, until 2 s", "node 1: link up"]
 
 
+@dataclass(frozen=True)
+class CutAfter(Fault):
+    """Cuts the link of ``node`` once ``event`` has come: ranks may take long to start."""
+
+    node: int
+    event: threading.Event
+
+    def validate(self, cluster: Cluster) -> None:
+        """Accept any cluster: the test knows its own."""
+
+    def inject(self, control: RunControl, stop: threading.Event) -> None:
+        """Cut it, until the end of the run."""
+        while not self.event.wait(0.1):
+            if stop.is_set():
+                return
+        control.set_link(self.node, False)
+
+
 @pytest.mark.fault(
     "the link of a node is cut for minutes",
     "PeerLost on every rank within 30 s, also on that node, each for itself",
@@ -280,12 +300,19 @@ def test_a_cut_delays_and_does_not_break() -> None:
 )
 def test_a_cut_that_lasts_ends_every_rank_for_itself() -> None:
     """The rank behind it cannot reach the store; the others read no heartbeat of it."""
-    lines = Lines()
+    lines, all_train = Lines(), threading.Event()
+
+    def note(rank: int | None, line: str) -> None:
+        lines.add(rank, line)
+        if [said for _, said in lines].count("trains") == 3:
+            all_train.set()
+
     with Lab(3) as lab:
         command = python(lab_scripts.LOST_LINK)
-        lab.run(command, keep_going=True, faults=[Cut(1, 10.0, 600.0)], on_line=lines.add)
+        lab.run(command, keep_going=True, faults=[CutAfter(1, all_train)], on_line=note)
     for rank in range(3):
-        (said,) = lines.of(rank)
+        trains, said = lines.of(rank)
+        assert trains == "trains"
         seconds, _, text = said.partition(" ")
         assert float(seconds) < 30
         assert ("which no longer answers" if rank == 1 else "rank 1 is lost") in text
