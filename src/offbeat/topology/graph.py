@@ -164,8 +164,8 @@ def exchanges_to_all(topology: Topology, size: int, sender: int, index: int) -> 
 def is_in_hops(topology: Topology, size: int) -> bool:
     """Return whether message j of everybody is message j of its receiver too, in all exchanges.
 
-    Then each participant sends to at most one other at a time, and receives from at most one, if
-    all send their messages one after the other.
+    In the order of :class:`Peers`. If all then send their messages one after the other, each
+    participant sends to at most one other at a time, and receives from at most one.
 
     >>> from offbeat import Digraph, Exponential
     >>> import networkx as nx
