@@ -1,0 +1,46 @@
+"""Runs recorded by earlier code: what it saved still loads, continues alike and costs the same."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from golden.record import Run, cases, key, recorded, run
+from recipe_cases import Case
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, list[Run]]:
+    return recorded()
+
+
+@pytest.mark.parametrize(("case", "dtype"), cases(), ids=lambda part: getattr(part, "text", part))
+def test_recorded_checkpoints_continue(case: Case, dtype: str, runs: dict[str, list[Run]]) -> None:
+    earlier = runs[key(case, dtype)]
+    # One unit in the last place: processors differ in fused multiplications.
+    close: dict[str, float] = {"rtol": 0.0, "atol": 4e-16 if dtype == "float64" else 2**-7}
+    for ours, theirs in zip(run(case, dtype, earlier), earlier, strict=True):
+        _require_equal(ours.saved, theirs.saved)
+        torch.testing.assert_close(ours.parameters, theirs.parameters, **close)
+    for ours, theirs in zip(run(case, dtype), earlier, strict=True):
+        torch.testing.assert_close(ours.parameters, theirs.parameters, **close)
+        assert ours.bytes_sent == theirs.bytes_sent
+        assert _names(ours.saved) == _names(theirs.saved)
+
+
+def _require_equal(ours: Any, theirs: Any) -> None:
+    """Compare nested dicts bit for bit."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            _require_equal(ours[name], theirs[name])
+    elif isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    else:
+        assert type(ours) is type(theirs)
+        assert ours == theirs
+
+
+def _names(saved: Any) -> Any:
+    return {name: _names(value) for name, value in saved.items()} if isinstance(saved, dict) else ()
