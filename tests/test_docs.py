@@ -285,7 +285,7 @@ def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
         )
         assert replica.consensus_distance()["max"] == 0
         replica.detach()
-        return seen, optimizer.param_groups[0]["lr"], replica.parameters.state.cadence.every
+        return seen, optimizer.param_groups[0]["lr"], replica.parameters.cadence.every
 
     (losses, rate, every), *others = ThreadWorld(nodes=((0, 1), (2, 3))).run(worker)
     assert all(other == (losses, rate, every) for other in others)

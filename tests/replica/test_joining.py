@@ -123,7 +123,7 @@ def test_joins_conserve_mass(
             train(replica, replica.steps + 1, lambda: own.uniform(0, pauses))
             if len(replica.joined) == 2:
                 ends.append(replica.joined[-1]["step"] + 20)
-        rank, weight = replica.world.rank, replica.parameters.state.weight
+        rank, weight = replica.world.rank, replica.parameters.weight
         model = flat(snapshot(replica.model))
         return rank, model, weight, *finish(replica)
 

@@ -134,7 +134,7 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
             assert time.monotonic() < until, replica.lost
             train(replica, replica.steps + 1, pause)
         train(replica, replica.joined[-1]["step"] + 20, 0.002)
-        weight = replica.parameters.state.weight if world.rank % 2 == 0 else 0.0
+        weight = replica.parameters.weight if world.rank % 2 == 0 else 0.0
         replica.finish()
         result = flat(snapshot(replica.model)), weight, replica.stats()
         replica.detach()

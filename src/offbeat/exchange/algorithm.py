@@ -18,7 +18,7 @@ class Algorithm:
     """
 
     gradients: GradientExchange[Any] | None = None
-    parameters: ParameterExchange[Any] | None = field(default=None)
+    parameters: ParameterExchange | None = field(default=None)
 
     def __post_init__(self) -> None:
         """Raise ValueError for contents that are no exchange, or do not fit together."""

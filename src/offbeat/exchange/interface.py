@@ -2,23 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from offbeat.exchange.bound import BoundParameters
 from offbeat.exchange.site import Site
+from offbeat.exchange.state import Saved
 
 State = TypeVar("State")
-Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
 
 
-class Exchange(ABC, Generic[State]):
+class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind)
     """Holds the settings of an exchange in one of the two slots; immutable.
 
-    All that it keeps about one replica is its ``State``, which :meth:`init` returns and every
-    other method receives. Subclasses of :class:`GradientExchange` and :class:`ParameterExchange`
-    are final: compose, do not inherit further.
+    All that it keeps about one replica is in what ``bind`` returns. Subclasses of
+    :class:`GradientExchange` and :class:`ParameterExchange` are final: compose, do not inherit
+    further.
     """
 
     def peers(self, site: Site) -> Collection[int] | None:
@@ -26,43 +27,12 @@ class Exchange(ABC, Generic[State]):
 
         By their number; None, the default, for any of them. Groups connect only these, and those
         that sums, gathers and broadcasts from the first need. Participants must name each other.
-        ``site`` has no group but ``control``. All ranks call before :meth:`init`, and raise alike.
+        ``site`` has no group but ``control``. All ranks call before ``bind``, and raise alike.
         """
         return None
 
-    @abstractmethod
-    def init(self, site: Site) -> State:
-        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
 
-    @abstractmethod
-    def save(self, state: State) -> Saved:
-        """Return what a resumed run needs to continue bit for bit; no communication.
-
-        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
-        """
-
-    @abstractmethod
-    def load(self, state: State, saved: Saved) -> None:
-        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
-
-    def unfit(self, state: State, saved: Saved) -> str | None:
-        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
-
-        Called before anything is loaded. Names, shapes and kinds of values are those of
-        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
-        is to be checked here.
-        """
-        return None
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return the part of a saved state that the members of the group save alike.
-
-        A load is refused where ranks differ in it.
-        """
-        return {}
-
-
-class GradientExchange(Exchange[State]):
+class GradientExchange(Exchange, Generic[State]):
     """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns."""
 
     over: Literal["world", "local"]
@@ -93,6 +63,37 @@ class GradientExchange(Exchange[State]):
 
         Plain values, which are compared between ranks before any group is opened: of a function
         the settings themselves show the name only. :meth:`fault` has returned None.
+        """
+        return {}
+
+    @abstractmethod
+    def init(self, site: Site) -> State:
+        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
+
+    @abstractmethod
+    def save(self, state: State) -> Saved:
+        """Return what a resumed run needs to continue bit for bit; no communication.
+
+        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
+        """
+
+    @abstractmethod
+    def load(self, state: State, saved: Saved) -> None:
+        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
+
+    def unfit(self, state: State, saved: Saved) -> str | None:
+        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
+
+        Called before anything is loaded. Names, shapes and kinds of values are those of
+        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
+        is to be checked here.
+        """
+        return None
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return the part of a saved state that the members of the group save alike.
+
+        A load is refused where ranks differ in it.
         """
         return {}
 
@@ -137,12 +138,12 @@ class GradientExchange(Exchange[State]):
         return {}
 
 
-class ParameterExchange(Exchange[State]):
+class ParameterExchange(Exchange):
     """Combines parameters after the optimizer has stepped."""
 
     over: Literal["world", "node"]
     # Whether the run survives the loss of a rank. "continue" requires that the parameters are still
-    # this rank's own after a wait has raised PeerLost, and that `init` between the survivors is a
+    # this rank's own after a wait has raised PeerLost, and that `bind` between the survivors is a
     # valid start from parameters that differ.
     on_failure: Literal["raise", "continue"] = "raise"
     # Each rank of a node steps its own share of the parameters, and `step` gathers all of them.
@@ -155,35 +156,14 @@ class ParameterExchange(Exchange[State]):
     anchored: ClassVar[bool] = False
 
     @abstractmethod
-    def step(self, state: State, step: int) -> None:
-        """Exchange if it is due; the optimizer has stepped, after ``step`` earlier steps."""
+    def bind(self, site: Site) -> BoundParameters:
+        """Allocate the buffers and return the live exchange; all ranks call, with equal parameters.
 
-    @abstractmethod
-    def mass(self, state: State) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """Return this participant's part of the average, including what is in flight to it.
-
-        Returns the numerators as flat tensors, one for each dtype of the layout, which the caller
-        may overwrite; their views by parameter name, in the parameters' shapes; and the weight.
-        The average of the replicas is the sum of numerators over the sum of weights.
+        After a loss that the run survives, survivors call with parameters that differ.
         """
 
-    @abstractmethod
-    def settle(self, state: State) -> None:
-        """Reset the state: every replica was set to the average."""
 
-    @abstractmethod
-    def staleness(self, state: State, step: int) -> int:
-        """Return the age in steps of the newest parameters received from other participants."""
-
-    def report(self, state: State, loss: float | Tensor) -> None:
-        """Receive this rank's loss of the coming step; no communication."""
-
-    def measures(self, state: State) -> dict[str, float]:
-        """Return what to add to the measures in ``replica.stats()``; nothing by default."""
-        return {}
-
-
-class ElasticExchange(ParameterExchange[State]):
+class ElasticExchange(ParameterExchange):
     """An exchange that others may join: each gets half of the mass of a participant."""
 
     @abstractmethod
@@ -196,11 +176,3 @@ class ElasticExchange(ParameterExchange[State]):
 
         It is out before the first exchange from ``step`` on, and every message carries it on.
         """
-
-    @abstractmethod
-    def drain(self, state: State) -> float:
-        """Merge what is in flight into the parameters, and return the weight; may wait."""
-
-    @abstractmethod
-    def enter(self, state: State, weight: float) -> None:
-        """Start anew from the parameters as they are, with ``weight``."""

@@ -1,39 +1,22 @@
 """Local SGD: the mean of all parameters every few steps."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 from torch import Tensor
 
 from offbeat.comm.collectives import chunk_of_mean, mean, peers_of_mean
-from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
 from offbeat.functional import Layout, pack
 from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 
 
-@dataclass(eq=False)
-class AverageState:
-    """State of :class:`Average` on one replica.
-
-    ``flat`` is a copy of the model by section, and ``views`` its tensors by name. ``carry`` is what
-    rounding has taken from the means that this rank computes for all: its chunk of its slice of
-    each section, empty for a section that is not rounded.
-    """
-
-    site: Site
-    layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    carry: list[Tensor]
-    guard: Guard
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class Average(ParameterExchange[AverageState]):
+class Average(ParameterExchange):
     r"""Average the parameters of all participants every ``every`` steps.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j \quad \text{if } (k+1) \bmod every = 0
@@ -66,81 +49,98 @@ class Average(ParameterExchange[AverageState]):
         """Return none, as a mean is a sum; any for 16-bit parameters."""
         return peers_of_mean(site.parameters.values())
 
-    def init(self, site: Site) -> AverageState:
+    def bind(self, site: Site) -> "BoundAverage":
         """Allocate the flat copy of the model."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.empty(site.device, site.chunks)
         carry = [part.float() for part in _rounded_chunks(site, layout, flat)]
         guard = Guard.of(site, self.nonfinite)
-        return AverageState(site, layout, flat, layout.views(flat), carry, guard)
+        return BoundAverage(site, self, layout, flat, layout.views(flat), carry, guard)
 
-    def step(self, state: AverageState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundAverage(BoundParameters):
+    """:class:`Average` on one replica.
+
+    ``flat`` is a copy of the model by section, and ``views`` its tensors by name. ``carry`` is what
+    rounding has taken from the means that this rank computes for all: its chunk of its slice of
+    each section, empty for a section that is not rounded.
+    """
+
+    site: Site
+    settings: Average
+    layout: Layout
+    flat: list[Tensor]
+    views: dict[str, Tensor]
+    carry: list[Tensor]
+    guard: Guard
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the copy of the model, what rounding took from the means, and skipped steps."""
+        yield scratch("flat", self.flat)
+        if self.layout.is_rounded:
+            yield Variable("carry", "own", self._read_carry, self._write_carry, memory=self.carry)
+        yield from self.guard.state()
+
+    def step(self, step: int) -> None:
         """Average if (k+1) mod ``every`` is 0, where k is ``step``."""
-        state.guard.check(due(step, self.every))
-        if due(step, self.every):
-            self._average(state)
-        state.guard.keep()
+        is_due = due(step, self.settings.every)
+        self.guard.check(is_due)
+        if is_due:
+            self._average()
+        self.guard.keep()
 
-    def _average(self, state: AverageState) -> None:
-        site = state.site
-        pack(state.views.values(), site.parameters.values())
+    def _average(self) -> None:
+        site = self.site
+        pack(self.views.values(), site.parameters.values())
         if site.group is not None:
-            parts = zip(state.flat, state.carry, strict=True)
+            parts = zip(self.flat, self.carry, strict=True)
             for handle in [mean(site.slice(part), site.group, carry) for part, carry in parts]:
                 handle.wait()
-        site.gather(state.flat)
-        pack(site.parameters.values(), state.views.values())
+        site.gather(self.flat)
+        pack(site.parameters.values(), self.views.values())
 
-    def mass(self, state: AverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters, with what rounding took from their mean, and weight 1."""
-        site = state.site
-        state.guard.require()
-        if not state.layout.is_rounded:
-            pack(state.views.values(), site.parameters.values())
-            return state.flat, state.views, 1.0
-        flat = state.layout.wide(site.device, site.chunks)
-        views = state.layout.views(flat)
-        pack(views.values(), site.parameters.values())
+        self.guard.require()
+        if not self.layout.is_rounded:
+            pack(self.views.values(), self.site.parameters.values())
+            return self.flat, self.views, 1.0
+        flat = self.layout.wide(self.site.device, self.site.chunks)
+        views = self.layout.views(flat)
+        pack(views.values(), self.site.parameters.values())
         # Of the mean of n participants, but by one of them.
-        for part, carry in zip(_rounded_chunks(site, state.layout, flat), state.carry, strict=True):
-            part.add_(carry, alpha=site.size)
+        for part, carry in zip(self._chunks(flat), self.carry, strict=True):
+            part.add_(carry, alpha=self.site.size)
         return flat, views, 1.0
 
-    def settle(self, state: AverageState) -> None:
+    def settle(self) -> None:
         """Start anew from equal replicas: nothing is carried, and "skip" may return to them."""
-        for carry in state.carry:
+        for carry in self.carry:
             carry.zero_()
-        state.guard.keep()
+        self.guard.keep()
 
-    def staleness(self, state: AverageState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the number of steps since the last average."""
-        return step % self.every
+        return step % self.settings.every
 
-    def save(self, state: AverageState) -> Saved:
-        """Return the counts of skipped steps, and what rounding took from the means."""
-        if not state.layout.is_rounded:
-            return state.guard.save()
-        site, flat = state.site, state.layout.wide("cpu", state.site.chunks)
-        pack(_rounded_chunks(site, state.layout, flat), state.carry)
-        return {"carry": state.layout.views(flat), **state.guard.save()}
-
-    def unfit(self, state: AverageState, saved: Saved) -> str | None:
-        """Return why the counts cannot be, or None."""
-        return state.guard.unfit(saved)
-
-    def load(self, state: AverageState, saved: Saved) -> None:
-        """Restore the counts, and what rounding took from the means."""
-        self.settle(state)
-        state.guard.load(saved)
-        if state.layout.is_rounded:
-            site, flat = state.site, state.layout.wide("cpu", state.site.chunks)
-            views = state.layout.views(flat)
-            pack(views.values(), [saved["carry"][name] for name in views])
-            pack(state.carry, _rounded_chunks(site, state.layout, flat))
-
-    def measures(self, state: AverageState) -> dict[str, float]:
+    def measures(self) -> dict[str, float]:
         """Return the number of steps that this rank has skipped, with "skip"."""
-        return state.guard.measures()
+        return self.guard.measures()
+
+    def _chunks(self, flat: list[Tensor]) -> list[Tensor]:
+        return _rounded_chunks(self.site, self.layout, flat)
+
+    def _read_carry(self) -> dict[str, Tensor]:
+        flat = self.layout.wide("cpu", self.site.chunks)
+        pack(self._chunks(flat), self.carry)
+        return self.layout.views(flat)
+
+    def _write_carry(self, named: dict[str, Tensor]) -> None:
+        flat = self.layout.wide("cpu", self.site.chunks)
+        views = self.layout.views(flat)
+        pack(views.values(), [named[name] for name in views])
+        pack(self.carry, self._chunks(flat))
 
 
 def _rounded_chunks(site: Site, layout: Layout, flat: list[Tensor]) -> list[Tensor]:

@@ -1,11 +1,12 @@
 """What happens where a rank's parameters are not finite: all ranks stop, or it takes no part."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from offbeat.exchange import Saved, Site
+from offbeat.exchange import Site, State, Variable, plain, scratch
 from offbeat.functional import all_finite, pack
 
 Nonfinite = Literal["raise", "skip"]
@@ -31,7 +32,7 @@ def error_of_second_skip(who: str, name: str) -> ValueError:
 
 
 @dataclass(eq=False)
-class Guard:
+class Guard(State):
     """Keeps parameters of this rank that are not finite from the others, before an exchange.
 
     With "raise" all ranks raise the same error. With "skip" the rank returns to the parameters
@@ -102,22 +103,12 @@ class Guard:
         """Return the number of skipped steps of this rank, with "skip"."""
         return {} if self.kept is None else {"skipped": self.skipped}
 
-    def save(self) -> Saved:
-        """Return the counts, with "skip"; between steps the copy equals the parameters."""
-        if self.kept is None:
-            return {}
-        return {"skipped": self.skipped, "skipped_last": self.skipped_last}
-
-    def unfit(self, saved: Saved) -> str | None:
-        """Return why the counts cannot be, or None."""
-        count = saved.get("skipped", 0)
-        return f"the count of skipped steps is {count}" if count < 0 else None
-
-    def load(self, saved: Saved) -> None:
-        """Restore what :meth:`save` returned; the parameters are loaded already."""
-        self.skipped = saved.get("skipped", 0)
-        self.skipped_last = saved.get("skipped_last", False)
-        self.keep()
+    def state(self) -> Iterator[Variable]:
+        """Yield the counts, with "skip"; between steps the copy equals the parameters."""
+        if self.kept is not None:
+            yield scratch("kept", self.kept)
+            yield plain("own", self, "skipped", _fault_of_count)
+            yield plain("own", self, "skipped_last")
 
     def _find(self) -> str | None:
         """Return the name of the first parameter that is not finite, or None."""
@@ -130,3 +121,7 @@ class Guard:
         """Make ``error`` that of all ranks: they wait for what this one does not send."""
         control = self.site.control
         return error if control is None else control.detector.condemn(error)
+
+
+def _fault_of_count(count: int) -> str | None:
+    return f"the count of skipped steps is {count}" if count < 0 else None

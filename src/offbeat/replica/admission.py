@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from offbeat.comm import heartbeat
 from offbeat.comm.links import Links
@@ -57,9 +57,7 @@ class Admission:
     _beats: int = 0
     _since: float = 0.0
 
-    def due(
-        self, links: Links, exchange: ElasticExchange[Any], steps: int, first: int
-    ) -> Wish | None:
+    def due(self, links: Links, exchange: ElasticExchange, steps: int, first: int) -> Wish | None:
         """Return the wish to fulfil before the exchange of step number ``steps``, or None.
 
         ``first``: the first step with exchanges between all members.
@@ -83,7 +81,7 @@ class Admission:
             gate_of(links.store, links.name, wish.number).add("acknowledged", 1)
 
     def _decision(
-        self, wish: Wish, links: Links, exchange: ElasticExchange[Any], steps: int, first: int
+        self, wish: Wish, links: Links, exchange: ElasticExchange, steps: int, first: int
     ) -> int | None:
         gate, ranks = gate_of(links.store, links.name, wish.number), links.world.ranks
         sponsor = sponsor_of(ranks, wish.rank)

@@ -13,10 +13,10 @@ from offbeat.comm.group import Group
 from offbeat.comm.sharding import has_shards, local_parameters
 from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm, Saved
+from offbeat.exchange import Algorithm, BoundParameters, Saved
 from offbeat.functional import pack
 from offbeat.replica.checksum import checksum
-from offbeat.replica.slots import GradientSlot, ParameterSlot
+from offbeat.replica.slots import GradientSlot
 from offbeat.replica.structure import require_finite, require_same_structure
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     world: World
     algorithm: Algorithm
     gradients: GradientSlot[Any]
-    parameters: ParameterSlot[Any]
+    parameters: BoundParameters
 
     @property
     def key(self) -> str:
@@ -266,8 +266,8 @@ def _continued(parts: Parts, entry: Saved) -> Saved | None:
     if entry["size"] != parts.world.size:
         return None
     nodes = _nodes(parts.world)
-    depends = parts.parameters.exchange.over == "node" or has_shards(parts.model)
-    if depends and entry.get(_NODES, nodes) != nodes:
+    site = parts.parameters.site
+    if site is not None and site.axis == "node" and entry.get(_NODES, nodes) != nodes:
         if entry["settled"]:
             return None
         raise ValueError(
@@ -280,7 +280,7 @@ def _continued(parts: Parts, entry: Saved) -> Saved | None:
 
 
 def _require_fitting_slot(
-    slot: GradientSlot[Any] | ParameterSlot[Any], own: Saved, saved: Saved, path: str
+    slot: GradientSlot[Any] | BoundParameters, own: Saved, saved: Saved, path: str
 ) -> None:
     require_same_structure(own, saved, path)
     require_finite(saved, path)

@@ -3,7 +3,6 @@
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,8 @@ from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.sharding import reshard
 from offbeat.comm.small_gathers import gather_bytes, gather_numbers, gather_rows
+from offbeat.exchange import BoundParameters
 from offbeat.functional import distances_to_mean, pack, sketch
-from offbeat.replica.slots import ParameterSlot
 
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 
@@ -32,7 +31,7 @@ class OwnValues:
         pack(self._tensors.values(), self.copies.values())
 
 
-def average_parameters(slot: ParameterSlot[Any]) -> None:
+def average_parameters(slot: BoundParameters) -> None:
     r"""Set the parameters to the weighted average of all participants.
 
     .. math:: \bar z = \sum_i x_i \Big/ \sum_i w_i

@@ -12,13 +12,13 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.meter import Meter
 from offbeat.comm.sharding import local
 from offbeat.comm.world import World
-from offbeat.exchange import ElasticExchange
+from offbeat.exchange import ElasticExchange, Idle
 from offbeat.replica import survivors
 from offbeat.replica.admission import Admission, let_in, sponsor_in, sponsor_of
 from offbeat.replica.connection import Connection
 from offbeat.replica.handover import Place, give, take
 from offbeat.replica.node import Node
-from offbeat.replica.slots import GradientSlot, SlotFiller, empty_slot
+from offbeat.replica.slots import GradientSlot, SlotFiller
 from offbeat.replica.survivors import Agreement, Reconnected
 
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class Membership:
         if node is None or node.is_first:
             self.parameters = filler.parameters(connection.links, connection.control)
         else:
-            self.parameters = empty_slot(None)
+            self.parameters = Idle(None)
         self.steps = 0
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []

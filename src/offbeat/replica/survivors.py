@@ -4,14 +4,15 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.links import Links
 from offbeat.comm.timed_store import TimedStore
+from offbeat.exchange import BoundParameters
 from offbeat.replica.connection import Connection
-from offbeat.replica.slots import ParameterSlot, SlotFiller
+from offbeat.replica.slots import SlotFiller
 
 POLL = 0.5  # seconds between two looks at the store
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
@@ -36,7 +37,7 @@ class Reconnected(NamedTuple):
     """The connection of the survivors, their new parameters slot, and what they agreed on."""
 
     connection: Connection
-    parameters: ParameterSlot[Any]
+    parameters: BoundParameters
     agreements: list[Agreement]
 
 

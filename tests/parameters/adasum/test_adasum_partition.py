@@ -133,7 +133,7 @@ def test_a_rank_keeps_the_anchor_and_the_updates_of_its_share(partition: bool) -
         replica = offbeat.replicate(
             model, offbeat.adasum(within="local", partition=partition), mesh=world
         )
-        state = replica.parameters.state
+        state = replica.parameters
         kept = sum(part.nbytes for part in (*state.anchor, *state.flat))
         replica.detach()
         return kept / sum(p.nbytes for p in model.parameters())

@@ -175,7 +175,7 @@ def test_resumes_at_any_step(nodes: Nodes, steps: int) -> None:
         replica = offbeat.replicate(model, algorithm, mesh=world)
         optimizer = Adam(model.parameters(), lr=0.1)
         train(model, replica, optimizer, steps)
-        in_flight = replica.parameters.state.gossip.pending is not None
+        in_flight = replica.parameters.gossip.pending is not None
         assert in_flight == (steps % 4 != 0 and not (nodes == UNEQUAL and world.rank == 2))
         file = io.BytesIO()
         torch.save([replica.state_dict(), optimizer.state_dict()], file)
@@ -205,7 +205,7 @@ def test_gossip_starts_anew_after_every_average() -> None:
         seen = []
         for _ in range(6):
             train(model, replica, SGD(model.parameters(), lr=0.1), 1)
-            gossip = replica.parameters.state.gossip
+            gossip = replica.parameters.gossip
             age = replica.stats()["last"]["staleness"]
             seen.append((gossip.weight, gossip.pending is None, age))
         replica.consensus_distance()  # nobody leaves while others wait in their last step
@@ -334,7 +334,7 @@ def test_an_average_that_is_not_finite_is_an_error_on_all(nodes: Nodes) -> None:
                 model.vector[1] = torch.nan
         with pytest.raises(ValueError, match=r"rank \d: parameter 'vector' is not finite"):
             replica.step()
-        assert all(anchor.isfinite().all() for anchor in replica.parameters.state.model.anchor)
+        assert all(anchor.isfinite().all() for anchor in replica.parameters.model.anchor)
 
     ThreadWorld(nodes=nodes).run(worker)
 

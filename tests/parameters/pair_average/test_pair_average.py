@@ -45,16 +45,15 @@ def train(model: Quadratic, replica: offbeat.Replica, step: int, lr: float = LR)
 
 def visited(replica: Any) -> None:
     """Wait until this rank's visit is over, if it is one that visits."""
-    swaps = replica.parameters.state.pairs
+    swaps = replica.parameters.pairs
     if swaps is not None and swaps.is_initiator:
         wait([swaps.job], timeout=30)
 
 
 def mass(replica: Any) -> Array:
     """Parameters with what is pending, exchanges at rest."""
-    exchange, state = replica.parameters.exchange, replica.parameters.state
     with torch.no_grad():
-        _, views, weight = exchange.mass(state)
+        _, views, weight = replica.parameters.mass()
     assert weight == 1.0
     return flat(views)
 
@@ -104,7 +103,7 @@ def test_follows_the_replay_when_one_moves_at_a_time(size: int) -> None:
 
     def worker(world: World) -> tuple[Array, Array]:
         model, replica = attach(world)
-        swaps[world.rank] = replica.parameters.state.pairs
+        swaps[world.rank] = replica.parameters.pairs
         with torch.no_grad():
             model.matrix += world.rank
         for k in range(steps):
@@ -150,7 +149,7 @@ def test_the_mean_moves_by_the_updates_alone(
             own += train(model, replica, k)
             if k % 15 == 14:
                 seen.append(mass(replica) - own)
-        exchanges = replica.parameters.state.pairs.newest
+        exchanges = replica.parameters.pairs.newest
         replica.detach()
         return seen, exchanges
 
@@ -226,8 +225,8 @@ def test_finish_after_different_numbers_of_exchanges(size: int) -> None:
                 train(model, replica, k)
                 time.sleep(0.001 * world.rank)
             replica.finish()
-            assert replica.parameters.state.pairs.job is None
-            assert all(not part.any() for part in replica.parameters.state.pairs.delta)
+            assert replica.parameters.pairs.job is None
+            assert all(not part.any() for part in replica.parameters.pairs.delta)
             ends.append(flat(snapshot(model)))
         assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
         replica.finish()
@@ -454,7 +453,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(
 ) -> None:
     def worker(world: World) -> None:
         model, replica = attach(world)
-        swaps = replica.parameters.state.pairs
+        swaps = replica.parameters.pairs
 
         def fail(*partner: int) -> None:
             raise MemoryError("no room")

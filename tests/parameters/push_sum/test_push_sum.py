@@ -170,7 +170,7 @@ def test_mass_is_conserved_and_the_true_mean_is_reached(
         )
         with torch.no_grad():
             model.matrix += world.node**2
-        state, z, w, x = replica.parameters.state, [], [], []
+        state, z, w, x = replica.parameters, [], [], []
         for _ in range(60):
             z.append(flat(snapshot(model)))
             w.append(state.weight)
@@ -204,7 +204,7 @@ def test_weights_follow_the_matrices() -> None:
         weights = []
         for _ in range(6):
             replica.step()
-            weights.append(replica.parameters.state.weight)
+            weights.append(replica.parameters.weight)
         replica.detach()
         return weights
 
@@ -221,7 +221,7 @@ def test_the_anchor_is_the_model_before_the_step() -> None:
     def worker(world: World) -> None:
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
-        state = replica.parameters.state
+        state = replica.parameters
         optimizer = sgd(model.parameters())
         for _ in range(3):
             check_anchor(model, state)
@@ -249,10 +249,10 @@ def test_regular_graphs_store_no_anchor_and_keep_the_weight(topology: Topology, 
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(topology), mesh=world)
         train(model, replica, world.rank, sgd(model.parameters()), 10)
-        assert replica.parameters.state.anchor is None
+        assert replica.parameters.anchor is None
         assert "anchor" not in replica.state_dict()[f"rank{world.rank}"]["parameters"]
         # Thirds do not add up exactly: one rounding an exchange.
-        assert abs(replica.parameters.state.weight - 1) < 1e-14
+        assert abs(replica.parameters.weight - 1) < 1e-14
         replica.detach()
 
     ThreadWorld(size).run(worker)
@@ -269,7 +269,7 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
         replica = offbeat.replicate(model, algorithm(topology, nodes), mesh=world)
         optimizer = Adam(model.parameters(), lr=LR)
         train(model, replica, world.rank, optimizer, 4)
-        weight = replica.parameters.state.weight
+        weight = replica.parameters.weight
         file = io.BytesIO()
         torch.save([replica.state_dict(), optimizer.state_dict()], file)
         train(model, replica, world.rank, optimizer, 5)
@@ -283,11 +283,11 @@ def test_save_and_load_midway_is_bit_equal_with_other_weights(
         resumed = offbeat.replicate(again, algorithm(topology, nodes), mesh=world)
         train(again, resumed, world.rank, sgd(again.parameters()), 2)
         resumed.load_state_dict(saved)
-        assert resumed.parameters.state.weight == weight
+        assert resumed.parameters.weight == weight
         optimizer = Adam(again.parameters(), lr=LR)
         optimizer.load_state_dict(momenta)
         train(again, resumed, world.rank, optimizer, 5)
-        assert resumed.parameters.state.weight == replica.parameters.state.weight
+        assert resumed.parameters.weight == replica.parameters.weight
         resumed.detach()
         for name, ours in again.named_parameters():
             assert torch.equal(ours, model.get_parameter(name)), name
@@ -468,7 +468,7 @@ def test_an_update_is_added_unscaled_whatever_the_weight() -> None:
         replica = offbeat.replicate(model, offbeat.sgp(Irregular()), mesh=world)
         for _ in range(3):
             replica.step()
-        weight = replica.parameters.state.weight
+        weight = replica.parameters.weight
         if world.rank == 1:
             with torch.no_grad():
                 model.vector += 1.0
@@ -644,7 +644,7 @@ def test_when_messages_come_changes_no_bit(
     """Messages that were there in time are added in another order of work."""
 
     def run(prompt: float) -> list[dict[str, Tensor]]:
-        monkeypatch.setattr("offbeat.parameters.push_sum.state._PROMPT", prompt)
+        monkeypatch.setattr("offbeat.parameters.push_sum.bound._PROMPT", prompt)
         recipe = offbeat.sgp(topology, overlap=overlap, wire=wire)
         runs = simulate(
             recipe, lambda: Quadratic(torch.float32), loss, steps=9, size=4, optimizer=sgd
@@ -664,7 +664,7 @@ def test_one_third_of_the_mass_is_in_flight() -> None:
         seen = []
         for _ in range(30):
             replica.step()
-            state = replica.parameters.state
+            state = replica.parameters
             state.pending.wait()
             weights = state.weight, state.pending.weight_arrived
             seen.append((*weights, replica.stats()["last"]["staleness"]))

@@ -589,7 +589,7 @@ def test_consensus_and_finish_count_the_sum_in_flight(nodes: Nodes) -> None:
         train(model, replica, optimizer, 3)
         own = flat(snapshot(model))
         replica.finish()
-        assert replica.parameters.state.rotation.pending is None
+        assert replica.parameters.rotation.pending is None
         replica.detach()
         return shown, own, flat(snapshot(model))
 

@@ -1,5 +1,6 @@
 """Adasum of the optimizers' updates since the last exchange."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, ClassVar, Literal, final
@@ -9,44 +10,29 @@ from torch import Tensor
 
 from offbeat.comm.collectives import broadcast
 from offbeat.comm.small_gathers import gather_numbers
-from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.exchange import (
+    BoundParameters,
+    ParameterExchange,
+    Site,
+    Variable,
+    plain,
+    scratch,
+    tensors,
+)
 from offbeat.functional import Layout, flat_view, pack
 from offbeat.parameters.adasum.method import Method, build_reduction
 from offbeat.parameters.adasum.participants import Participants
 from offbeat.parameters.adasum.reduction import Reduction, Statistics
-from offbeat.parameters.adasum.slice_layout import SliceLayout
+from offbeat.parameters.adasum.rounding import Rounding
+from offbeat.parameters.adasum.slice_layout import Piece, SliceLayout
 from offbeat.parameters.nonfinite import Nonfinite, error_of_second_skip, error_of_step
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 
 
-@dataclass(eq=False)
-class AdasumState:
-    """State of :class:`AdasumUpdate` on one replica.
-
-    ``anchor`` holds the parameters after the last exchange, not rounded to 16 bits, and ``flat``
-    the updates; both are flat tensors by section, of the parameters in ``held``: all of them or,
-    with a partition, this rank's share. ``owners`` are the local ranks that own the others.
-    ``orthogonality`` (layers,) is that of the last exchange, and ``at_fault`` whether this rank
-    made it one that was skipped.
-    """
-
-    site: Site
-    layout: Layout
-    held: Layout
-    owners: dict[str, int]
-    slice_layout: SliceLayout
-    flat: list[Tensor]
-    anchor: list[Tensor]
-    reduction: Reduction
-    orthogonality: Tensor
-    skipped: int = 0
-    at_fault: bool = False
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class AdasumUpdate(ParameterExchange[AdasumState]):
+class AdasumUpdate(ParameterExchange):
     r"""Add updates where they are orthogonal, average them where they are parallel.
 
     .. math::
@@ -116,7 +102,7 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
                 "method='gram', which rounds once"
             )
 
-    def init(self, site: Site) -> AdasumState:
+    def bind(self, site: Site) -> "BoundAdasum":
         """Allocate the anchor and the buffers of the exchange."""
         # Every slice is divided again between its participants, into equal shares.
         owners, place = {}, site.inside.rank if site.inside is not None else 0
@@ -136,205 +122,215 @@ class AdasumUpdate(ParameterExchange[AdasumState]):
         own = flat if self.partition else [site.slice(part) for part in flat]
         reduction = build_reduction(self.method, part, own, self.wire)
         unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
-        state = AdasumState(site, layout, held, owners, part, flat, anchor, reduction, unknown)
-        self.settle(state)
-        return state
+        bound = BoundAdasum(
+            site, self, layout, held, owners, part, flat, anchor, reduction, unknown
+        )
+        bound.settle()
+        return bound
 
-    def step(self, state: AdasumState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundAdasum(BoundParameters):
+    """:class:`AdasumUpdate` on one replica.
+
+    ``anchor`` holds the parameters after the last exchange, not rounded to 16 bits, and ``flat``
+    the updates; both are flat tensors by section, of the parameters in ``held``: all of them or,
+    with a partition, this rank's share. ``owners`` are the local ranks that own the others.
+    ``orthogonality`` (layers,) is that of the last exchange, and ``at_fault`` whether this rank
+    made it one that was skipped.
+    """
+
+    site: Site
+    settings: AdasumUpdate
+    layout: Layout
+    held: Layout
+    owners: dict[str, int]
+    slice_layout: SliceLayout
+    flat: list[Tensor]
+    anchor: list[Tensor]
+    reduction: Reduction
+    orthogonality: Tensor
+    skipped: int = 0
+    at_fault: bool = False
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the anchor, the errors of roundings, and the count of skipped steps.
+
+        Between exchanges of every step the anchor equals the parameters, unless they are rounded.
+        """
+        yield scratch("flat", self.flat)
+        yield plain("shared", self, "skipped", _fault_of_count)
+        if self.settings.nonfinite == "skip":
+            yield plain("own", self, "at_fault")
+        if self.settings.every > 1 or self.layout.is_rounded:
+            yield tensors("shared", "anchor", self.held.views(self.anchor), self.anchor)
+        else:
+            yield scratch("anchor", self.anchor)
+        for index, name in enumerate(("error_of_update", "error_of_combination")):
+            if index < len(self.reduction.roundings):
+                yield self._rounding(name, *self.reduction.roundings[index])
+
+    def _rounding(self, name: str, pieces: Sequence[Piece], rounding: Rounding) -> Variable:
+        def read() -> dict[str, Tensor]:
+            full = [torch.zeros_like(flat) for flat in self.flat]
+            for piece, error in zip(pieces, rounding.errors, strict=True):
+                piece.of(self._slices(full)).copy_(error)
+            return {name: view.clone() for name, view in self.held.views(full).items()}
+
+        def write(saved: dict[str, Tensor]) -> None:
+            full = [torch.zeros_like(flat) for flat in self.flat]
+            views = self.held.views(full)
+            pack(views.values(), [saved[name] for name in views])
+            for piece, error in zip(pieces, rounding.errors, strict=True):
+                error.copy_(piece.of(self._slices(full)))
+
+        return Variable(name, "own", read, write, memory=rounding.errors)
+
+    def step(self, step: int) -> None:
         """Combine the updates if an exchange is due."""
-        if state.site.size == 1 or not due(step, self.every):
-            _broadcast_shares(state)
+        if self.site.size == 1 or not due(step, self.settings.every):
+            self._broadcast_shares()
             return
-        _update(state)
-        statistics = state.reduction.compare()
+        self._update()
+        statistics = self.reduction.compare()
         if statistics.is_finite():
-            state.at_fault = False
-            state.orthogonality = statistics.orthogonality
-            state.reduction.combine()
-            if not self.partition:
-                state.site.gather(state.flat)
-            for anchor, combined in zip(state.anchor, state.flat, strict=True):
+            self.at_fault = False
+            self.orthogonality = statistics.orthogonality
+            self.reduction.combine()
+            if not self.settings.partition:
+                self.site.gather(self.flat)
+            for anchor, combined in zip(self.anchor, self.flat, strict=True):
                 anchor.add_(combined)
         else:
-            error, is_second = _nonfinite_error(state, statistics)
-            if self.nonfinite == "raise" or is_second:
+            error, is_second = self._nonfinite_error(statistics)
+            if self.settings.nonfinite == "raise" or is_second:
                 raise error
-            state.skipped += 1
-        pack(_parameters(state), state.held.views(state.anchor).values())
-        _broadcast_shares(state)
+            self.skipped += 1
+        pack(self._parameters(), self.held.views(self.anchor).values())
+        self._broadcast_shares()
 
-    def mass(self, state: AdasumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the model after the exchange that is due, equal on all ranks, and weight one.
 
         Flat tensors by section and their views by name, in full precision, with the errors of
         earlier roundings. The state does not change.
         """
-        whole = state.layout.wide(state.site.device, state.site.chunks * state.site.size)
-        views = state.layout.views(whole)
-        if state.site.size == 1:
-            _broadcast_shares(state)
-            pack(views.values(), state.site.parameters.values())
+        whole = self.layout.wide(self.site.device, self.site.chunks * self.site.size)
+        views = self.layout.views(whole)
+        if self.site.size == 1:
+            self._broadcast_shares()
+            pack(views.values(), self.site.parameters.values())
             return whole, views, 1.0
-        slices, reduction = _update(state), state.reduction
-        if self.wire is not None:
+        slices, reduction = self._update(), self.reduction
+        if self.settings.wire is not None:
             for pieces, rounding in reduction.roundings:
                 for piece, error in zip(pieces, rounding.errors, strict=True):
                     piece.of(slices).add_(error)
-            reduction = build_reduction(self.method, state.slice_layout, slices, None)
+            reduction = build_reduction(self.settings.method, self.slice_layout, slices, None)
         statistics = reduction.compare()
         if not statistics.is_finite():
-            raise _nonfinite_error(state, statistics)[0]
+            raise self._nonfinite_error(statistics)[0]
         reduction.combine()
-        own = zip(_slices(state, whole), slices, _slices(state, state.anchor), strict=True)
+        own = zip(self._slices(whole), slices, self._slices(self.anchor), strict=True)
         for result, update, anchor in own:
             torch.add(anchor, update, out=result)
-        state.site.gather(whole)
+        self.site.gather(whole)
         return whole, views, 1.0
 
-    def settle(self, state: AdasumState) -> None:
+    def settle(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""
-        pack(state.held.views(state.anchor).values(), _parameters(state))
-        for _, rounding in state.reduction.roundings:
+        pack(self.held.views(self.anchor).values(), self._parameters())
+        for _, rounding in self.reduction.roundings:
             rounding.forget()
 
-    def staleness(self, state: AdasumState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the number of steps since the last exchange."""
-        return step % self.every
+        return step % self.settings.every
 
-    def measures(self, state: AdasumState) -> dict[str, float]:
+    def measures(self) -> dict[str, float]:
         """Return the orthogonality of each layer that changed, their mean, and skipped steps.
 
         1 where the last updates were orthogonal, 1/n where they were equal: the paper's Fig. 2.
         """
         found = {
             f"orthogonality/{name}": value
-            for name, value in zip(state.layout.places, state.orthogonality.tolist(), strict=True)
+            for name, value in zip(self.layout.places, self.orthogonality.tolist(), strict=True)
             if isfinite(value)
         }
         mean = {"orthogonality": sum(found.values()) / len(found)} if found else {}
-        return {"skipped": state.skipped, **mean, **found}
+        return {"skipped": self.skipped, **mean, **found}
 
-    def save(self, state: AdasumState) -> Saved:
-        """Return the anchor unless it equals the parameters, and the errors of roundings."""
-        saved: Saved = {"skipped": state.skipped}
-        if self.nonfinite == "skip":
-            saved["at_fault"] = state.at_fault
-        if self.every > 1 or state.layout.is_rounded:
-            saved["anchor"] = _copies(state, state.anchor)
-        for index, (pieces, rounding) in enumerate(state.reduction.roundings):
-            full = [torch.zeros_like(flat) for flat in state.flat]
-            slices = _slices(state, full)
-            for piece, error in zip(pieces, rounding.errors, strict=True):
-                piece.of(slices).copy_(error)
-            saved[_ROUNDINGS[index]] = _copies(state, full)
-        return saved
+    def _slices(self, flat: list[Tensor]) -> list[Tensor]:
+        """Return what this rank exchanges of flat tensors, of those held or of the whole model."""
+        lengths = self.slice_layout.lengths
+        return [
+            part if part.numel() == length else self.site.slice(part)
+            for part, length in zip(flat, lengths, strict=True)
+        ]
 
-    def unfit(self, state: AdasumState, saved: Saved) -> str | None:
-        """Return what is wrong with the count of skipped steps, or None."""
-        return (
-            None if saved["skipped"] >= 0 else f"the count of skipped steps is {saved['skipped']}"
-        )
+    def _parameters(self) -> list[Tensor]:
+        return [self.site.parameters[name] for name in self.held.places]
 
-    def shared(self, saved: Saved) -> Saved:
-        """Return the count of skipped steps: all ranks skip alike."""
-        return {"skipped": saved["skipped"]}
+    def _update(self) -> list[Tensor]:
+        """Fill the flat tensors with the optimizer's updates; return this rank's slices."""
+        pack(self.held.views(self.flat).values(), self._parameters())
+        slices = self._slices(self.flat)
+        for update, anchor in zip(slices, self._slices(self.anchor), strict=True):
+            update.sub_(anchor.to(update.dtype))
+        return slices
 
-    def load(self, state: AdasumState, saved: Saved) -> None:
-        """Restore the anchor and the errors of roundings."""
-        self.settle(state)
-        state.skipped, state.at_fault = int(saved["skipped"]), saved.get("at_fault", False)
-        if self.every > 1 or state.layout.is_rounded:
-            _restore(state, state.anchor, saved["anchor"])
-        for index, (pieces, rounding) in enumerate(state.reduction.roundings):
-            full = [torch.zeros_like(flat) for flat in state.flat]
-            _restore(state, full, saved[_ROUNDINGS[index]])
-            for piece, error in zip(pieces, rounding.errors, strict=True):
-                error.copy_(piece.of(_slices(state, full)))
+    def _broadcast_shares(self) -> None:
+        """Broadcast every layer inside the node from its owner, in place if possible."""
+        site, copies, handles = self.site, {}, []
+        if site.inside is None or not self.owners:
+            return
+        for name, parameter in site.parameters.items():
+            flat = flat_view(parameter) if parameter.device == site.device else None
+            if flat is None:
+                flat = copies[name] = parameter.detach().to(site.device).contiguous().view(-1)
+            if flat.numel() > 0:
+                handles.append(broadcast(flat, self.owners[name], site.inside))
+        for handle in handles:
+            handle.wait()
+        for name, flat in copies.items():
+            site.parameters[name].detach().copy_(flat.view(site.parameters[name].shape))
 
+    def _nonfinite_error(self, statistics: Statistics) -> tuple[ValueError, bool]:
+        """Return the error that names a non-finite parameter, and whether its rank is so again.
 
-_ROUNDINGS = ("error_of_update", "error_of_combination")
-
-
-def _slices(state: AdasumState, flat: list[Tensor]) -> list[Tensor]:
-    """Return what this rank exchanges of flat tensors, of those held or of the whole model."""
-    lengths = state.slice_layout.lengths
-    return [
-        part if part.numel() == length else state.site.slice(part)
-        for part, length in zip(flat, lengths, strict=True)
-    ]
-
-
-def _parameters(state: AdasumState) -> list[Tensor]:
-    return [state.site.parameters[name] for name in state.held.places]
-
-
-def _update(state: AdasumState) -> list[Tensor]:
-    """Fill the flat tensors with the optimizer's updates; return this rank's slices."""
-    pack(state.held.views(state.flat).values(), _parameters(state))
-    slices = _slices(state, state.flat)
-    for update, anchor in zip(slices, _slices(state, state.anchor), strict=True):
-        update.sub_(anchor.to(update.dtype))
-    return slices
-
-
-def _broadcast_shares(state: AdasumState) -> None:
-    """Broadcast every layer inside the node from the rank that owns it, in place if possible."""
-    site, copies, handles = state.site, {}, []
-    if site.inside is None or not state.owners:
-        return
-    for name, parameter in site.parameters.items():
-        flat = flat_view(parameter) if parameter.device == site.device else None
-        if flat is None:
-            flat = copies[name] = parameter.detach().to(site.device).contiguous().view(-1)
-        if flat.numel() > 0:
-            handles.append(broadcast(flat, state.owners[name], site.inside))
-    for handle in handles:
-        handle.wait()
-    for name, flat in copies.items():
-        site.parameters[name].detach().copy_(flat.view(site.parameters[name].shape))
+        Equal on all ranks, and of a rank that is so again if there is one, else of the first.
+        """
+        site, names = self.site, list(self.layout.places)
+        node = site.inside or site.shards
+        own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
+        again, self.at_fault = self.at_fault and bool(own), bool(own)
+        found = torch.tensor([-1, 0, own[0] if own else -1, again], device=site.device)
+        # Those inside first: where a node's ranks share the layers, or hold shards of them, only
+        # one of them has the value.
+        for group in (node, site.group):
+            if group is not None:
+                everyone = gather_numbers(found.tolist(), group)
+                bad = [member for member, (_, _, layer, _) in enumerate(everyone) if layer >= 0]
+                if bad:
+                    member = max(bad, key=lambda member: everyone[member][3])  # the first of equals
+                    _, local, *what = map(int, everyone[member])
+                    place = (-1, member) if group is node else (member, local)
+                    found = torch.tensor([*place, *what], device=site.device)
+        if node is not None:
+            broadcast(found, 0, node).wait()
+        participant, local, layer, again = found.tolist()
+        if layer < 0:
+            layer = int((~statistics.energy.isfinite()).nonzero()[0])
+            error = ValueError(
+                f"the updates of parameter {names[layer]!r} are too large to be combined; lower "
+                "the learning rate, or clip gradients"
+            )
+            return error, False
+        nodes, ranks = site.world.nodes, site.world.ranks
+        rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
+        kind = error_of_second_skip if again else error_of_step
+        return kind(f"rank {rank}", names[layer]), bool(again)
 
 
-def _nonfinite_error(state: AdasumState, statistics: Statistics) -> tuple[ValueError, bool]:
-    """Return the error that names a non-finite parameter, and whether its rank is so again.
-
-    Equal on all ranks, and of a rank that is so again if there is one, else of the first.
-    """
-    site, names = state.site, list(state.layout.places)
-    node = site.inside or site.shards
-    own = [i for i, p in enumerate(site.parameters.values()) if not p.isfinite().all()]
-    again, state.at_fault = state.at_fault and bool(own), bool(own)
-    found = torch.tensor([-1, 0, own[0] if own else -1, again], device=site.device)
-    # Those inside first: where a node's ranks share the layers, or hold shards of them, only one of
-    # them has the value.
-    for group in (node, site.group):
-        if group is not None:
-            everyone = gather_numbers(found.tolist(), group)
-            bad = [member for member, (_, _, layer, _) in enumerate(everyone) if layer >= 0]
-            if bad:
-                member = max(bad, key=lambda member: everyone[member][3])  # the first of equals
-                _, local, *what = map(int, everyone[member])
-                place = (-1, member) if group is node else (member, local)
-                found = torch.tensor([*place, *what], device=site.device)
-    if node is not None:
-        broadcast(found, 0, node).wait()
-    participant, local, layer, again = found.tolist()
-    if layer < 0:
-        layer = int((~statistics.energy.isfinite()).nonzero()[0])
-        error = ValueError(
-            f"the updates of parameter {names[layer]!r} are too large to be combined; lower the "
-            "learning rate, or clip gradients"
-        )
-        return error, False
-    nodes, ranks = site.world.nodes, site.world.ranks
-    rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
-    kind = error_of_second_skip if again else error_of_step
-    return kind(f"rank {rank}", names[layer]), bool(again)
-
-
-def _copies(state: AdasumState, flat: list[Tensor]) -> dict[str, Tensor]:
-    return {name: view.clone() for name, view in state.held.views(flat).items()}
-
-
-def _restore(state: AdasumState, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
-    views = state.held.views(flat)
-    pack(views.values(), [saved[name] for name in views])
+def _fault_of_count(count: int) -> str | None:
+    return None if count >= 0 else f"the count of skipped steps is {count}"

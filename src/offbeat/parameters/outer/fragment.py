@@ -1,6 +1,6 @@
 """A part of the model that is averaged and stepped as one: its anchor, and its mean in flight."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from offbeat.comm.collectives import all_reduce, mean
 from offbeat.comm.handle import Handle
 from offbeat.comm.small_gathers import gather_numbers
-from offbeat.exchange import Saved, Site
+from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
+from offbeat.exchange.state import Kind
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
 from offbeat.functional.narrowing import Narrow
 from offbeat.parameters.outer.lossy_mean import LossyMean
@@ -22,14 +23,15 @@ Wire = Narrow | Sparse
 
 
 @dataclass(eq=False)
-class Fragment:
+class Fragment(State):
     """Holds the tensors of one fragment, flat by section and in the dtype of sums.
 
     ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
     ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
     last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
     has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
-    short messages, if that is wanted and this rank exchanges a slice.
+    short messages, if that is wanted and this rank exchanges a slice. ``is_delayed``: training goes
+    on while a mean is in flight.
     """
 
     site: Site
@@ -40,12 +42,18 @@ class Fragment:
     carry: list[Tensor]
     optimizer: OuterOptimizer
     lossy: Sequence[LossyMean]
+    is_delayed: bool
     in_flight: bool = False
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, site: Site, names: Sequence[str], outer: str | Builder, wire: Wire | None
+        cls,
+        site: Site,
+        names: Sequence[str],
+        outer: str | Builder,
+        wire: Wire | None = None,
+        is_delayed: bool = False,
     ) -> "Fragment":
         """Allocate for the parameters ``names``, whose values are the first anchor."""
         site = replace(site, parameters={name: site.parameters[name] for name in names})
@@ -56,7 +64,8 @@ class Fragment:
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
         lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
-        fragment = cls(site, layout, flat, layout.views(flat), anchor, carry, optimizer, lossy)
+        views = layout.views(flat)
+        fragment = cls(site, layout, flat, views, anchor, carry, optimizer, lossy, is_delayed)
         fragment.restart()
         return fragment
 
@@ -141,42 +150,66 @@ class Fragment:
         while self.handles:
             self.handles.pop().wait()
 
-    def save(self, is_delayed: bool) -> Saved:
-        """Return anchor, rounding, mean in flight and the state of the outer optimizer."""
-        self.join()
-        mean = [m if self.in_flight else torch.zeros_like(m) for m in self._slices(self.flat)]
-        return {
-            "in_flight": self.in_flight,
-            "mean": self._by_name(mean) if is_delayed else {},
-            "anchor": self._by_name(self.anchor),
-            "carry": self._by_name(self.carry) if self.carry else {},
-            "outer": self.optimizer.save(self._by_name),
-            "errors": self._errors(),
-        }
+    def state(self) -> Iterator[Variable]:
+        """Yield anchor, rounding, the outer optimizer, what messages have lost, and the mean."""
+        yield scratch("flat", self.flat)
+        yield self._named("shared", "anchor", self.anchor)
+        yield self._named("shared", "carry", self.carry)
+        yield Variable(
+            "outer",
+            "shared",
+            lambda: self.optimizer.save(self._by_name),
+            lambda saved: self.optimizer.load(saved, self._fill),
+            self.optimizer.unfit,
+            self.optimizer.memory,
+        )
+        lost = [tensor for lossy in self.lossy for tensor in lossy.memory]
+        yield Variable("errors", "own", self._errors, self._restore_errors, memory=lost)
+        yield Variable("mean", "in_flight", self._read_mean, self._write_mean, memory=self.flat)
+        yield plain("shared", self, "in_flight", self._fault_in_flight)
 
-    def unfit(self, saved: Saved, is_delayed: bool) -> str | None:
-        """Return why :meth:`load` cannot take ``saved`` over, or None."""
-        if saved["in_flight"] and not is_delayed:
-            return "a mean is in flight, which cannot be without a delay"
-        return self.optimizer.unfit(saved["outer"])
+    def save(self) -> Saved:
+        """Wait for the mean in flight, and return copies of all."""
+        self.join()
+        return super().save()
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned."""
         self.restart()
-        self._fill(self.anchor, saved["anchor"])
-        if self.carry:
-            self._fill(self.carry, saved["carry"])
-        self.optimizer.load(saved["outer"], self._fill)
+        super().load(saved)
+
+    def _named(self, kind: Kind, name: str, slices: list[Tensor]) -> Variable:
+        return Variable(
+            name,
+            kind,
+            lambda: self._by_name(slices) if slices else {},
+            lambda saved: self._fill(slices, saved) if slices else None,
+            memory=slices,
+        )
+
+    def _read_mean(self) -> dict[str, Tensor]:
+        if not self.is_delayed:
+            return {}
+        slices = self._slices(self.flat)
+        return self._by_name([m if self.in_flight else torch.zeros_like(m) for m in slices])
+
+    def _write_mean(self, saved: dict[str, Tensor]) -> None:
+        if self.is_delayed:
+            self._fill(self._slices(self.flat), saved)
+
+    def _fault_in_flight(self, in_flight: bool) -> str | None:
+        if in_flight and not self.is_delayed:
+            return "a mean is in flight, which cannot be without a delay"
+        return None
+
+    def _restore_errors(self, saved: dict[str, dict[str, Tensor]]) -> None:
         restored: list[dict[str, Tensor]] = [{} for _ in self.lossy]
-        for kind, by_name in saved["errors"].items():
+        for kind, by_name in saved.items():
             self._fill(sections := [torch.zeros_like(part) for part in self.anchor], by_name)
             for errors, section in zip(restored, sections, strict=True):
                 errors[kind] = section
         for lossy, errors in zip(self.lossy, restored, strict=True):
             lossy.restore(errors)
-        self.in_flight = saved["in_flight"]
-        if self.in_flight:
-            self._fill(self._slices(self.flat), saved["mean"])
 
     def _errors(self) -> dict[str, dict[str, Tensor]]:
         """Return by kind and name what messages have lost."""

@@ -14,6 +14,11 @@ class LossyMean(ABC):
     The averages are equal on all members bit for bit.
     """
 
+    @property
+    @abstractmethod
+    def memory(self) -> list[Tensor]:
+        """The errors and the buffers of messages."""
+
     @abstractmethod
     def launch(self, delta: Tensor) -> Handle:
         """Average ``delta`` in place, without waiting."""

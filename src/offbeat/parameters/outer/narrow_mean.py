@@ -51,6 +51,11 @@ class NarrowMean(LossyMean):
         error, mean_error = like.new_zeros(group.size * part), like.new_zeros(part)
         return cls(group, wire, error, mean_error, *messages)
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The errors and the buffers of messages."""
+        return [self.error, self.mean_error, self.outgoing, self.incoming]
+
     def launch(self, delta: Tensor) -> Handle:
         """Average ``delta`` in place, without waiting."""
         self.error[: delta.numel()].add_(delta)

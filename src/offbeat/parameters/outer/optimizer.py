@@ -91,6 +91,12 @@ class OuterOptimizer:
         other.step([mean.clone() for mean in means])
         return anchors
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The tensors of the state, as large as anchors."""
+        states = self._state if self._has_stepped else []
+        return [v for s in states for v in s.values() if isinstance(v, Tensor) and v.numel() > 1]
+
     def save(self, by_name: ByName) -> dict[str, Any]:
         """Return the state: tensors by parameter name, and numbers, one for each section."""
         tensors, numbers = {}, {}

@@ -1,13 +1,13 @@
 """DiLoCo and Streaming DiLoCo: an outer optimizer that steps the mean of the models."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
 from offbeat.comm.collectives import peers_of_mean
-from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
 from offbeat.functional import divide_layers
 from offbeat.parameters.outer.fragment import Fragment, Wire
 from offbeat.parameters.outer.optimizer import builder_of
@@ -16,17 +16,9 @@ from offbeat.schedule import due
 from offbeat.settings import at_least, between, check_settings, describe
 
 
-@dataclass(eq=False)
-class OuterStepState:
-    """State of :class:`OuterStep` on one replica: the fragments in order of their turns."""
-
-    site: Site
-    fragments: list[Fragment]
-
-
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class OuterStep(ParameterExchange[OuterStepState]):
+class OuterStep(ParameterExchange):
     r"""Step a shared anchor by an outer optimizer every ``every`` steps (DiLoCo).
 
     .. math::
@@ -145,7 +137,7 @@ class OuterStep(ParameterExchange[OuterStepState]):
             return None
         return peers_of_mean(site.parameters.values())
 
-    def init(self, site: Site) -> OuterStepState:
+    def bind(self, site: Site) -> "BoundOuterStep":
         """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""
         # Of the whole model, also where ranks hold shards: all ranks divide it alike.
         named = site.model.named_parameters()
@@ -157,63 +149,54 @@ class OuterStep(ParameterExchange[OuterStepState]):
                 f"fragments={self.fragments} for a model of {layers} layers: a fragment is a set "
                 f"of whole layers; use fragments <= {layers}"
             )
-        parts = [Fragment.of(site, names, self.outer, self.wire) for names in sets]
-        return OuterStepState(site, parts)
+        given = self.outer, self.wire, self.delay > 0
+        return BoundOuterStep(site, self, [Fragment.of(site, names, *given) for names in sets])
 
-    def step(self, state: OuterStepState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundOuterStep(BoundParameters):
+    """:class:`OuterStep` on one replica: the fragments in order of their turns."""
+
+    site: Site
+    settings: OuterStep
+    fragments: list[Fragment]
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the fragments."""
+        for turn, fragment in enumerate(self.fragments):
+            yield nested(str(turn), fragment)
+
+    def step(self, step: int) -> None:
         """Merge the means that are due, then send those whose turn it is."""
-        for turn, fragment in enumerate(state.fragments):
-            if fragment.in_flight and self._is_turn(step - self.delay, turn):
-                fragment.merge(self.alpha)
+        for turn, fragment in enumerate(self.fragments):
+            if fragment.in_flight and self._is_turn(step - self.settings.delay, turn):
+                fragment.merge(self.settings.alpha)
             if self._is_turn(step, turn):
                 fragment.send()
-                if self.delay == 0:
-                    fragment.merge(self.alpha)
+                if self.settings.delay == 0:
+                    fragment.merge(self.settings.alpha)
 
     def _is_turn(self, step: int, turn: int) -> bool:
-        return due(step - self._offset(turn), self.every)
+        return due(step - self._offset(turn), self.settings.every)
 
     def _offset(self, turn: int) -> int:
-        return turn * self.every // self.fragments
+        return turn * self.settings.every // len(self.fragments)
 
-    def mass(self, state: OuterStepState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters, merged with the means in flight, with weight one."""
-        merged = [fragment.merged(self.alpha) for fragment in state.fragments]
+        merged = [fragment.merged(self.settings.alpha) for fragment in self.fragments]
         views = {name: view for _, named in merged for name, view in named.items()}
         flat = [part for parts, _ in merged for part in parts]
-        return flat, {name: views[name] for name in state.site.parameters}, 1.0
+        return flat, {name: views[name] for name in self.site.parameters}, 1.0
 
-    def settle(self, state: OuterStepState) -> None:
+    def settle(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
-        for fragment in state.fragments:
+        for fragment in self.fragments:
             fragment.restart()
 
-    def staleness(self, state: OuterStepState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the number of steps since the newest mean merged was sent."""
-        since = [
-            (step - self.delay - self._offset(turn)) % self.every + self.delay
-            for turn in range(self.fragments)
-        ]
+        every, delay = self.settings.every, self.settings.delay
+        turns = range(len(self.fragments))
+        since = [(step - delay - self._offset(turn)) % every + delay for turn in turns]
         return min(step, *since)
-
-    def save(self, state: OuterStepState) -> Saved:
-        """Return anchors, means in flight and the state of the outer optimizer."""
-        delayed = self.delay > 0
-        return {str(turn): part.save(delayed) for turn, part in enumerate(state.fragments)}
-
-    def unfit(self, state: OuterStepState, saved: Saved) -> str | None:
-        """Return why the outer optimizer or a mean in flight cannot be, or None."""
-        for turn, fragment in enumerate(state.fragments):
-            fault = fragment.unfit(saved[str(turn)], is_delayed=self.delay > 0)
-            if fault is not None:
-                return fault
-        return None
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return which fragments are in flight."""
-        return {"in_flight": {turn: found["in_flight"] for turn, found in saved.items()}}
-
-    def load(self, state: OuterStepState, saved: Saved) -> None:
-        """Restore anchors, means in flight and the outer optimizer."""
-        for turn, fragment in enumerate(state.fragments):
-            fragment.load(saved[str(turn)])

@@ -1,33 +1,24 @@
 """SlowMo: gossip, and every few steps an outer optimizer that steps the exact average."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
 from offbeat.comm.collectives import peers_of_mean
-from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
 from offbeat.parameters.outer.fragment import Fragment
 from offbeat.parameters.outer.optimizer import builder_of
+from offbeat.parameters.push_sum.bound import BoundPushSum
 from offbeat.parameters.push_sum.push_sum import PushSum
-from offbeat.parameters.push_sum.state import PushSumState
 from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings, describe
 
 
-@dataclass(eq=False)
-class SlowMomentumState:
-    """State of :class:`SlowMomentum` on one replica: ``model`` holds the anchor, in one part."""
-
-    site: Site
-    gossip: PushSumState
-    model: Fragment
-
-
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SlowMomentum(ParameterExchange[SlowMomentumState]):
+class SlowMomentum(ParameterExchange):
     r"""Gossip, and step the exact average by an outer optimizer every ``every`` steps (SlowMo).
 
     .. math::
@@ -110,61 +101,57 @@ class SlowMomentum(ParameterExchange[SlowMomentumState]):
         given = self.gossip.peers(site)
         return given if peers_of_mean(site.parameters.values()) == () else None
 
-    def init(self, site: Site) -> SlowMomentumState:
+    def bind(self, site: Site) -> "BoundSlowMomentum":
         """Check the graphs, and allocate messages, the anchor and the outer optimizer."""
-        gossip = self.gossip.init(site)
-        return SlowMomentumState(
-            site, gossip, Fragment.of(site, list(site.parameters), self.outer, None)
-        )
+        gossip = self.gossip.bind(site)
+        model = Fragment.of(site, list(site.parameters), self.outer)
+        return BoundSlowMomentum(site, self, gossip, model)
 
-    def step(self, state: SlowMomentumState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundSlowMomentum(BoundParameters):
+    """:class:`SlowMomentum` on one replica: ``model`` holds the anchor, in one part."""
+
+    site: Site
+    settings: SlowMomentum
+    gossip: BoundPushSum
+    model: Fragment
+
+    def state(self) -> Iterator[Variable]:
+        """Yield what the gossip keeps, the anchor and the state of the outer optimizer."""
+        yield nested("gossip", self.gossip)
+        yield nested("outer", self.model)
+
+    def step(self, step: int) -> None:
         """Gossip, and make an outer step if (k+1) mod ``every`` is 0, where k is ``step``."""
-        self.gossip.step(state.gossip, step)
-        if not due(step, self.every):
+        self.gossip.step(step)
+        if not due(step, self.settings.every):
             return
-        flat, numerators, weight = self.gossip.mass(state.gossip)
+        flat, numerators, weight = self.gossip.mass()
         # In each dtype a rank has its own slice of the messages; here dtypes may be one tensor.
-        state.site.gather(flat)
-        state.model.send_mass(numerators, weight)
+        self.site.gather(flat)
+        self.model.send_mass(numerators, weight)
         try:
-            state.model.merge(mixing=0.0)
+            self.model.merge(mixing=0.0)
         finally:  # after an error too: what is in flight may not be finite either
-            self.gossip.settle(state.gossip)
+            self.gossip.settle()
 
-    def mass(self, state: SlowMomentumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the numerators and the weight of the gossip; between averages nothing is added."""
-        return self.gossip.mass(state.gossip)
+        return self.gossip.mass()
 
-    def settle(self, state: SlowMomentumState) -> None:
+    def settle(self) -> None:
         """Start anew from equal replicas: no gossip in flight, anchor = parameters, no momentum."""
-        self.gossip.settle(state.gossip)
-        state.model.restart()
+        self.gossip.settle()
+        self.model.restart()
 
-    def staleness(self, state: SlowMomentumState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the steps since the last average, or the age of the last message if that is less.
 
         An average also receives messages in flight.
         """
-        return min(self.gossip.staleness(state.gossip, step), step % self.every)
+        return min(self.gossip.staleness(step), step % self.settings.every)
 
-    def measures(self, state: SlowMomentumState) -> dict[str, float]:
+    def measures(self) -> dict[str, float]:
         """Return those of the gossip."""
-        return self.gossip.measures(state.gossip)
-
-    def save(self, state: SlowMomentumState) -> Saved:
-        """Return what the gossip saves, the anchor and the state of the outer optimizer."""
-        return {
-            "gossip": self.gossip.save(state.gossip),
-            "outer": state.model.save(is_delayed=False),
-        }
-
-    def unfit(self, state: SlowMomentumState, saved: Saved) -> str | None:
-        """Return why the gossip or the outer optimizer cannot be, or None."""
-        return self.gossip.unfit(state.gossip, saved["gossip"]) or state.model.unfit(
-            saved["outer"], is_delayed=False
-        )
-
-    def load(self, state: SlowMomentumState, saved: Saved) -> None:
-        """Restore the gossip, the anchor and the outer optimizer."""
-        self.gossip.load(state.gossip, saved["gossip"])
-        state.model.load(saved["outer"])
+        return self.gossip.measures()

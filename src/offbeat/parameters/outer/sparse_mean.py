@@ -79,6 +79,11 @@ class SparseMean(LossyMean):
         messages = torch.zeros(rows, dtype=torch.uint8, device=like.device)
         return cls(group, sparse.decay, form, torch.zeros_like(like), messages)
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The errors and the buffers of messages."""
+        return [self.error, self.messages]
+
     def launch(self, delta: Tensor) -> Handle:
         """Average the largest entries of ``delta`` in place, without waiting."""
         if not self.form.chunks:  # a slice that is filled up with zeros

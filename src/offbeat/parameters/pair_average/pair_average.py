@@ -1,38 +1,22 @@
 """AD-PSGD: pairs of participants average while all of them continue training."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from offbeat.exchange import ParameterExchange, Saved, Site
+from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
 from offbeat.functional import Layout, accumulation_dtype, pack
 from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.pair_average.pairs import PairExchanger
 from offbeat.settings import check_settings
 
 
-@dataclass(eq=False)
-class PairAverageState:
-    """State of :class:`PairAverage` on one replica.
-
-    ``flat`` is the model after the last step, by section, and ``views`` are its tensors by name.
-    ``pairs`` is None on a rank that only receives, which happens between unequal nodes.
-    """
-
-    site: Site
-    layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    pairs: PairExchanger | None
-    guard: Guard
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class PairAverage(ParameterExchange[PairAverageState]):
+class PairAverage(ParameterExchange):
     r"""Average snapshots with a random partner in a thread; no step waits for another rank.
 
     .. math::
@@ -87,7 +71,7 @@ class PairAverage(ParameterExchange[PairAverageState]):
         """Return the participants of the other half: pairs are drawn at random."""
         return [peer for peer in range(site.size) if (peer - site.rank) % 2]
 
-    def init(self, site: Site) -> PairAverageState:
+    def bind(self, site: Site) -> "BoundPairAverage":
         """Allocate the snapshots; exchanges start after the first step."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.empty("cpu", site.chunks)
@@ -103,27 +87,51 @@ class PairAverage(ParameterExchange[PairAverageState]):
         views = layout.views(flat)
         guard = Guard.of(site, self.nonfinite, kept=list(views.values()))
         guard.keep()
-        return PairAverageState(site, layout, flat, views, pairs, guard)
+        return BoundPairAverage(site, layout, flat, views, pairs, guard)
 
-    def step(self, state: PairAverageState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundPairAverage(BoundParameters):
+    """:class:`PairAverage` on one replica.
+
+    ``flat`` is the model after the last step, by section, and ``views`` are its tensors by name.
+    ``pairs`` is None on a rank that only receives, which happens between unequal nodes.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor]
+    views: dict[str, Tensor]
+    pairs: PairExchanger | None
+    guard: Guard
+
+    def state(self) -> Iterator[Variable]:
+        """Yield changes not added yet, and the state of the random draw of partners."""
+        yield scratch("flat", self.flat)
+        delta = self.pairs.memory if self.pairs is not None else []
+        yield Variable("delta", "in_flight", self._read_delta, self._write_delta, memory=delta)
+        yield Variable("random", "own", self._read_random, self._write_random, _fault_of_random)
+        yield from self.guard.state()
+
+    def step(self, step: int) -> None:
         """Add the changes of all exchanges, and publish the result for the next ones."""
-        site, pairs, changed = state.site, state.pairs, state.site.inside is not None
-        state.guard.check()
+        site, pairs, changed = self.site, self.pairs, self.site.inside is not None
+        self.guard.check()
         if pairs is not None:
             pairs.raise_error()
             with pairs.lock:
-                pack(state.views.values(), site.parameters.values())
+                pack(self.views.values(), site.parameters.values())
                 changed |= pairs.apply()
             pairs.start()
         if changed:  # the gather rewrites our own slice, which the thread may read, unchanged
-            site.gather(state.flat)
-            pack(site.parameters.values(), state.views.values())
+            site.gather(self.flat)
+            pack(site.parameters.values(), self.views.values())
 
-    def mass(self, state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters with changes not added yet, and weight one."""
-        site, pairs = state.site, state.pairs
-        state.guard.require()
-        flat, views = _wide(state)
+        site, pairs = self.site, self.pairs
+        self.guard.require()
+        flat, views = self._wide()
         pack(views.values(), site.parameters.values())
         if pairs is not None:
             pairs.quiesce()
@@ -131,54 +139,56 @@ class PairAverage(ParameterExchange[PairAverageState]):
                 site.slice(part).add_(delta)
         return flat, views, 1.0
 
-    def settle(self, state: PairAverageState) -> None:
+    def settle(self) -> None:
         """Discard changes not added yet: the average contains them."""
-        if state.pairs is not None:
-            state.pairs.quiesce()
-            state.pairs.clear()
-        state.guard.keep()
+        if self.pairs is not None:
+            self.pairs.quiesce()
+            self.pairs.clear()
+        self.guard.keep()
 
-    def staleness(self, state: PairAverageState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the number of own steps since the last exchanged snapshot was taken."""
-        return state.pairs.staleness if state.pairs is not None else 0
+        return self.pairs.staleness if self.pairs is not None else 0
 
-    def save(self, state: PairAverageState) -> Saved:
-        """Return changes not added yet, and the state of the random draw of partners."""
-        flat, views = _wide(state)
-        if state.pairs is None:
-            return {"delta": views, "random": torch.Generator().get_state(), **state.guard.save()}
-        with state.pairs.lock:
-            for part, delta in zip(flat, state.pairs.delta, strict=True):
-                state.site.slice(part).copy_(delta)
-        return {"delta": views, "random": state.pairs.random.get_state(), **state.guard.save()}
-
-    def unfit(self, state: PairAverageState, saved: Saved) -> str | None:
-        """Return why the state of the random draw is none, or the counts cannot be, or None."""
-        try:
-            torch.Generator().set_state(saved["random"].cpu())
-        except (RuntimeError, TypeError) as error:
-            return f"'random' is no state of a generator ({error})"
-        return state.guard.unfit(saved)
-
-    def measures(self, state: PairAverageState) -> dict[str, float]:
+    def measures(self) -> dict[str, float]:
         """Return the number of steps that this rank has skipped, with "skip"."""
-        return state.guard.measures()
+        return self.guard.measures()
 
-    def load(self, state: PairAverageState, saved: Saved) -> None:
-        """Restore changes not added yet; all ranks call."""
-        self.settle(state)
-        state.guard.load(saved)
-        if state.pairs is None:
-            return
-        flat, views = _wide(state)
-        pack(views.values(), [saved["delta"][name] for name in views])
-        for part, delta in zip(flat, state.pairs.delta, strict=True):
-            delta.copy_(state.site.slice(part))
-        state.pairs.arrived = True
-        state.pairs.random.set_state(saved["random"].cpu())
+    def _wide(self) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Allocate a model in the dtype of sums, flat and by name."""
+        flat = [torch.zeros_like(part, dtype=accumulation_dtype(part.dtype)) for part in self.flat]
+        return flat, self.layout.views(flat)
+
+    def _read_delta(self) -> dict[str, Tensor]:
+        flat, views = self._wide()
+        if self.pairs is not None:
+            with self.pairs.lock:
+                for part, delta in zip(flat, self.pairs.delta, strict=True):
+                    self.site.slice(part).copy_(delta)
+        return views
+
+    def _write_delta(self, saved: dict[str, Tensor]) -> None:
+        if self.pairs is not None:
+            flat, views = self._wide()
+            pack(views.values(), [saved[name] for name in views])
+            for part, delta in zip(flat, self.pairs.delta, strict=True):
+                delta.copy_(self.site.slice(part))
+            self.pairs.arrived = True
+
+    def _read_random(self) -> Tensor:
+        if self.pairs is None:
+            return torch.Generator().get_state()
+        with self.pairs.lock:
+            return self.pairs.random.get_state()
+
+    def _write_random(self, saved: Tensor) -> None:
+        if self.pairs is not None:
+            self.pairs.random.set_state(saved.cpu())
 
 
-def _wide(state: PairAverageState) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Allocate a model in the dtype of sums, flat and by name."""
-    flat = [torch.zeros_like(part, dtype=accumulation_dtype(part.dtype)) for part in state.flat]
-    return flat, state.layout.views(flat)
+def _fault_of_random(saved: Tensor) -> str | None:
+    try:
+        torch.Generator().set_state(saved.cpu())
+    except (RuntimeError, TypeError) as error:
+        return f"'random' is no state of a generator ({error})"
+    return None

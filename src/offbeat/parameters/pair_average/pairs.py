@@ -53,6 +53,11 @@ class PairExchanger:
         return cls(group, list(published), delta, outgoing, incoming, random)
 
     @property
+    def memory(self) -> list[Tensor]:
+        """The changes, and the snapshots of both sides."""
+        return [*self.delta, *self.outgoing, *self.incoming]
+
+    @property
     def is_initiator(self) -> bool:
         """Whether this participant initiates exchanges; otherwise it responds."""
         return self.group.rank % 2 == 0

@@ -46,14 +46,18 @@ class GossipRound:
     later: Sequence[Round] = ()
 
     @classmethod
-    def restored(cls, site: Site, parts: list[Tensor], weight: float) -> "GossipRound":
+    def restored(cls, site: Site, parts: list[Tensor]) -> "GossipRound":
         """Return a round whose one message had arrived when the state was saved."""
-        return cls(
-            site,
-            [],
-            [parts],
-            headers=[torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")],
-        )
+        return cls(site, [], [parts])
+
+    def restore_weight(self, weight: float) -> None:
+        """Set the weight of that one message."""
+        self.headers = [torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All buffers of messages."""
+        return [part for message in (*self.outgoing, *self.incoming) for part in message]
 
     def begin(self, topology: Topology, index: int, weight: float) -> None:
         """Look up the peers of exchange ``index``, whose numerator has the weight ``weight``."""

@@ -2,24 +2,19 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from math import inf
 from typing import Annotated, Literal, final
 
-from torch import Tensor
-
-from offbeat.exchange import ElasticExchange, Saved, Site
-from offbeat.functional import Layout, debias, fill_and_add, numerator, pack
+from offbeat.exchange import ElasticExchange, Site
+from offbeat.functional import Layout
 from offbeat.kernels.dispatch import push_sum_passes
-from offbeat.parameters.named_slices import by_name, slices_of
 from offbeat.parameters.nonfinite import Guard, Nonfinite
-from offbeat.parameters.push_sum.gossip import GossipRound, gossip_round
+from offbeat.parameters.push_sum.bound import BoundPushSum, new_anchor, works_in_place
+from offbeat.parameters.push_sum.gossip import gossip_round
 from offbeat.parameters.push_sum.graphs import (
     agree_on_graphs,
     require_shrinking,
     warn_of_small_weights,
 )
-from offbeat.parameters.push_sum.state import PushSumState, new_anchor, works_in_place
-from offbeat.schedule import due
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import (
@@ -34,7 +29,7 @@ from offbeat.topology.graph import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PushSum(ElasticExchange[PushSumState]):
+class PushSum(ElasticExchange):
     r"""Gossips models, de-biased by a weight that is sent too (SGP and Overlap SGP).
 
     .. math::
@@ -124,7 +119,7 @@ class PushSum(ElasticExchange[PushSumState]):
         agree_on_graphs(self.topology, site)
         return neighbours(self.topology, site.rank, site.size)
 
-    def init(self, site: Site) -> PushSumState:
+    def bind(self, site: Site) -> BoundPushSum:
         """Allocate the messages."""
         layout = Layout.of(site.parameters, site.slices)
         flat = None if works_in_place(site) else layout.empty(site.device, site.chunks)
@@ -132,9 +127,9 @@ class PushSum(ElasticExchange[PushSumState]):
         varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
         needs_anchor = (varies or layout.is_rounded) and not self.biased
         anchor = new_anchor(site, layout) if needs_anchor else None
-        count = 2 if self.overlap else 1
         # Under overlap nobody waits to send the second message: all leave at once.
         in_hops = not self.overlap and is_in_hops(self.topology, site.size)
+        count = 2 if self.overlap else 1
         rounds = [
             gossip_round(self.topology, site, empty, self.wire, in_hops) for _ in range(count)
         ]
@@ -142,99 +137,26 @@ class PushSum(ElasticExchange[PushSumState]):
         as_nodes = self.on_failure == "continue" and self.over == "node"
         guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")
         passes = push_sum_passes(site.device)
-        state = PushSumState(site, layout, flat, anchor, rounds, passes, guard)
-        self.settle(state)
+        bound = BoundPushSum(
+            site,
+            layout,
+            flat,
+            anchor,
+            rounds,
+            passes,
+            guard,
+            topology=self.topology,
+            overlap=self.overlap,
+            every=max(self.every, self.overlap),
+            biased=self.biased,
+            weighted_updates=self.weighted_updates,
+            skips=self.nonfinite == "skip",
+            may_grow=self.on_failure == "continue",
+        )
+        bound.settle()
         if anchor is not None and not self.weighted_updates:
             warn_of_small_weights(self.topology, site, self.overlap)
-        return state
-
-    def step(self, state: PushSumState, step: int) -> None:
-        """Exchange with the peers of this step, if it is a sending step."""
-        site, every = state.site, max(self.every, self.overlap)
-        sends = step % every == 0 if self.overlap else due(step, every)
-        # The passes look at what they read: not at slices of other ranks, nor before a skip.
-        if self.nonfinite == "skip" or site.group is None or site.inside is not None:
-            state.guard.check(sends)
-        state.copy_in()
-        if self.weighted_updates:
-            state.set_anchor()  # then w a + (z - a) is w z
-        if site.group is not None:
-            if sends:
-                self._exchange(state, step // every)
-            elif state.anchor is not None:
-                for z, section, part in state.pieces():
-                    debias(z, state.anchor[section][part], state.weight)
-        if state.flat is not None:
-            site.gather(state.flat)
-            pack(site.parameters.values(), state.layout.views(state.flat).values())
-        state.guard.keep()
-
-    def measures(self, state: PushSumState) -> dict[str, float]:
-        """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
-        return {"weight": float(state.weight), **state.guard.measures()}
-
-    def _exchange(self, state: PushSumState, index: int) -> None:
-        # One message in flight at a time: launching the next one before the last has arrived
-        # costs a quarter of the line rate. The content of the next message is fixed before the
-        # wait, so the method is the same.
-        current, last = state.rounds[index % len(state.rounds)], state.pending
-        current.begin(self.topology, index, state.weight)
-        if not self.overlap:
-            state.fill_messages(current)
-            current.launch()
-            current.wait()
-            state.add_messages(current, current)
-        elif last is not None and state.prompt:
-            state.wait_for(last)
-            state.fill_and_add(current, last)
-            current.launch()
-        else:
-            # The network is the bottleneck: keep it busy while received messages are added.
-            state.fill_messages(current)
-            if last is not None:
-                state.wait_for(last)
-            current.launch()
-            state.add_messages(current, last)
-        state.pending = current if self.overlap else None
-
-    def mass(self, state: PushSumState) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """Return the numerator of the parameters, with mass in flight, and the weight.
-
-        Flat tensors by section, their views by name, and the sum of the weights.
-        """
-        site = state.site
-        state.guard.require()
-        flat = state.layout.wide(site.device, site.chunks)
-        views = state.layout.views(flat)
-        pack(views.values(), site.parameters.values())
-        weight = state.weight
-        if state.pending is not None:
-            state.pending.wait()
-            weight += state.pending.weight_arrived
-        if site.group is not None:
-            for section, part in enumerate(site.slice(f) for f in flat):
-                anchor = state.anchor[section] if state.anchor else None
-                x = numerator(part.to(state.layout.dtypes[section]), anchor, state.weight)
-                for message in state.pending.arrived(section) if state.pending else ():
-                    x = x + message
-                part.copy_(x)
-        return flat, views, weight
-
-    def settle(self, state: PushSumState) -> None:
-        """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
-        if state.pending is not None:
-            state.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
-        state.weight, state.pending = 1.0, None
-        state.copy_in()
-        state.set_anchor()
-        state.guard.keep()
-
-    def enter(self, state: PushSumState, weight: float) -> None:
-        """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
-        if state.anchor is None and not self.biased:
-            state.anchor = new_anchor(state.site, state.layout)
-        self.settle(state)
-        state.weight = weight
+        return bound
 
     def growth_fault(self, size: int) -> str | None:
         """Return why ``size`` participants could not exchange on these graphs, or None."""
@@ -256,70 +178,3 @@ class PushSum(ElasticExchange[PushSumState]):
         first = -(-step // every) if self.overlap else step // every
         heard = first + exchanges_to_all(self.topology, size, sender, first)
         return heard * every + (self.overlap > 0)
-
-    def drain(self, state: PushSumState) -> float:
-        r"""Add the message in flight before its time, de-bias, and return the weight.
-
-        .. math:: z = a = (x + \sum_j m_j) / (w + \sum_j w_j)
-
-        Each message is added once, at its receiver: it does not matter when the others do so.
-        """
-        last, state.pending, before = state.pending, None, state.weight
-        if last is not None:
-            last.wait()
-            state.weight += last.weight_arrived
-        state.copy_in()
-        anchor = state.anchor or []
-        for z, section, part in state.pieces() if anchor else ():
-            a, arrived = anchor[section][part], last.arrived(section, part) if last else []
-            fill_and_add(z, a, before, state.weight, [], arrived)
-        if state.flat is not None:
-            pack(state.site.parameters.values(), state.layout.views(state.flat).values())
-        return state.weight
-
-    def staleness(self, state: PushSumState, step: int) -> int:
-        """Return the age of the last received message: tau, plus the steps since it was added."""
-        if self.overlap:
-            return self.overlap + (step - 1) % self.overlap
-        return step % self.every
-
-    def save(self, state: PushSumState) -> Saved:
-        """Return the weight and the mass in flight.
-
-        The parameters are the anchor, rounded: it is saved too where they have 16 bits.
-        """
-        saved: Saved = {"weight": float(state.weight)}  # shares of a topology may be of numpy
-        if state.anchor is not None and state.layout.is_rounded:
-            saved["anchor"] = by_name(state.site, state.layout, state.anchor)
-        if self.overlap:
-            flat = state.layout.wide("cpu", state.site.chunks)
-            weight = 0.0
-            if state.pending is not None:
-                state.pending.wait()
-                weight = state.pending.weight_arrived
-                for section, part in enumerate(state.site.slice(f) for f in flat):
-                    part.copy_(state.pending.total(section))
-            saved["pending_weight"] = float(weight)  # an int where nobody sends to this participant
-            saved["pending"] = state.layout.views(flat)
-        return saved | state.guard.save()
-
-    def unfit(self, state: PushSumState, saved: Saved) -> str | None:
-        """Return which weight no participant can have, or None."""
-        if not 0 < saved["weight"] < inf:
-            return f"the weight is {saved['weight']}, expected a positive number"
-        if not 0 <= saved.get("pending_weight", 0.0) < inf:
-            return f"the weight in flight is {saved['pending_weight']}, expected 0 or more"
-        return state.guard.unfit(saved)
-
-    def load(self, state: PushSumState, saved: Saved) -> None:
-        """Restore the weight and the mass in flight."""
-        self.settle(state)
-        if self.on_failure == "continue":  # after a join weights may vary on any graph
-            self.enter(state, 1.0)
-        state.weight = float(saved["weight"])
-        state.guard.load(saved)
-        if state.anchor is not None and "anchor" in saved:
-            pack(state.anchor, slices_of(state.site, state.layout, saved["anchor"]))
-        if self.overlap and state.site.group is not None:
-            parts = slices_of(state.site, state.layout, saved["pending"])
-            state.pending = GossipRound.restored(state.site, parts, float(saved["pending_weight"]))

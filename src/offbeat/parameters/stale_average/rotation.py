@@ -1,7 +1,7 @@
 """Exchanges between nodes that rotate over the groups of equal local rank."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast, mean
 from offbeat.comm.handle import Handle
-from offbeat.exchange import Site
+from offbeat.exchange import Site, State, Variable, plain, scratch, tensors
 from offbeat.functional import (
     Layout,
     cast_difference,
@@ -37,7 +37,7 @@ class PendingSum:
 
 
 @dataclass(eq=False)
-class Rotation:
+class Rotation(State):
     """One rank's part in the exchanges; ``turn`` counts those that have begun.
 
     In each exchange one local rank, the ``root``, exchanges with its counterparts on the other
@@ -137,15 +137,41 @@ class Rotation:
             lost.zero_()
         pack(self.views.values(), self._parameters)
 
-    def pending_sum(self) -> dict[str, Tensor]:
-        """Wait for the sum in flight and return a copy by name; zeros on ranks without a part."""
-        return self._in_flight(self.flat)
+    def state(self) -> Iterator[Variable]:
+        """Yield the errors, whose turn it is, and the sum in flight."""
+        views = self.layout.views
+        yield scratch("message", self.message)
+        yield plain("shared", self, "turn", _fault_of_turn)
+        yield tensors("own", "error", views(self.error) if self.error else {}, self.error)
+        if self.carry:
+            yield replace(
+                tensors("own", "carry", views(self.carry), self.carry), write=self._restore_carry
+            )
+        yield Variable("flight", "shared", self._read_flight, self._write_flight, is_compared=True)
+        yield self._in_flight("sum", self.flat)
+        if self.sent:
+            yield self._in_flight("sent", self.sent)
 
-    def pending_sent(self) -> dict[str, Tensor]:
-        """Return a copy of the model that was sent, by name, for the merge "exact"; else none."""
-        return self._in_flight(self.sent) if self.sent else {}
+    def _in_flight(self, name: str, flat: list[Tensor]) -> Variable:
+        return Variable(
+            name,
+            "in_flight",
+            lambda: self._copied(flat),
+            lambda saved: self._restore(flat, saved),
+            memory=flat,
+        )
 
-    def _in_flight(self, flat: list[Tensor]) -> dict[str, Tensor]:
+    def _read_flight(self) -> list[int]:
+        pending = self.pending
+        return [] if pending is None else [pending.root, pending.wait, pending.due]
+
+    def _write_flight(self, flight: list[int]) -> None:
+        if flight:
+            root, wait, due = flight
+            self.pending = PendingSum(root, wait, due)
+
+    def _copied(self, flat: list[Tensor]) -> dict[str, Tensor]:
+        """Wait for the sum in flight and return copies by name; zeros on ranks without a part."""
         copies = self.layout.wide("cpu")
         if self.pending is not None and self._is_root(self.pending.root):
             self.pending.join()
@@ -153,14 +179,15 @@ class Rotation:
                 part.copy_(arrived)
         return self.layout.views(copies)
 
-    def carried(self) -> dict[str, Tensor]:
-        """Return copies by name of what rounding to 16-bit parameters took."""
-        return {n: v.cpu().clone() for n, v in self.layout.views(self.carry).items()}
+    def _restore(self, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
+        if self.pending is not None:  # elsewhere the buffer holds the reference
+            views = self.layout.views(flat)
+            pack(views.values(), [saved[name] for name in views])
 
-    def restore_carry(self, named: dict[str, Tensor]) -> None:
-        """Take over what :meth:`carried` returned; the model with it is the reference."""
+    def _restore_carry(self, saved: dict[str, Tensor]) -> None:
+        """Take over what rounding took; the model with it is the reference."""
         views = self.layout.views(self.carry)
-        pack(views.values(), [named[name] for name in views])
+        pack(views.values(), [saved[name] for name in views])
         self._pack(self.flat, self.views)
 
     @property
@@ -232,6 +259,10 @@ class Rotation:
             if self.carry:
                 x = self.carry[place.section][part] + x
             yield x, *(sections[place.section][part] for sections in flat)
+
+
+def _fault_of_turn(turn: int) -> str | None:
+    return f"the count of exchanges is {turn}" if turn < 0 else None
 
 
 def _filled(flat: list[Tensor]) -> list[Tensor]:

@@ -1,44 +1,25 @@
 """DASO's exchange between nodes: stale averages, and blocking ones before and after."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import torch
 from torch import Tensor
 
 from offbeat.comm.small_gathers import gather_numbers
-from offbeat.exchange import ParameterExchange, Saved, Site
-from offbeat.functional import pack, progress
+from offbeat.exchange import BoundParameters, ParameterExchange, Saved, Site, Variable, plain
+from offbeat.functional import progress
 from offbeat.parameters.nonfinite import Guard, Nonfinite
-from offbeat.parameters.stale_average.rotation import PendingSum, Rotation
+from offbeat.parameters.stale_average.rotation import Rotation
 from offbeat.schedule import Cadence, Cycle
 from offbeat.settings import check_settings
 
 
-@dataclass(eq=False)
-class StaleAverageState:
-    """State of :class:`StaleAverage` on one replica.
-
-    ``loss`` is the sum of ``losses`` reports since the last window; ``is_told``: there was one
-    in an earlier window, or the warning that there is none. ``steps`` counts steps, and
-    ``newest`` is the step count at which the parameters received last were sent.
-    """
-
-    site: Site
-    rotation: Rotation
-    cadence: Cadence
-    guard: Guard
-    steps: int = 0
-    newest: int = 0
-    loss: float | Tensor = 0.0
-    losses: int = 0
-    is_told: bool = False
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class StaleAverage(ParameterExchange[StaleAverageState]):
+class StaleAverage(ParameterExchange):
     r"""Sum the models of all nodes while training continues, and merge the sum W steps later.
 
     .. math::
@@ -95,55 +76,135 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
         """Check the settings."""
         check_settings(self)
 
-    def init(self, site: Site) -> StaleAverageState:
+    def bind(self, site: Site) -> "BoundStaleAverage":
         """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
         wire = self.wire if self.cycle.blocks_ever else None
         rotation = Rotation.of(site, wire, self.merge)
         guard = Guard.of(site, self.nonfinite)
-        return StaleAverageState(site, rotation, self.cycle.start, guard)
+        return BoundStaleAverage(site, self, rotation, self.cycle.start, guard)
 
-    def step(self, state: StaleAverageState, step: int) -> None:
+
+@dataclass(eq=False)
+class BoundStaleAverage(BoundParameters):
+    """:class:`StaleAverage` on one replica.
+
+    ``loss`` is the sum of ``losses`` reports since the last window; ``is_told``: there was one
+    in an earlier window, or the warning that there is none. ``steps`` counts steps, and
+    ``newest`` is the step count at which the parameters received last were sent.
+    """
+
+    site: Site
+    settings: StaleAverage
+    rotation: Rotation
+    cadence: Cadence
+    guard: Guard
+    steps: int = 0
+    newest: int = 0
+    loss: float | Tensor = 0.0
+    losses: int = 0
+    is_told: bool = False
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the sum in flight, the errors of casts, B and W, and the loss statistics.
+
+        Between steps the reference equals the node's model: the parameters and what rounding took.
+        """
+        nodes = [list(node) for node in self.site.world.nodes]
+        yield Variable("nodes", "shared", lambda: nodes, lambda _: None, self._fault_of_nodes)
+        yield plain("shared", self, "steps", _fault_of_count)
+        yield plain("shared", self, "newest", _fault_of_count)
+        yield Variable(
+            "pace",
+            "shared",
+            lambda: asdict(self.cadence),
+            lambda saved: setattr(self, "cadence", Cadence(**saved)),
+            self._fault_of_pace,
+            is_compared=True,
+        )
+        yield Variable("loss", "own", lambda: float(self.loss), self._set_loss)
+        yield plain("own", self, "losses", _fault_of_count)
+        yield from self.rotation.state()
+        yield from self.guard.state()
+
+    def unfit(self, saved: Saved) -> str | None:
+        """Return why the state cannot be, or None."""
+        if (fault := super().unfit(saved)) is not None:
+            return fault
+        steps, newest = saved["steps"], saved["newest"]
+        if newest > steps:
+            return f"parameters that were sent in step {newest} cannot have arrived in step {steps}"
+        if saved["flight"] and not self._can_be_in_flight(saved["flight"], steps):
+            return f"no sum can be in flight as {ascii(saved['flight'])[:60]} after {steps} steps"
+        return None
+
+    def _can_be_in_flight(self, flight: list[object], steps: int) -> bool:
+        match flight:
+            case [int(root), int(wait), int(due)] if bool not in map(type, flight):
+                was_sent = 0 <= due - wait < steps <= due
+                longest = self.settings.cycle.start.wait
+                return 0 <= root < self.site.slices and 1 <= wait <= longest and was_sent
+        return False
+
+    def _fault_of_nodes(self, saved: list[list[int]]) -> str | None:
+        nodes = [list(node) for node in self.site.world.nodes]
+        if saved == nodes:
+            return None
+        return (
+            f"found the state of the nodes {ascii(saved)[:60]}, but these are {nodes}; start on "
+            "the same nodes, or call finish() before saving"
+        )
+
+    def _fault_of_pace(self, saved: dict[str, Any]) -> str | None:
+        if self.settings.cycle.reaches(Cadence(**saved)):
+            return None
+        return f"{self.settings.cycle} never comes to the cadence {saved}"
+
+    def _set_loss(self, loss: float) -> None:
+        self.loss = loss
+
+    def step(self, step: int) -> None:
         """Merge the sum that is due, then average or start the next sum."""
-        rotation, blocking = state.rotation, self.cycle.is_blocking(step)
+        rotation, cycle = self.rotation, self.settings.cycle
+        blocking = cycle.is_blocking(step)
         # At the end of a window B may become one that sends now.
-        may_send = self.cycle.sends(step, state.cadence) or self.cycle.ends_window(step)
-        state.guard.check(blocking or may_send)
-        state.steps, pending = step + 1, rotation.pending
+        may_send = cycle.sends(step, self.cadence) or cycle.ends_window(step)
+        self.guard.check(blocking or may_send)
+        self.steps, pending = step + 1, rotation.pending
         if pending is not None and (blocking or step >= pending.due):
             rotation.merge()
-            state.newest = pending.due - pending.wait + 1
-        self._update_cadence(state, step)
+            self.newest = pending.due - pending.wait + 1
+        self._update_cadence(step)
         if blocking:
-            self._warn_beyond_end(state, step)
-            rotation.average(exact=self.cycle.opens(step))
-            state.newest = state.steps
-        elif rotation.pending is None and self.cycle.sends(step, state.cadence):
-            rotation.start(state.cadence.wait, step + state.cadence.wait)
-        state.guard.keep()
+            self._warn_beyond_end(step)
+            rotation.average(exact=cycle.opens(step))
+            self.newest = self.steps
+        elif rotation.pending is None and cycle.sends(step, self.cadence):
+            rotation.start(self.cadence.wait, step + self.cadence.wait)
+        self.guard.keep()
 
-    def report(self, state: StaleAverageState, loss: float | Tensor) -> None:
+    def report(self, loss: float | Tensor) -> None:
         """Add up the losses on their device, so that the host does not wait for it."""
-        state.loss = state.loss + torch.as_tensor(loss).detach().double().reshape(())
-        state.losses += 1
+        self.loss = self.loss + torch.as_tensor(loss).detach().double().reshape(())
+        self.losses += 1
 
-    def _update_cadence(self, state: StaleAverageState, step: int) -> None:
+    def _update_cadence(self, step: int) -> None:
         """Average the losses of all ranks at the end of a window; the cadence follows from it."""
-        if self.cycle.ends_window(step):
-            assert state.site.control is not None, "a slot in use has a control group"
-            reports = gather_numbers([float(state.loss), state.losses], state.site.control)
+        if self.settings.cycle.ends_window(step):
+            assert self.site.control is not None, "a slot in use has a control group"
+            reports = gather_numbers([float(self.loss), self.losses], self.site.control)
             count = sum(count for _, count in reports)
             if count > 0:
                 loss = sum(loss for loss, _ in reports) / count
-                state.cadence = self.cycle.after(loss, state.cadence)
-            elif not state.is_told:
-                self._warn_without_loss(state)
-            state.is_told = True
-        elif not self.cycle.is_blocking(step):
+                self.cadence = self.settings.cycle.after(loss, self.cadence)
+            elif not self.is_told:
+                self._warn_without_loss()
+            self.is_told = True
+        elif not self.settings.cycle.is_blocking(step):
             return
-        state.loss, state.losses = 0.0, 0
+        self.loss, self.losses = 0.0, 0
 
-    def _warn_beyond_end(self, state: StaleAverageState, step: int) -> None:
-        if step == self.cycle.total_steps and state.site.world.rank == 0:
+    def _warn_beyond_end(self, step: int) -> None:
+        if step == self.settings.cycle.total_steps and self.site.world.rank == 0:
             warnings.warn(
                 f"step {step + 1} is beyond total_steps={step}: this and all later ones average "
                 "and wait, as in the cool-down; give the number of steps of the whole run",
@@ -151,111 +212,43 @@ class StaleAverage(ParameterExchange[StaleAverageState]):
                 stacklevel=9,
             )
 
-    def _warn_without_loss(self, state: StaleAverageState) -> None:
-        if state.site.world.rank == 0:
+    def _warn_without_loss(self) -> None:
+        if self.site.world.rank == 0:
             warnings.warn(
-                f"no rank has reported a loss in {self.cycle.report_every} steps of cycling, so B "
-                f"and W stay {state.cadence.every} and {state.cadence.wait}; call "
+                f"no rank has reported a loss in {self.settings.cycle.report_every} steps of "
+                f"cycling, so B and W stay {self.cadence.every} and {self.cadence.wait}; call "
                 "replica.report_loss(loss) before replica.step()",
                 RuntimeWarning,
                 stacklevel=10,
             )
 
-    def mass(self, state: StaleAverageState) -> tuple[list[Tensor], dict[str, Tensor], float]:
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters, merged with the sum in flight if there is one, with weight one."""
-        state.guard.require()
-        return *state.rotation.merged(), 1.0
+        self.guard.require()
+        return *self.rotation.merged(), 1.0
 
-    def settle(self, state: StaleAverageState) -> None:
+    def settle(self) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""
-        state.rotation.restart()
-        state.newest = state.steps
-        state.guard.keep()
+        self.rotation.restart()
+        self.newest = self.steps
+        self.guard.keep()
 
-    def staleness(self, state: StaleAverageState, step: int) -> int:
+    def staleness(self, step: int) -> int:
         """Return the number of steps since the parameters merged last were sent."""
-        return step - state.newest
+        return step - self.newest
 
-    def measures(self, state: StaleAverageState) -> dict[str, float]:
+    def measures(self) -> dict[str, float]:
         """Return the current B and W, 1 and 0 in blocking phases, and the progress they leave.
 
         That is :func:`offbeat.functional.progress`, 1 with the merge "exact". With "skip" also the
         number of steps that this rank has skipped.
         """
-        every, wait = state.cadence.every, state.cadence.wait
-        if state.steps and self.cycle.is_blocking(state.steps - 1):
+        every, wait = self.cadence.every, self.cadence.wait
+        if self.steps and self.settings.cycle.is_blocking(self.steps - 1):
             every, wait = 1, 0
-        left = 1.0 if self.merge == "exact" else progress(every, wait, state.site.size)
-        return {"every": every, "wait": wait, "progress": left, **state.guard.measures()}
+        left = 1.0 if self.settings.merge == "exact" else progress(every, wait, self.site.size)
+        return {"every": every, "wait": wait, "progress": left, **self.guard.measures()}
 
-    def save(self, state: StaleAverageState) -> Saved:
-        """Return the sum in flight, the errors of casts, B and W, and the loss statistics.
 
-        Between steps the reference equals the node's model: the parameters and what rounding took.
-        """
-        rotation, pending = state.rotation, state.rotation.pending
-        return {
-            "nodes": [list(node) for node in state.site.world.nodes],
-            "turn": rotation.turn,
-            "steps": state.steps,
-            "newest": state.newest,
-            "pace": asdict(state.cadence),
-            "loss": float(state.loss),
-            "losses": state.losses,
-            "flight": [pending.root, pending.wait, pending.due] if pending is not None else [],
-            "sum": rotation.pending_sum(),
-            **({"sent": rotation.pending_sent()} if self.merge == "exact" else {}),
-            "error": {n: v.cpu().clone() for n, v in rotation.layout.views(rotation.error).items()}
-            if rotation.error
-            else {},
-            **({"carry": rotation.carried()} if rotation.carry else {}),
-            **state.guard.save(),
-        }
-
-    def unfit(self, state: StaleAverageState, saved: Saved) -> str | None:
-        """Return why the nodes, the counts, B and W or the sum in flight cannot be, or None."""
-        nodes = [list(node) for node in state.site.world.nodes]
-        if saved["nodes"] != nodes:
-            return (
-                f"found the state of the nodes {ascii(saved['nodes'])[:60]}, but these are "
-                f"{nodes}; start on the same nodes, or call finish() before saving"
-            )
-        counts = {name: saved[name] for name in ("turn", "steps", "newest", "losses")}
-        if min(counts.values()) < 0 or saved["newest"] > saved["steps"]:
-            return f"the counts {counts} cannot be"
-        if not self.cycle.reaches(Cadence(**saved["pace"])):
-            return f"{self.cycle} never comes to the cadence {saved['pace']}"
-        flight = saved["flight"]
-        if flight and not self._can_be_in_flight(flight, saved["steps"], state.site.slices):
-            return f"no sum can be in flight as {ascii(flight)[:60]} after {saved['steps']} steps"
-        return state.guard.unfit(saved)
-
-    def _can_be_in_flight(self, flight: list[object], steps: int, slices: int) -> bool:
-        match flight:
-            case [int(root), int(wait), int(due)] if bool not in map(type, flight):
-                was_sent = 0 <= due - wait < steps <= due
-                return 0 <= root < slices and 1 <= wait <= self.cycle.start.wait and was_sent
-        return False
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return all that decides when the ranks exchange."""
-        return {name: saved[name] for name in ("turn", "steps", "newest", "pace", "flight")}
-
-    def load(self, state: StaleAverageState, saved: Saved) -> None:
-        """Restore the sum in flight and B and W."""
-        self.settle(state)
-        state.guard.load(saved)
-        rotation, state.cadence = state.rotation, Cadence(**saved["pace"])
-        rotation.turn, state.steps, state.newest = saved["turn"], saved["steps"], saved["newest"]
-        state.loss, state.losses = saved["loss"], saved["losses"]
-        if rotation.error:
-            views = rotation.layout.views(rotation.error)
-            pack(views.values(), [saved["error"][name] for name in views])
-        if rotation.carry:
-            rotation.restore_carry(saved["carry"])
-        if saved["flight"]:
-            rotation.pending = PendingSum(*saved["flight"])
-            pack(rotation.views.values(), [saved["sum"][name] for name in rotation.views])
-            if rotation.sent:
-                views = rotation.layout.views(rotation.sent)
-                pack(views.values(), [saved["sent"][name] for name in views])
+def _fault_of_count(count: int) -> str | None:
+    return f"the count {count} cannot be" if count < 0 else None

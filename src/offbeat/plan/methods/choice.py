@@ -54,9 +54,7 @@ def _backward(
     raise ValueError(f"plan has no model of {exchange!r}; use one of the recipes")
 
 
-def _step(
-    exchange: ParameterExchange[Any] | None, profile: Profile, fabric: Fabric
-) -> StepTimes | None:
+def _step(exchange: ParameterExchange | None, profile: Profile, fabric: Fabric) -> StepTimes | None:
     match exchange:
         case None:
             return None

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class StepTimes(ABC):
         """Move the clocks through the exchange that follows ``step`` earlier ones, if any."""
 
 
-def slices_on(fabric: Fabric, exchange: ParameterExchange[Any]) -> int:
+def slices_on(fabric: Fabric, exchange: ParameterExchange) -> int:
     """Return into how many slices the ranks of a node divide the model."""
     return fabric.ranks_per_node if exchange.over == "node" else 1
 

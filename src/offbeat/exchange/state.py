@@ -1,0 +1,165 @@
+"""What an exchange keeps about one replica, declared by name and by what it means."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from offbeat.exchange.site import Site
+from offbeat.functional import Layout, pack
+
+Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
+Kind = Literal["own", "shared", "in_flight", "scratch"]
+
+
+def _fits(value: Any) -> None:
+    """Accept any value of the right structure."""
+
+
+def _nothing(*value: Any) -> Any:
+    """Stand for the reader and the writer of what is not saved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """Declares one part of the state of an exchange.
+
+    Attributes:
+        name: its name in a saved state, fixed for as long as checkpoints are supported.
+        kind: "own" differs by rank (a residual, an anchor, a weight); "shared" is equal on all
+            members (a counter, a schedule, outer momentum); "in_flight" was launched and is not
+            merged yet; "scratch" is a buffer: memory, and never saved.
+        read: returns the value to save, plain or tensors by parameter name, equal in names, shapes
+            and kinds at all times; lists may differ in length.
+        write: restores what ``read`` returned. It must not fail for what ``fault`` accepts.
+        fault: returns why a saved value of the right structure cannot be, or None.
+        memory: the tensors that it holds.
+        parts: the declarations of what it consists of, if it is a state of its own.
+        is_compared: whether a load is refused where ranks differ in the saved value. Not of shared
+            tensors: between nodes ranks hold different slices of them.
+    """
+
+    name: str
+    kind: Kind
+    read: Callable[[], Any] = _nothing
+    write: Callable[[Any], None] = _nothing
+    fault: Callable[[Any], str | None] = _fits
+    memory: Sequence[Tensor] = ()
+    parts: "State | None" = None
+    is_compared: bool = False
+
+
+class State:
+    """What follows from the declarations, for every exchange alike."""
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the declarations; none by default."""
+        yield from ()
+
+    def save(self) -> Saved:
+        """Return what a resumed run needs to continue bit for bit; no communication."""
+        return {variable.name: variable.read() for variable in self._saved()}
+
+    def unfit(self, saved: Saved) -> str | None:
+        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
+
+        Names, shapes and kinds of values are those of :meth:`save`, and tensors are finite.
+        """
+        faults = (variable.fault(saved[variable.name]) for variable in self._saved())
+        return next((fault for fault in faults if fault is not None), None)
+
+    def shared(self, saved: Saved) -> Saved:
+        """Return by path the part of a saved state that is compared between the members."""
+        found: Saved = {}
+        for variable in self._saved():
+            value = saved[variable.name]
+            if variable.parts is not None:
+                parts = variable.parts.shared(value)
+                found |= {f"{variable.name}.{name}": part for name, part in parts.items()}
+            elif variable.is_compared:
+                found[variable.name] = value
+        return found
+
+    def load(self, saved: Saved) -> None:
+        """Restore what :meth:`save` returned; :meth:`unfit` has accepted it on all ranks."""
+        for variable in self._saved():
+            variable.write(saved[variable.name])
+
+    def nbytes(self) -> int:
+        """Return the memory that the exchange holds between steps, in bytes."""
+        held = {t.untyped_storage().data_ptr(): t for t in self._memory()}
+        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+    def _memory(self) -> Iterator[Tensor]:
+        for variable in self.state():
+            yield from variable.memory if variable.parts is None else variable.parts._memory()
+
+    def _saved(self) -> Iterator[Variable]:
+        return (variable for variable in self.state() if variable.kind != "scratch")
+
+
+def scratch(name: str, memory: Sequence[Tensor]) -> Variable:
+    """Declare buffers."""
+    return Variable(name, "scratch", memory=memory)
+
+
+def plain(
+    kind: Kind, owner: Any, name: str, fault: Callable[[Any], str | None] = _fits
+) -> Variable:
+    """Declare the attribute ``name`` of ``owner``: a bool, an int, a float or a list of these."""
+    kept = type(getattr(owner, name))
+    return Variable(
+        name,
+        kind,
+        read=lambda: kept(getattr(owner, name)),
+        write=lambda value: setattr(owner, name, kept(value)),
+        fault=fault,
+        is_compared=kind == "shared",
+    )
+
+
+def tensors(
+    kind: Kind, name: str, views: Mapping[str, Tensor], memory: Sequence[Tensor]
+) -> Variable:
+    """Declare flat tensors, saved as their ``views`` by parameter name."""
+    return Variable(
+        name,
+        kind,
+        read=lambda: {name: view.to("cpu", copy=True) for name, view in views.items()},
+        write=lambda saved: pack(views.values(), [saved[name] for name in views]),
+        memory=memory,
+    )
+
+
+def nested(name: str, parts: State) -> Variable:
+    """Declare a state that has declarations of its own."""
+    return Variable(name, "own", parts.save, parts.load, parts.unfit, parts=parts)
+
+
+def sections(
+    kind: Kind, name: str, memory: Sequence[Tensor], site: Site, layout: Layout
+) -> Variable:
+    """Declare this rank's slices of flat sections, saved by parameter name in the dtype of sums."""
+    return Variable(
+        name,
+        kind,
+        read=lambda: by_name(site, layout, memory),
+        write=lambda named: pack(memory, slices_of(site, layout, named)),
+        memory=memory,
+    )
+
+
+def by_name(site: Site, layout: Layout, slices: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return copies by parameter name, in the dtype of sums, with zeros outside of the slices."""
+    flat = layout.wide("cpu", site.chunks)
+    pack([site.slice(part) for part in flat], slices)
+    return layout.views(flat)
+
+
+def slices_of(site: Site, layout: Layout, named: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return this rank's slices of what :func:`by_name` returned."""
+    flat = layout.wide(site.device, site.chunks)
+    views = layout.views(flat)
+    pack(views.values(), [named[name] for name in views])
+    return [site.slice(part) for part in flat]
