@@ -92,7 +92,7 @@ def train(
         loss = cross_entropy(model(x), y)
         loss.backward()
         if step % every == 0:
-            for name, value in {**deltas(replica.gradients.state), LOSS: loss.item()}.items():
+            for name, value in {**deltas(replica.gradients), LOSS: loss.item()}.items():
                 seen.setdefault(name, []).append(value)
         optimizer.step()
         optimizer.zero_grad()

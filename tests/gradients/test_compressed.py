@@ -138,7 +138,7 @@ def test_inside_nodes_alone() -> None:
 
 
 def saved_by(replica: Any) -> dict[str, Any]:
-    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients.state)
+    saved: dict[str, Any] = replica.gradients.save()
     return saved
 
 
@@ -341,7 +341,7 @@ def test_messages_are_launched_during_backward_and_in_one_order() -> None:
         launched = []
         first = model[0].weight
         first.register_post_accumulate_grad_hook(
-            lambda _: launched.append(replica.gradients.state.pipeline.launched)
+            lambda _: launched.append(replica.gradients.pipeline.launched)
         )
         for step in range(3):
             time.sleep(0.01 * ((world.rank + step) % 2))

@@ -840,7 +840,7 @@ def test_buckets_are_cut_as_asked_and_in_the_order_of_backward(
         model.zero_grad()
         case.loss(model, world.rank, 0).backward()
         assert replica.stats()["total"]["messages"] - sent == 8
-        buckets = [list(bucket.views) for bucket in replica.gradients.state.buckets]
+        buckets = [list(bucket.views) for bucket in replica.gradients.buckets]
         replica.detach()
         return buckets
 

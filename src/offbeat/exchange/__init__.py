@@ -1,7 +1,7 @@
 """The two slots of a training step, and the interfaces of the exchanges that fill them."""
 
 from offbeat.exchange.algorithm import Algorithm
-from offbeat.exchange.bound import BoundParameters, Idle
+from offbeat.exchange.bound import BoundGradients, BoundParameters, IdleGradients, IdleParameters
 from offbeat.exchange.interface import (
     ElasticExchange,
     Exchange,
@@ -14,6 +14,7 @@ from offbeat.exchange.state import (
     State,
     Variable,
     by_name,
+    count_fault,
     nested,
     plain,
     scratch,
@@ -24,17 +25,20 @@ from offbeat.exchange.state import (
 
 __all__ = [
     "Algorithm",
+    "BoundGradients",
     "BoundParameters",
     "ElasticExchange",
     "Exchange",
     "GradientExchange",
-    "Idle",
+    "IdleGradients",
+    "IdleParameters",
     "ParameterExchange",
     "Saved",
     "Site",
     "State",
     "Variable",
     "by_name",
+    "count_fault",
     "nested",
     "plain",
     "scratch",

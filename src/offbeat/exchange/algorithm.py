@@ -1,7 +1,7 @@
 """The two slots of a training step, and what fills them."""
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from offbeat.exchange.interface import GradientExchange, ParameterExchange
 
@@ -17,7 +17,7 @@ class Algorithm:
     Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
     """
 
-    gradients: GradientExchange[Any] | None = None
+    gradients: GradientExchange | None = None
     parameters: ParameterExchange | None = field(default=None)
 
     def __post_init__(self) -> None:

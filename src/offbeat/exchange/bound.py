@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from offbeat.exchange.site import Site
@@ -67,8 +68,63 @@ class BoundParameters(State, ABC):
         """Start anew from the parameters as they are, with ``weight``."""
 
 
-class Idle(BoundParameters):
+class IdleParameters(BoundParameters):
     """Exchanges nothing, in an empty slot."""
 
     def step(self, step: int) -> None:
         """Leave the parameters as they are."""
+
+
+@dataclass(eq=False)
+class BoundGradients(State, ABC):
+    """Combines the gradients of the parameters at ``site`` inside backward.
+
+    Returned by :meth:`offbeat.GradientExchange.bind` on all ranks; ``.grad`` is complete when
+    ``backward()`` returns. ``site`` is None in an empty slot.
+    """
+
+    site: Any
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether gradients stay as this rank computed them."""
+        return self.site is None
+
+    @abstractmethod
+    def ready(self, name: str) -> None:
+        """Handle the gradient of parameter ``name``, now accumulated; once per backward."""
+
+    @abstractmethod
+    def complete(self) -> bool:
+        """Return whether every parameter was ready since the last :meth:`finish`."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the exchange of a backward: send the rest, wait, and write the result."""
+
+    def accumulated(self, name: str) -> None:
+        """Note a gradient of ``name`` that was accumulated in a backward without an exchange."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer, of this model or of another, has used gradients."""
+
+    def stepped(self) -> None:
+        """Begin a new step, before parameters are written: optimizers have used the gradients."""
+
+    def stats(self) -> Saved:
+        """Return what to add to ``replica.stats()``; no communication."""
+        return {}
+
+
+class IdleGradients(BoundGradients):
+    """Exchanges nothing, in an empty slot."""
+
+    def ready(self, name: str) -> None:
+        """Send nothing."""
+
+    def complete(self) -> bool:
+        """Return True: no message is outstanding."""
+        return True
+
+    def finish(self) -> None:
+        """Leave ``.grad`` as it is."""

@@ -2,16 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from offbeat.exchange.bound import BoundParameters
+from offbeat.exchange.bound import BoundGradients, BoundParameters
 from offbeat.exchange.site import Site
 from offbeat.exchange.state import Saved
-
-State = TypeVar("State")
 
 
 class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind)
@@ -32,7 +30,7 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
         return None
 
 
-class GradientExchange(Exchange, Generic[State]):
+class GradientExchange(Exchange):
     """Combines gradients inside backward: ``.grad`` is complete when ``backward()`` returns."""
 
     over: Literal["world", "local"]
@@ -67,56 +65,8 @@ class GradientExchange(Exchange, Generic[State]):
         return {}
 
     @abstractmethod
-    def init(self, site: Site) -> State:
-        """Allocate the buffers and return the state; all ranks call, with equal parameters."""
-
-    @abstractmethod
-    def save(self, state: State) -> Saved:
-        """Return what a resumed run needs to continue bit for bit; no communication.
-
-        Names, shapes and kinds of values must be the same at all times; lists may differ in length.
-        """
-
-    @abstractmethod
-    def load(self, state: State, saved: Saved) -> None:
-        """Restore what :meth:`save` returned; :meth:`unfit` has passed it on all ranks."""
-
-    def unfit(self, state: State, saved: Saved) -> str | None:
-        """Return why :meth:`load` cannot take ``saved`` over, or None; no communication.
-
-        Called before anything is loaded. Names, shapes and kinds of values are those of
-        :meth:`save`, and tensors are finite. What stands in lists, and the range of plain values,
-        is to be checked here.
-        """
-        return None
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return the part of a saved state that the members of the group save alike.
-
-        A load is refused where ranks differ in it.
-        """
-        return {}
-
-    @abstractmethod
-    def ready(self, state: State, name: str) -> None:
-        """Handle the gradient of parameter ``name``, now accumulated; once per backward."""
-
-    @abstractmethod
-    def complete(self, state: State) -> bool:
-        """Return whether every parameter was ready since the last :meth:`finish`."""
-
-    @abstractmethod
-    def finish(self, state: State) -> None:
-        """End the exchange of a backward: send the rest, wait, and write the result."""
-
-    def accumulated(self, state: State, name: str) -> None:
-        """Note a gradient of ``name`` that was accumulated in a backward without an exchange."""
-
-    def optimizer_stepped(self, state: State, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer, of this model or of another, has used gradients."""
-
-    def stepped(self, state: State) -> None:
-        """Begin a new step: the optimizers have used the gradients that they use."""
+    def bind(self, site: Site) -> BoundGradients:
+        """Allocate the buffers and return the live exchange; all ranks call."""
 
     def inherit(
         self, saved: Mapping[int, Saved], before: int, rank: int, size: int
@@ -132,10 +82,6 @@ class GradientExchange(Exchange, Generic[State]):
     def remarks(self, site: Site) -> Sequence[str]:
         """Return notes for the user about what this exchange was given; none by default."""
         return ()
-
-    def stats(self, state: State) -> Saved:
-        """Return what to add to ``replica.stats()``; no communication."""
-        return {}
 
 
 class ParameterExchange(Exchange):

@@ -66,8 +66,10 @@ class State:
 
         Names, shapes and kinds of values are those of :meth:`save`, and tensors are finite.
         """
-        faults = (variable.fault(saved[variable.name]) for variable in self._saved())
-        return next((fault for fault in faults if fault is not None), None)
+        for variable in self._saved():
+            if (fault := variable.fault(saved[variable.name])) is not None:
+                return f"{variable.name!r}: {fault}"
+        return None
 
     def shared(self, saved: Saved) -> Saved:
         """Return by path the part of a saved state that is compared between the members."""
@@ -99,21 +101,30 @@ class State:
         return (variable for variable in self.state() if variable.kind != "scratch")
 
 
+def count_fault(count: int) -> str | None:
+    """Return why a saved value is no count, or None."""
+    return None if count >= 0 else f"{count} is no count"
+
+
 def scratch(name: str, memory: Sequence[Tensor]) -> Variable:
     """Declare buffers."""
     return Variable(name, "scratch", memory=memory)
 
 
 def plain(
-    kind: Kind, owner: Any, name: str, fault: Callable[[Any], str | None] = _fits
+    kind: Kind,
+    owner: Any,
+    attribute: str,
+    fault: Callable[[Any], str | None] = _fits,
+    name: str | None = None,
 ) -> Variable:
-    """Declare the attribute ``name`` of ``owner``: a bool, an int, a float or a list of these."""
-    kept = type(getattr(owner, name))
+    """Declare an attribute of ``owner``: a bool, an int, a float or a list, saved as ``name``."""
+    kept = type(getattr(owner, attribute))
     return Variable(
-        name,
+        name or attribute,
         kind,
-        read=lambda: kept(getattr(owner, name)),
-        write=lambda value: setattr(owner, name, kept(value)),
+        read=lambda: kept(getattr(owner, attribute)),
+        write=lambda value: setattr(owner, attribute, kept(value)),
         fault=fault,
         is_compared=kind == "shared",
     )

@@ -1,6 +1,6 @@
 """Compressed gradients, exchanged during backward, with error feedback."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
@@ -8,28 +8,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
-from offbeat.exchange import GradientExchange, Saved, Site
+from offbeat.exchange import BoundGradients, GradientExchange, Saved, Site, Variable
 from offbeat.functional import runs_within
 from offbeat.gradients.bucket import FIRST_BUCKET, capacity
 from offbeat.gradients.compressor import CompressedMessage, Compressor
 from offbeat.gradients.pipeline import Pipeline, by_readiness
 from offbeat.gradients.residuals import inherit_means
-from offbeat.gradients.saved_order import order_fault
+from offbeat.gradients.saved_order import declared_order
 from offbeat.gradients.units import Units
 from offbeat.settings import above, check_settings, describe
 
 
-@dataclass(eq=False)
-class CompressedState:
-    """State of :class:`Compressed` on one replica; residuals are in the messages."""
-
-    site: Site
-    pipeline: Pipeline
-
-
 @final
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Compressed(GradientExchange[CompressedState]):
+class Compressed(GradientExchange):
     r"""Exchanges gradients through a :class:`Compressor`, with error feedback.
 
     .. math::
@@ -77,63 +69,12 @@ class Compressed(GradientExchange[CompressedState]):
         """Whether it exchanges between nodes: FSDP2 has averaged inside them, uncompressed."""
         return self.over == "world"
 
-    def init(self, site: Site) -> CompressedState:
+    def bind(self, site: Site) -> "BoundCompressed":
         """Build the messages, in reverse order of registration until the first step."""
         units = Units.of(site.registered, (), site.scaler, "gradient")
-        state = CompressedState(site, Pipeline.on(site, units))
-        self._build(state, {})
-        return state
-
-    def ready(self, state: CompressedState, name: str) -> None:
-        """Add this parameter's gradient to its message; launch those that are full, in order."""
-        state.pipeline.add(name)
-        while state.pipeline.launch_next() is not None:
-            pass
-
-    def complete(self, state: CompressedState) -> bool:
-        """Return whether every message was launched."""
-        return state.pipeline.is_launched
-
-    def finish(self, state: CompressedState) -> None:
-        """Launch the messages that miss gradients too, wait, and hand out the results."""
-        state.pipeline.finish()
-
-    def stepped(self, state: CompressedState) -> None:
-        """Rebuild the messages once the order of readiness was measured."""
-        pipeline = state.pipeline
-        pipeline.stepped()
-        if not pipeline.is_current:
-            self._build(state, pipeline.by_name("residual", state.site.parameters))
-
-    def accumulated(self, state: CompressedState, name: str) -> None:
-        """Note that this gradient was accumulated, but not exchanged."""
-        state.pipeline.handed.accumulated(name)
-
-    def optimizer_stepped(self, state: CompressedState, optimizer: Optimizer) -> None:
-        """Note that the gradients of the optimizer's parameters were used."""
-        state.pipeline.handed.optimizer_stepped(optimizer)
-
-    def save(self, state: CompressedState) -> Saved:
-        """Return this rank's residuals by name, and the order of readiness."""
-        pipeline = state.pipeline
-        return {
-            "order": list(pipeline.order),
-            "measured": pipeline.is_measured,
-            "residual": pipeline.by_name("residual", state.site.parameters),
-        }
-
-    def unfit(self, state: CompressedState, saved: Saved) -> str | None:
-        """Return what is wrong with the order, or None."""
-        return order_fault(saved["order"], state.site.parameters)
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return the order: messages of ranks with different ones would not fit together."""
-        return {name: saved[name] for name in ("order", "measured")}
-
-    def load(self, state: CompressedState, saved: Saved) -> None:
-        """Restore what :meth:`save` returned."""
-        state.pipeline.resume(saved["order"], saved["measured"])
-        self._build(state, saved["residual"])
+        bound = BoundCompressed(site, self, Pipeline.on(site, units))
+        bound.build({})
+        return bound
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
         """Keep the mean of the residuals in a world of another size.
@@ -142,17 +83,64 @@ class Compressed(GradientExchange[CompressedState]):
         """
         return inherit_means(saved, before, rank, size, ("residual",))
 
-    def _build(self, state: CompressedState, residual: Mapping[str, Tensor]) -> None:
-        site, pipeline = state.site, state.pipeline
+
+@dataclass(eq=False)
+class BoundCompressed(BoundGradients):
+    """:class:`Compressed` on one replica; residuals are in the messages."""
+
+    site: Site
+    settings: Compressed
+    pipeline: Pipeline
+
+    def state(self) -> Iterator[Variable]:
+        """Yield this rank's residuals by name, and the order of readiness."""
+        yield from declared_order(self.pipeline, self.site.parameters)
+        yield Variable("residual", "own", self._residuals, self.build)
+
+    def _residuals(self) -> dict[str, Tensor]:
+        return self.pipeline.by_name("residual", self.site.parameters)
+
+    def ready(self, name: str) -> None:
+        """Add this parameter's gradient to its message; launch those that are full, in order."""
+        self.pipeline.add(name)
+        while self.pipeline.launch_next() is not None:
+            pass
+
+    def complete(self) -> bool:
+        """Return whether every message was launched."""
+        return self.pipeline.is_launched
+
+    def finish(self) -> None:
+        """Launch the messages that miss gradients too, wait, and hand out the results."""
+        self.pipeline.finish()
+
+    def stepped(self) -> None:
+        """Rebuild the messages once the order of readiness was measured."""
+        pipeline = self.pipeline
+        pipeline.stepped()
+        if not pipeline.is_current:
+            self.build(self._residuals())
+
+    def accumulated(self, name: str) -> None:
+        """Note that this gradient was accumulated, but not exchanged."""
+        self.pipeline.handed.accumulated(name)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that the gradients of the optimizer's parameters were used."""
+        self.pipeline.handed.optimizer_stepped(optimizer)
+
+    def build(self, residual: Mapping[str, Tensor]) -> None:
+        """Build the messages in the order of readiness, with these residuals."""
+        site, pipeline = self.site, self.pipeline
         kinds: dict[object, list[str]] = {}
         for name in pipeline.order:
             kinds.setdefault(site.parameters[name].dtype, []).append(name)
         messages = []
         for names in kinds.values():
             sizes = [site.parameters[name].nbytes for name in names]
-            most = capacity(sum(sizes), int(self.message_mb * 2**20))
+            most = capacity(sum(sizes), int(self.settings.message_mb * 2**20))
             for run in runs_within(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
-                message = CompressedMessage(site, pipeline.group, members, self.compressor)
+                message = CompressedMessage(site, pipeline.group, members, self.settings.compressor)
                 messages.append(message)
         pipeline.replace(by_readiness(messages, pipeline.order), residual, {})

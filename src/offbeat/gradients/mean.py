@@ -1,6 +1,6 @@
 """The mean gradient, exchanged in buckets during backward."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
@@ -8,41 +8,16 @@ import torch
 
 from offbeat.comm.collectives import all_reduce, peers_of_mean
 from offbeat.comm.group import Group, message_device
-from offbeat.exchange import GradientExchange, Saved, Site
+from offbeat.exchange import BoundGradients, GradientExchange, Saved, Site, Variable
 from offbeat.functional import runs_within
 from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, capacity, require_first
-from offbeat.gradients.saved_order import order_fault
+from offbeat.gradients.saved_order import declared_order
 from offbeat.settings import above, check_settings
-
-
-@dataclass(eq=False)
-class MeanState:
-    """State of :class:`Mean` on one replica; only the order is saved.
-
-    Attributes:
-        site: the parameters.
-        group: the members that exchange.
-        order: the parameters in the order in which they became ready on rank 0.
-        order_is_measured: whether that was measured; reverse order of registration before.
-        seen: parameters that are ready in this backward, in order.
-        buckets: in the order of their launches, equal on all ranks.
-        home: the bucket of each parameter.
-        launched: how many buckets of this backward were launched.
-    """
-
-    site: Site
-    group: Group
-    order: list[str]
-    order_is_measured: bool = False
-    seen: list[str] = field(default_factory=list)
-    buckets: list[Bucket] = field(default_factory=list)
-    home: dict[str, Bucket] = field(default_factory=dict)
-    launched: int = 0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Mean(GradientExchange[MeanState]):
+class Mean(GradientExchange):
     r"""Averages the gradients of all ranks, overlapped with backward.
 
     .. math:: g = \frac{1}{P} \sum_{p=1}^{P} g_p
@@ -96,114 +71,129 @@ class Mean(GradientExchange[MeanState]):
             return None
         return peers_of_mean(site.parameters.values())
 
-    def init(self, site: Site) -> MeanState:
+    def bind(self, site: Site) -> "BoundMean":
         """Build buckets in reverse order of registration, until the first backward is over."""
         assert site.group is not None, "a slot alone in its group is disabled"
-        state = MeanState(site, site.group, list(site.parameters)[::-1])
-        self._build(state)
-        return state
+        bound = BoundMean(site, self, site.group, list(site.parameters)[::-1])
+        bound.build()
+        return bound
 
-    def ready(self, state: MeanState, name: str) -> None:
+
+@dataclass(eq=False)
+class BoundMean(BoundGradients):
+    """:class:`Mean` on one replica; only the order is saved.
+
+    Attributes:
+        group: the members that exchange.
+        order: the parameters in the order in which they became ready on rank 0.
+        is_measured: whether that was measured; reverse order of registration before.
+        seen: parameters that are ready in this backward, in order.
+        buckets: in the order of their launches, equal on all ranks.
+        home: the bucket of each parameter.
+        launched: how many buckets of this backward were launched.
+    """
+
+    site: Site
+    settings: Mean
+    group: Group
+    order: list[str]
+    is_measured: bool = False
+    seen: list[str] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
+    home: dict[str, Bucket] = field(default_factory=dict)
+    launched: int = 0
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the order of readiness: it decides in which order floats are added."""
+        return declared_order(self, self.site.parameters)
+
+    def load(self, saved: Saved) -> None:
+        """Restore the order, which is equal on all ranks."""
+        super().load(saved)
+        self.build()
+
+    def ready(self, name: str) -> None:
         """Launch the buckets that miss no gradient, in order."""
-        bucket = state.home[name]
-        require_first(state.group, name, bucket.missing)
-        state.seen.append(name)
+        bucket = self.home[name]
+        require_first(self.group, name, bucket.missing)
+        self.seen.append(name)
         bucket.missing.discard(name)
-        while not self.complete(state) and not state.buckets[state.launched].missing:
-            _launch(state)
+        while not self.complete() and not self.buckets[self.launched].missing:
+            self._launch()
 
-    def complete(self, state: MeanState) -> bool:
+    def complete(self) -> bool:
         """Return whether every bucket was launched."""
-        return state.launched == len(state.buckets)
+        return self.launched == len(self.buckets)
 
-    def finish(self, state: MeanState) -> None:
+    def finish(self) -> None:
         """Launch the buckets that miss gradients too, wait, and put the means into ``.grad``."""
-        while not self.complete(state):
-            _launch(state)
-        for bucket in state.buckets:
+        while not self.complete():
+            self._launch()
+        for bucket in self.buckets:
             bucket.wait()
-            if _is_marked(state, bucket):
+            if self._is_marked(bucket):
                 bucket.check()
             bucket.hand_out()
-        if self.partition:
-            _spread_nonfinite(state)
-        state.launched = 0
-        if not state.order_is_measured:
-            state.order = agree_on_order(state.order, state.seen, state.group)
-            state.order_is_measured = True
-            self._build(state)
-        state.seen.clear()
+        if self.settings.partition:
+            self._spread_nonfinite()
+        self.launched = 0
+        if not self.is_measured:
+            self.order = agree_on_order(self.order, self.seen, self.group)
+            self.is_measured = True
+            self.build()
+        self.seen.clear()
 
-    def stepped(self, state: MeanState) -> None:
+    def stepped(self) -> None:
         """Forget the means that owners have used."""
-        for bucket in state.buckets:
+        for bucket in self.buckets:
             bucket.given.clear()
 
-    def save(self, state: MeanState) -> Saved:
-        """Return the order of readiness: it decides in which order floats are added."""
-        return {"order": list(state.order), "measured": state.order_is_measured}
-
-    def unfit(self, state: MeanState, saved: Saved) -> str | None:
-        """Return what is wrong with the order, or None."""
-        return order_fault(saved["order"], state.site.parameters)
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return all: messages of ranks with different orders would not fit together."""
-        return saved
-
-    def load(self, state: MeanState, saved: Saved) -> None:
-        """Restore the order, which is equal on all ranks."""
-        state.order, state.order_is_measured = list(saved["order"]), bool(saved["measured"])
-        self._build(state)
-
-    def _build(self, state: MeanState) -> None:
-        parameters = state.site.parameters
-        narrow = torch.bfloat16 if self.wire == "bf16" else None
-        owners = state.site.owners() if self.partition else dict.fromkeys(parameters)
-        state.buckets.clear()
-        kinds = {name: (parameters[name].dtype, owners[name]) for name in state.order}
+    def build(self) -> None:
+        """Fill buckets anew, in the order of readiness."""
+        parameters = self.site.parameters
+        narrow = torch.bfloat16 if self.settings.wire == "bf16" else None
+        owners = self.site.owners() if self.settings.partition else dict.fromkeys(parameters)
+        self.buckets.clear()
+        kinds = {name: (parameters[name].dtype, owners[name]) for name in self.order}
         for kind in dict.fromkeys(kinds.values()):
-            names = [name for name in state.order if kinds[name] == kind]
+            names = [name for name in self.order if kinds[name] == kind]
             sizes = [parameters[name].nbytes for name in names]
-            most = capacity(sum(sizes), int(self.bucket_mb * 2**20))
+            most = capacity(sum(sizes), int(self.settings.bucket_mb * 2**20))
             for run in runs_within(sizes, most, min(FIRST_BUCKET, most)):
                 members = [names[i] for i in run]
-                bucket = Bucket.of(state.site, state.group, members, narrow, kind[1])
-                state.buckets.append(bucket)
+                bucket = Bucket.of(self.site, self.group, members, narrow, kind[1])
+                self.buckets.append(bucket)
         # By their last gradient: a bucket is launched after those before it.
-        turn = {name: number for number, name in enumerate(state.order)}
-        state.buckets.sort(key=lambda bucket: max(turn[name] for name in bucket.views))
-        state.home = {name: bucket for bucket in state.buckets for name in bucket.views}
+        turn = {name: number for number, name in enumerate(self.order)}
+        self.buckets.sort(key=lambda bucket: max(turn[name] for name in bucket.views))
+        self.home = {name: bucket for bucket in self.buckets for name in bucket.views}
 
+    def _launch(self) -> None:
+        # In one order on every rank, whatever the order of readiness: collectives pair up by the
+        # order of their launches, so a rank that let bucket 2 overtake bucket 1 would mix them.
+        bucket = self.buckets[self.launched]
+        bucket.fill()
+        if self._is_marked(bucket):
+            bucket.mark()
+        bucket.send()
+        for earlier in self.buckets[: self.launched]:
+            earlier.release()
+        self.launched += 1
 
-def _launch(state: MeanState) -> None:
-    # In one order on every rank, whatever the order of readiness: collectives pair up by the
-    # order of their launches, so a rank that let bucket 2 overtake bucket 1 would mix them.
-    bucket = state.buckets[state.launched]
-    bucket.fill()
-    if _is_marked(state, bucket):
-        bucket.mark()
-    bucket.send()
-    for earlier in state.buckets[: state.launched]:
-        earlier.release()
-    state.launched += 1
+    def _is_marked(self, bucket: Bucket) -> bool:
+        # The first message tells for all: those of two backwards meet in the same order. But a mean
+        # that only its owner sees could be its own by chance.
+        return bucket is self.buckets[0] or bucket.owner is not None
 
-
-def _is_marked(state: MeanState, bucket: Bucket) -> bool:
-    # The first message tells for all: those of two backwards meet in the same order. But a mean
-    # that only its owner sees could be its own by chance.
-    return bucket is state.buckets[0] or bucket.owner is not None
-
-
-def _spread_nonfinite(state: MeanState) -> None:
-    # Only the owner has the gradients of its layers. If it alone skipped its step, the node would
-    # make a part of an update, and its ranks would continue with different loss scales.
-    grads = [p.grad for p in state.site.registered.values() if p.grad is not None]
-    bad = torch.zeros(1, device=message_device(state.group))
-    if grads:
-        norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
-        bad.copy_(~norms.isfinite().all())
-    all_reduce(bad, state.group).wait()
-    if bad.item():  # on a GPU this waits for backward
-        for grad in grads:
-            grad.fill_(torch.nan)
+    def _spread_nonfinite(self) -> None:
+        # Only the owner has the gradients of its layers. If it alone skipped its step, the node
+        # would make a part of an update, and its ranks would continue with different loss scales.
+        grads = [p.grad for p in self.site.registered.values() if p.grad is not None]
+        bad = torch.zeros(1, device=message_device(self.group))
+        if grads:
+            norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
+            bad.copy_(~norms.isfinite().all())
+        all_reduce(bad, self.group).wait()
+        if bad.item():  # on a GPU this waits for backward
+            for grad in grads:
+                grad.fill_(torch.nan)

@@ -73,10 +73,6 @@ class Pipeline:
         self.is_current = True
         self.handed.pending.clear()
 
-    def resume(self, order: Sequence[str], is_measured: bool) -> None:
-        """Continue with a saved order of readiness; :meth:`replace` the messages then."""
-        self.order, self.is_measured = list(order), bool(is_measured)
-
     def add(self, name: str) -> None:
         """Add the gradient of ``name``, which is ready, to its message."""
         if not self.seen:

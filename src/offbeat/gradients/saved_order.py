@@ -1,6 +1,22 @@
-"""The order of readiness in a saved state."""
+"""The order of readiness, as it is declared and saved."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+from offbeat.exchange import Variable, plain
+
+
+class Ordered(Protocol):
+    """Keeps the parameters in the order in which they became ready, if that was measured."""
+
+    order: list[str]
+    is_measured: bool
+
+
+def declared_order(owner: Ordered, parameters: Collection[str]) -> Iterator[Variable]:
+    """Yield the declarations: messages of ranks with different orders would not fit together."""
+    yield plain("shared", owner, "order", lambda order: order_fault(order, parameters))
+    yield plain("shared", owner, "is_measured", name="measured")
 
 
 def order_fault(order: Sequence[object], parameters: Collection[str]) -> str | None:

@@ -4,20 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
 from offbeat.comm.process_group import attach_torch_ddp, is_running
-from offbeat.exchange import GradientExchange, Saved, Site
+from offbeat.exchange import BoundGradients, GradientExchange, Site
 from offbeat.settings import above, check_settings
-
-
-@dataclass(eq=False)
-class TorchDDPState:
-    """State of :class:`TorchDDP` on one replica; torch holds the rest."""
-
-    site: Site
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TorchDDP(GradientExchange[TorchDDPState]):
+class TorchDDP(GradientExchange):
     """Attaches DistributedDataParallel in place, by torch's composable ``replicate``.
 
     A baseline for ``offbeat compare``: same script, same counters. In real processes only, over
@@ -35,7 +28,7 @@ class TorchDDP(GradientExchange[TorchDDPState]):
         """Check the settings."""
         check_settings(self)
 
-    def init(self, site: Site) -> TorchDDPState:
+    def bind(self, site: Site) -> "BoundTorchDDP":
         """Attach torch's reducer to the model; raise ``ValueError`` without a default group."""
         if not is_running():
             raise ValueError(
@@ -43,25 +36,25 @@ class TorchDDP(GradientExchange[TorchDDPState]):
                 "threads; call torch.distributed.init_process_group() in real processes"
             )
         attach_torch_ddp(site.model, self.bucket_mb)
-        return TorchDDPState(site)
+        return BoundTorchDDP(site)
 
-    def ready(self, state: TorchDDPState, name: str) -> None:
+
+@dataclass(eq=False)
+class BoundTorchDDP(BoundGradients):
+    """:class:`TorchDDP` on one replica; torch holds the state, and attaches anew to resume."""
+
+    site: Site
+
+    def ready(self, name: str) -> None:
         """Do nothing: torch has a hook on ``name`` of its own."""
 
-    def complete(self, state: TorchDDPState) -> bool:
+    def complete(self) -> bool:
         """Return True: torch's own callback completes the exchange."""
         return True
 
-    def finish(self, state: TorchDDPState) -> None:
+    def finish(self) -> None:
         """Count the bytes that torch has sent."""
-        group = state.site.group
+        group = self.site.group
         assert group is not None, "a slot alone in its group is disabled"
-        sizes = sum(parameter.nbytes for parameter in state.site.parameters.values())
+        sizes = sum(parameter.nbytes for parameter in self.site.parameters.values())
         group.meter.sent(group.axis, 2 * (group.size - 1) * sizes // group.size)
-
-    def save(self, state: TorchDDPState) -> Saved:
-        """Return an empty dict: a resumed run attaches torch's reducer anew."""
-        return {}
-
-    def load(self, state: TorchDDPState, saved: Saved) -> None:
-        """Do nothing: :meth:`save` returns nothing."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from offbeat.exchange import Site, State, Variable, plain, scratch
+from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch
 from offbeat.functional import all_finite, pack
 
 Nonfinite = Literal["raise", "skip"]
@@ -107,7 +107,7 @@ class Guard(State):
         """Yield the counts, with "skip"; between steps the copy equals the parameters."""
         if self.kept is not None:
             yield scratch("kept", self.kept)
-            yield plain("own", self, "skipped", _fault_of_count)
+            yield plain("own", self, "skipped", count_fault)
             yield plain("own", self, "skipped_last")
 
     def _find(self) -> str | None:
@@ -121,7 +121,3 @@ class Guard(State):
         """Make ``error`` that of all ranks: they wait for what this one does not send."""
         control = self.site.control
         return error if control is None else control.detector.condemn(error)
-
-
-def _fault_of_count(count: int) -> str | None:
-    return f"the count of skipped steps is {count}" if count < 0 else None

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import currentframe
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,9 @@ from torch.optim import Optimizer
 
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.several_replicas import others_of
+from offbeat.exchange import BoundGradients
 from offbeat.replica import optimizer_steps
 from offbeat.replica.first_step import digest
-from offbeat.replica.slots import GradientSlot
 
 
 class BackwardWatch:
@@ -32,15 +31,14 @@ class BackwardWatch:
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        slot: GradientSlot[Any],
+        slot: BoundGradients,
         require_open: Callable[[], None],
         heartbeat: Heartbeat | None,
     ) -> None:
         """Register the hooks; ``require_open`` raises where no backward is allowed."""
         self.parameters, self.slot = parameters, slot
         self.require_open, self.heartbeat = require_open, heartbeat
-        self._ready = partial(slot.exchange.ready, slot.state)
-        self._unsent = partial(slot.exchange.accumulated, slot.state)
+        self._ready, self._unsent = slot.ready, slot.accumulated
         self.enabled = True
         self.is_first = heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
@@ -156,7 +154,7 @@ class BackwardWatch:
             used = {ours[id(p)] for p in held if p.grad is not None}
             self._stepped_unseen |= bool(used) and not self.begun
             self._stepped_unsent |= not used.isdisjoint(self._unsent_names)
-        self.slot.exchange.optimizer_stepped(self.slot.state, optimizer)
+        self.slot.optimizer_stepped(optimizer)
 
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """Note the parameters before the first change: an optimizer may step inside backward."""

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,9 @@ from offbeat.comm.group import Group
 from offbeat.comm.sharding import has_shards, local_parameters
 from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm, BoundParameters, Saved
+from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Saved
 from offbeat.functional import pack
 from offbeat.replica.checksum import checksum
-from offbeat.replica.slots import GradientSlot
 from offbeat.replica.structure import require_finite, require_same_structure
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
@@ -30,7 +29,7 @@ class Parts(NamedTuple):
     model: nn.Module
     world: World
     algorithm: Algorithm
-    gradients: GradientSlot[Any]
+    gradients: BoundGradients
     parameters: BoundParameters
 
     @property
@@ -253,8 +252,8 @@ def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | N
             _require_fitting_slot(slot, own, saved[index], f"rank{rank}['gradients']")
     if is_same and parts.key in used:
         return dict(used[parts.key]["gradients"])
-    inherited: Saved | None = slot.inherit(saved, len(before), *place)
-    return inherited
+    assert parts.algorithm.gradients is not None, "the slot is in use"
+    return parts.algorithm.gradients.inherit(saved, len(before), *place)
 
 
 def _continued(parts: Parts, entry: Saved) -> Saved | None:
@@ -280,7 +279,7 @@ def _continued(parts: Parts, entry: Saved) -> Saved | None:
 
 
 def _require_fitting_slot(
-    slot: GradientSlot[Any] | BoundParameters, own: Saved, saved: Saved, path: str
+    slot: BoundGradients | BoundParameters, own: Saved, saved: Saved, path: str
 ) -> None:
     require_same_structure(own, saved, path)
     require_finite(saved, path)
@@ -295,7 +294,9 @@ def _require_one_moment(parts: Parts, found: Resume, control: Group | None) -> N
         return
     facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
     # Groups of ranks measure an order of their own: those of a node, or of a shard.
-    place = f" on node {parts.world.node}" if parts.gradients.exchange.over == "local" else ""
+    site = parts.gradients.site
+    gathers_inside = site is not None and site.axis == "local"
+    place = f" on node {parts.world.node}" if gathers_inside else ""
     place = f" of shard {parts.world.local_rank}" if has_shards(parts.model) else place
     for where, slot, state in (
         (f"gradients{place}", parts.gradients, found.gradients),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from torch import nn
 
@@ -12,13 +12,13 @@ from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.meter import Meter
 from offbeat.comm.sharding import local
 from offbeat.comm.world import World
-from offbeat.exchange import ElasticExchange, Idle
+from offbeat.exchange import BoundGradients, ElasticExchange, IdleParameters
 from offbeat.replica import survivors
 from offbeat.replica.admission import Admission, let_in, sponsor_in, sponsor_of
 from offbeat.replica.connection import Connection
 from offbeat.replica.handover import Place, give, take
 from offbeat.replica.node import Node
-from offbeat.replica.slots import GradientSlot, SlotFiller
+from offbeat.replica.slots import SlotFiller
 from offbeat.replica.survivors import Agreement, Reconnected
 
 Result = TypeVar("Result")
@@ -45,12 +45,12 @@ class Membership:
     ) -> None:
         """Fill the parameters slot; all ranks call."""
         self.connection, self._filler, self.node = connection, filler, node
-        self._gradients: GradientSlot[Any] | None = None
+        self._gradients: BoundGradients | None = None
         self.algorithm, self.notes = filler.algorithm, filler.notes
         if node is None or node.is_first:
             self.parameters = filler.parameters(connection.links, connection.control)
         else:
-            self.parameters = Idle(None)
+            self.parameters = IdleParameters(None)
         self.steps = 0
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
@@ -58,7 +58,7 @@ class Membership:
         self._admission = Admission()
 
     @property
-    def gradients(self) -> GradientSlot[Any]:
+    def gradients(self) -> BoundGradients:
         """The gradients slot, filled when it is first asked for; all ranks ask together."""
         if self._gradients is None:
             near = self.connection if self.node is None else self.node

@@ -259,7 +259,8 @@ class Replica:
     @property
     def _shared_site(self) -> Site | None:
         """The site inside the node if its ranks share the parameters."""
-        return self.gradients.site if self.gradients.exchange.partition else None
+        slot = self.algorithm.gradients
+        return self.gradients.site if slot is not None and slot.partition else None
 
     def _saved_parts(self) -> checkpoint.Parts:
         return checkpoint.Parts(

@@ -28,11 +28,11 @@ LAYERS = (6, 3)
 
 def residual(replica: offbeat.Replica) -> Array:
     """This rank's residuals as one vector."""
-    return flat(replica.gradients.state and _saved(replica)["residual"])
+    return flat(replica.gradients and _saved(replica)["residual"])
 
 
 def _saved(replica: offbeat.Replica) -> dict[str, Any]:
-    saved: dict[str, Any] = replica.algorithm.gradients.save(replica.gradients.state)
+    saved: dict[str, Any] = replica.gradients.save()
     return saved
 
 
@@ -508,7 +508,7 @@ def test_delta_is_that_of_the_gathered_vectors() -> None:
         replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=world)
         own = gradient(world.rank, START, 0)
         loss(model, world.rank, 0).backward()
-        found = deltas(replica.gradients.state)
+        found = deltas(replica.gradients)
         replica.detach()
         return found, own
 

@@ -41,7 +41,7 @@ class Tied(nn.Module):
 
 
 def kept_by(replica: offbeat.Replica) -> dict[str, Tensor]:
-    saved = replica.algorithm.gradients.save(replica.gradients.state)
+    saved = replica.gradients.save()
     return {f"{kind} {n}": t for kind in ("residual", "velocity") for n, t in saved[kind].items()}
 
 

@@ -4,17 +4,17 @@ from offbeat.comm.collectives import all_reduce
 from offbeat.comm.group import message_device
 from offbeat.functional import count_kept, delta
 from offbeat.gradients.dot_grad import stored
-from offbeat.gradients.top_k.state import TopKState
+from offbeat.gradients.top_k.top_k import BoundTopK
 
 
-def deltas(state: TopKState) -> dict[str, float]:
+def deltas(state: BoundTopK) -> dict[str, float]:
     r"""Measure the paper's :math:`\delta^{(l)}` of the last backward, for every sparse layer.
 
     .. math::
         \delta^{(l)} = \frac{\|\sum_p x^{p,(l)} - \sum_p TopK(x^{p,(l)}, k^{(l)})\|^2}
             {E \|\sum_p x^{p,(l)} - RandK(\sum_p x^{p,(l)}, k^{(l)})\|^2}
 
-    ``state`` is ``replica.gradients.state`` under :func:`offbeat.lags`. All ranks call, between
+    ``state`` is ``replica.gradients`` under :func:`offbeat.lags`. All ranks call, between
     ``backward()`` and the next change of ``.grad``; layers without a gradient on any rank are left
     out. Sends 2 (n-1)/n of the model in float64: not for every step.
 

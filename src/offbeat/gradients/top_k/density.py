@@ -76,3 +76,9 @@ def _key_of(name: str, density: Mapping[str, float]) -> str:
 
 def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def densities_fault(densities: Mapping[str, float]) -> str | None:
+    """Return which saved densities cannot be, or None."""
+    wrong = {name: density for name, density in densities.items() if not 0 < density <= 1}
+    return f"the densities {ascii(wrong)[:60]} are not in (0, 1]" if wrong else None

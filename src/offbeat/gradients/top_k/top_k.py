@@ -1,6 +1,6 @@
 """LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
@@ -8,18 +8,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.collectives import peers_of_mean
-from offbeat.exchange import GradientExchange, Saved, Site
+from offbeat.exchange import (
+    BoundGradients,
+    GradientExchange,
+    Saved,
+    Site,
+    Variable,
+    count_fault,
+    plain,
+)
 from offbeat.functional import warm_density
 from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.pipeline import Pipeline
 from offbeat.gradients.residuals import inherit_means
-from offbeat.gradients.saved_order import order_fault
+from offbeat.gradients.saved_order import declared_order
 from offbeat.gradients.top_k.correction import Correction
-from offbeat.gradients.top_k.density import OfLayer, layer_densities, mapping_fault
+from offbeat.gradients.top_k.density import OfLayer, densities_fault, layer_densities, mapping_fault
 from offbeat.gradients.top_k.plan import MessagePlan
-from offbeat.gradients.top_k.state import TopKState
 from offbeat.gradients.top_k.summary import summary
-from offbeat.gradients.top_k.timing import LayerTimer, average_times
+from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
 from offbeat.gradients.units import Units, optimizer_fault
 from offbeat.kernels.dispatch import Select, each_block, top_k_of_blocks
 from offbeat.settings import above, at_least, between, check_settings, describe
@@ -29,7 +36,7 @@ WATCHED = 5  # backwards whose times decide about ratios
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TopK(GradientExchange[TopKState]):
+class TopK(GradientExchange):
     r"""Exchanges the k largest entries of every layer; the others are residuals (LAGS-SGD).
 
     .. math::
@@ -132,7 +139,6 @@ class TopK(GradientExchange[TopKState]):
                 "density='adaptive' chooses from the first steps on; leave warmup=None, or give a "
                 "number"
             )
-
         if self.masking and not self.momentum:
             raise ValueError(
                 "masking=True with momentum=0.0: without momentum correction there is no velocity "
@@ -152,7 +158,7 @@ class TopK(GradientExchange[TopKState]):
     ) -> str | None:
         """Return what makes the given optimizers or the densities unfit, or None."""
         try:
-            self._densities(parameters)
+            self.densities_of(parameters)
         except ValueError as error:
             return str(error)
         return optimizer_fault(parameters, optimizers, self.units, self.momentum)
@@ -161,98 +167,20 @@ class TopK(GradientExchange[TopKState]):
         """Return the densities that a function has given."""
         if not callable(self.density):
             return {}
-        return {f"density of {name}": d for name, d in self._densities(parameters).items()}
+        return {f"density of {name}": d for name, d in self.densities_of(parameters).items()}
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none: entries are gathered; any for 16-bit means of layers sent whole."""
         return peers_of_mean(site.parameters.values())
 
-    def init(self, site: Site) -> TopKState:
+    def bind(self, site: Site) -> "BoundTopK":
         """Build the messages."""
         units = Units.of(site.registered, site.optimizers, site.scaler, self.units)
-        pipeline = Pipeline.on(site, units)
-        densities = self._densities(site.registered)
-        state = TopKState(site, pipeline, self._plan(site, 0, densities), densities)
-        self._build(state, {}, {})
-        return state
-
-    def ready(self, state: TopKState, name: str) -> None:
-        """Add this parameter's gradient to its message; launch those that are full, in order."""
-        pipeline, timer = state.pipeline, state.timer
-        if timer is not None:
-            timer.enter(name)
-        pipeline.add(name)
-        if timer is not None:
-            timer.added(name)
-        while (sent := pipeline.launch_next()) is not None:
-            if timer is not None:
-                parameters = state.site.parameters
-                members = [name for name, home in pipeline.home.items() if home is sent]
-                timer.launched({name: parameters[name].numel() for name in members})
-
-    def complete(self, state: TopKState) -> bool:
-        """Return whether every message was launched."""
-        return state.pipeline.is_launched
-
-    def finish(self, state: TopKState) -> None:
-        """Launch the messages that miss gradients too, wait, and hand out the results."""
-        state.pipeline.finish()
-        if state.timer is not None:
-            state.timer.finish()
-        if not state.has_exchanged:
-            state.exchanges, state.has_exchanged = state.exchanges + 1, True
-            if self.measure or self.density == "adaptive":
-                self._watch(state)
-
-    def stepped(self, state: TopKState) -> None:
-        """Rebuild the messages if the order was measured or the density has changed."""
-        state.pipeline.stepped()
-        state.has_exchanged = False
-        # Not in finish: a second backward of the same step must find what the first handed out.
-        if state.exchanges > 0:
-            self._rebuild_if_due(state)
-
-    def accumulated(self, state: TopKState, name: str) -> None:
-        """Note that this gradient was accumulated, but not exchanged."""
-        state.pipeline.handed.accumulated(name)
-
-    def optimizer_stepped(self, state: TopKState, optimizer: Optimizer) -> None:
-        """Note that the gradients of the optimizer's parameters were used."""
-        state.pipeline.handed.optimizer_stepped(optimizer)
-
-    def save(self, state: TopKState) -> Saved:
-        """Return residuals and velocities of this rank by name, and what fixes the messages."""
-        pipeline, parameters = state.pipeline, state.site.parameters
-        return {
-            "order": list(pipeline.order),
-            "measured": pipeline.is_measured,
-            "exchanges": state.exchanges,
-            "densities": dict(state.densities) if self.density == "adaptive" else {},
-            "residual": pipeline.by_name("residual", parameters),
-            "velocity": pipeline.by_name("velocity", parameters) if self.momentum else {},
-        }
-
-    def unfit(self, state: TopKState, saved: Saved) -> str | None:
-        """Return what is wrong with the order, the densities or the count, or None."""
-        wrong = {n: d for n, d in saved["densities"].items() if not 0 < d <= 1}
-        if wrong:
-            return f"the densities {ascii(wrong)[:60]} are not in (0, 1]"
-        if saved["exchanges"] < 0:
-            return f"the count of exchanges is {saved['exchanges']}"
-        return order_fault(saved["order"], state.site.parameters)
-
-    def shared(self, saved: Saved) -> Saved:
-        """Return what fixes the messages, which would not fit together otherwise."""
-        return {name: saved[name] for name in ("order", "measured", "exchanges", "densities")}
-
-    def load(self, state: TopKState, saved: Saved) -> None:
-        """Restore what :meth:`save` returned."""
-        state.pipeline.resume(saved["order"], saved["measured"])
-        state.exchanges = int(saved["exchanges"])
-        state.densities = {**state.densities, **saved["densities"]}
-        state.has_exchanged = False
-        state.plan = self._plan(state.site, state.exchanges, state.densities)
-        self._build(state, saved["residual"], saved["velocity"])
+        densities = self.densities_of(site.registered)
+        plan = self.plan_of(site, 0, densities)
+        bound = BoundTopK(site, self, Pipeline.on(site, units), plan, densities)
+        bound.build({}, {})
+        return bound
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
         """Keep the mean of residuals and velocities in a world of another size.
@@ -276,60 +204,147 @@ class TopK(GradientExchange[TopKState]):
             )
         return notes
 
-    def stats(self, state: TopKState) -> Saved:
-        """Return the compression ratio of every layer, and what the last measurement found."""
-        pipeline = state.pipeline
-        ratios = {name: 1 / state.plan.density_of(name) for name in pipeline.order}
-        return {"lags": summary(ratios, pipeline.messages, state.times, pipeline.waited)}
-
-    def _densities(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    def densities_of(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the density of every layer; adaptive ones begin at the lowest."""
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         first = 1 / self.max_ratio if isinstance(self.density, str) else self.density
         return layer_densities(first, sizes)
 
-    def _plan(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
-        if self.warmup is not None and exchanges < self.warmup:
-            densities = {n: warm_density(d, exchanges, self.warmup) for n, d in densities.items()}
+    def plan_of(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
+        """Return what fixes the messages after so many exchanges."""
+        if (warmup := self.warmup) is not None and exchanges < warmup:
+            densities = {n: warm_density(d, exchanges, warmup) for n, d in densities.items()}
         return MessagePlan(site, densities, self.message_mb, self.wire, self.scope == "model")
 
-    def _watch(self, state: TopKState) -> None:
-        """Measure some backwards, periodically; choose ratios that suit them, if adaptive."""
-        phase = (state.exchanges - 1) % self.retune
-        if phase == 0:
-            state.timer = LayerTimer(next(iter(state.site.parameters.values())).device)
-        elif phase == WATCHED and state.timer is not None:
-            pipeline = state.pipeline
-            state.times = average_times(state.timer, pipeline.order, pipeline.group)
-            state.timer = None
-            if self.density != "adaptive":
-                return
-            ratios = state.times.ratios(
-                state.site.parameters, self.max_ratio, self.message_mb * 2**20, self.wire
-            )
-            state.densities = {name: 1 / ratio for name, ratio in ratios.items()}
 
-    def _build(
-        self, state: TopKState, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]
-    ) -> None:
-        device = next(iter(state.site.parameters.values())).device
-        select = (
-            each_block(self.selection)
-            if callable(self.selection)
-            else top_k_of_blocks(device, exact=self.selection == "exact")
+@dataclass(eq=False)
+class BoundTopK(BoundGradients):
+    """:class:`TopK` on one replica; residuals and velocities are in the messages of ``pipeline``.
+
+    ``plan`` holds the densities from which they were made, and ``densities`` those before warm-up,
+    another object once they have changed. ``exchanges`` counts steps with an exchange, and
+    ``has_exchanged`` is whether this is one. ``timer`` measures backwards while adaptive ratios
+    need it, and ``times`` is what the last measurement has found.
+    """
+
+    site: Site
+    settings: TopK
+    pipeline: Pipeline
+    plan: MessagePlan
+    densities: Mapping[str, float]
+    exchanges: int = 0
+    has_exchanged: bool = False
+    timer: LayerTimer | None = None
+    times: LayerTimes | None = None
+
+    def state(self) -> Iterator[Variable]:
+        """Yield what fixes the messages, and residuals and velocities of this rank by name."""
+        yield from declared_order(self.pipeline, self.site.parameters)
+        yield plain("shared", self, "exchanges", count_fault)
+        yield Variable(
+            "densities",
+            "shared",
+            lambda: dict(self.densities) if self.settings.density == "adaptive" else {},
+            lambda saved: setattr(self, "densities", {**self.densities, **saved}),
+            densities_fault,
+            is_compared=True,
         )
-        order = state.pipeline.order
-        # In deep gradient compression a rank's gradient is its share, already divided by P.
-        limit = None if self.clip_norm is None else self.clip_norm * state.site.size**0.5
-        correction = Correction(self.momentum, self.masking, limit)
-        messages = state.plan.messages(order, select=select, correction=correction)
-        state.pipeline.replace(messages, residual, velocity)
+        yield Variable("residual", "own", lambda: self._kept("residual"))
+        yield Variable(
+            "velocity", "own", lambda: self._kept("velocity") if self.settings.momentum else {}
+        )
 
-    def _rebuild_if_due(self, state: TopKState) -> None:
-        pipeline, parameters = state.pipeline, state.site.parameters
-        plan = self._plan(state.site, state.exchanges, state.densities)
-        if pipeline.is_current and plan == state.plan:
-            return
-        state.plan = plan
-        kept = (pipeline.by_name(kind, parameters) for kind in ("residual", "velocity"))
-        self._build(state, *kept)
+    def load(self, saved: Saved) -> None:
+        """Restore what :meth:`save` returned, and build the messages that it fixes."""
+        super().load(saved)
+        self.has_exchanged = False
+        self.plan = self._new_plan()
+        self.build(saved["residual"], saved["velocity"])
+
+    def ready(self, name: str) -> None:
+        """Add this parameter's gradient to its message; launch those that are full, in order."""
+        pipeline, timer, parameters = self.pipeline, self.timer, self.site.parameters
+        if timer is not None:
+            timer.enter(name)
+        pipeline.add(name)
+        if timer is not None:
+            timer.added(name)
+        while (sent := pipeline.launch_next()) is not None:
+            if timer is not None:
+                homes = pipeline.home.items()
+                timer.launched({n: parameters[n].numel() for n, home in homes if home is sent})
+
+    def complete(self) -> bool:
+        """Return whether every message was launched."""
+        return self.pipeline.is_launched
+
+    def finish(self) -> None:
+        """Launch the messages that miss gradients too, wait, and hand out the results."""
+        self.pipeline.finish()
+        if self.timer is not None:
+            self.timer.finish()
+        if not self.has_exchanged:
+            self.exchanges, self.has_exchanged = self.exchanges + 1, True
+            if self.settings.measure or self.settings.density == "adaptive":
+                self._watch()
+
+    def stepped(self) -> None:
+        """Rebuild the messages if the order was measured or the density has changed."""
+        self.pipeline.stepped()
+        self.has_exchanged = False
+        # Not in finish: a second backward of the same step must find what the first handed out.
+        if self.exchanges > 0:
+            plan = self._new_plan()
+            if not self.pipeline.is_current or plan != self.plan:
+                self.plan = plan
+                self.build(self._kept("residual"), self._kept("velocity"))
+
+    def accumulated(self, name: str) -> None:
+        """Note that this gradient was accumulated, but not exchanged."""
+        self.pipeline.handed.accumulated(name)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that the gradients of the optimizer's parameters were used."""
+        self.pipeline.handed.optimizer_stepped(optimizer)
+
+    def stats(self) -> Saved:
+        """Return the compression ratio of every layer, and what the last measurement found."""
+        pipeline = self.pipeline
+        ratios = {name: 1 / self.plan.density_of(name) for name in pipeline.order}
+        return {"lags": summary(ratios, pipeline.messages, self.times, pipeline.waited)}
+
+    def _watch(self) -> None:
+        """Measure some backwards, periodically; choose ratios that suit them, if adaptive."""
+        phase = (self.exchanges - 1) % self.settings.retune
+        if phase == 0:
+            self.timer = LayerTimer(next(iter(self.site.parameters.values())).device)
+        elif phase == WATCHED and self.timer is not None:
+            pipeline = self.pipeline
+            self.times = average_times(self.timer, pipeline.order, pipeline.group)
+            self.timer = None
+            if self.settings.density != "adaptive":
+                return
+            most = self.settings.message_mb * 2**20
+            given = self.settings.max_ratio, most, self.settings.wire
+            ratios = self.times.ratios(self.site.parameters, *given)
+            self.densities = {name: 1 / ratio for name, ratio in ratios.items()}
+
+    def _new_plan(self) -> MessagePlan:
+        return self.settings.plan_of(self.site, self.exchanges, self.densities)
+
+    def _kept(self, kind: Literal["residual", "velocity"]) -> dict[str, Tensor]:
+        return self.pipeline.by_name(kind, self.site.parameters)
+
+    def build(self, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> None:
+        """Build the messages of the plan, which start from these residuals and velocities."""
+        settings, device = self.settings, next(iter(self.site.parameters.values())).device
+        # In deep gradient compression a rank's gradient is its share, already divided by P.
+        limit = settings.clip_norm and settings.clip_norm * self.site.size**0.5
+        correction = Correction(settings.momentum, settings.masking, limit)
+        select = (
+            each_block(settings.selection)
+            if callable(settings.selection)
+            else top_k_of_blocks(device, exact=settings.selection == "exact")
+        )
+        messages = self.plan.messages(self.pipeline.order, select=select, correction=correction)
+        self.pipeline.replace(messages, residual, velocity)

@@ -15,6 +15,7 @@ from offbeat.exchange import (
     ParameterExchange,
     Site,
     Variable,
+    count_fault,
     plain,
     scratch,
     tensors,
@@ -159,7 +160,7 @@ class BoundAdasum(BoundParameters):
         Between exchanges of every step the anchor equals the parameters, unless they are rounded.
         """
         yield scratch("flat", self.flat)
-        yield plain("shared", self, "skipped", _fault_of_count)
+        yield plain("shared", self, "skipped", count_fault)
         if self.settings.nonfinite == "skip":
             yield plain("own", self, "at_fault")
         if self.settings.every > 1 or self.layout.is_rounded:
@@ -330,7 +331,3 @@ class BoundAdasum(BoundParameters):
         rank = nodes[participant][local] if site.axis == "node" else ranks[participant]
         kind = error_of_second_skip if again else error_of_step
         return kind(f"rank {rank}", names[layer]), bool(again)
-
-
-def _fault_of_count(count: int) -> str | None:
-    return None if count >= 0 else f"the count of skipped steps is {count}"

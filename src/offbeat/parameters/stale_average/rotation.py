@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.comm.collectives import all_reduce, broadcast, mean
 from offbeat.comm.handle import Handle
-from offbeat.exchange import Site, State, Variable, plain, scratch, tensors
+from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch, tensors
 from offbeat.functional import (
     Layout,
     cast_difference,
@@ -141,7 +141,7 @@ class Rotation(State):
         """Yield the errors, whose turn it is, and the sum in flight."""
         views = self.layout.views
         yield scratch("message", self.message)
-        yield plain("shared", self, "turn", _fault_of_turn)
+        yield plain("shared", self, "turn", count_fault)
         yield tensors("own", "error", views(self.error) if self.error else {}, self.error)
         if self.carry:
             yield replace(
@@ -259,10 +259,6 @@ class Rotation(State):
             if self.carry:
                 x = self.carry[place.section][part] + x
             yield x, *(sections[place.section][part] for sections in flat)
-
-
-def _fault_of_turn(turn: int) -> str | None:
-    return f"the count of exchanges is {turn}" if turn < 0 else None
 
 
 def _filled(flat: list[Tensor]) -> list[Tensor]:

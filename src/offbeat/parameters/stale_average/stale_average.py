@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from offbeat.comm.small_gathers import gather_numbers
-from offbeat.exchange import BoundParameters, ParameterExchange, Saved, Site, Variable, plain
+from offbeat.exchange import (
+    BoundParameters,
+    ParameterExchange,
+    Saved,
+    Site,
+    Variable,
+    count_fault,
+    plain,
+)
 from offbeat.functional import progress
 from offbeat.parameters.nonfinite import Guard, Nonfinite
 from offbeat.parameters.stale_average.rotation import Rotation
@@ -111,8 +119,8 @@ class BoundStaleAverage(BoundParameters):
         """
         nodes = [list(node) for node in self.site.world.nodes]
         yield Variable("nodes", "shared", lambda: nodes, lambda _: None, self._fault_of_nodes)
-        yield plain("shared", self, "steps", _fault_of_count)
-        yield plain("shared", self, "newest", _fault_of_count)
+        yield plain("shared", self, "steps", count_fault)
+        yield plain("shared", self, "newest", count_fault)
         yield Variable(
             "pace",
             "shared",
@@ -122,7 +130,7 @@ class BoundStaleAverage(BoundParameters):
             is_compared=True,
         )
         yield Variable("loss", "own", lambda: float(self.loss), self._set_loss)
-        yield plain("own", self, "losses", _fault_of_count)
+        yield plain("own", self, "losses", count_fault)
         yield from self.rotation.state()
         yield from self.guard.state()
 
@@ -248,7 +256,3 @@ class BoundStaleAverage(BoundParameters):
             every, wait = 1, 0
         left = 1.0 if self.settings.merge == "exact" else progress(every, wait, self.site.size)
         return {"every": every, "wait": wait, "progress": left, **self.guard.measures()}
-
-
-def _fault_of_count(count: int) -> str | None:
-    return f"the count {count} cannot be" if count < 0 else None

@@ -1,7 +1,5 @@
 """The model of each exchange of an algorithm."""
 
-from typing import Any
-
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
 from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.parameters import (
@@ -42,7 +40,7 @@ def slots_of(algorithm: Algorithm, profile: Profile, fabric: Fabric) -> Slots:
 
 
 def _backward(
-    exchange: GradientExchange[Any] | None, profile: Profile, fabric: Fabric
+    exchange: GradientExchange | None, profile: Profile, fabric: Fabric
 ) -> BackwardTimes | None:
     match exchange:
         case None:
