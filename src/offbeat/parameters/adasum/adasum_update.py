@@ -160,6 +160,7 @@ class BoundAdasum(BoundParameters):
         Between exchanges of every step the anchor equals the parameters, unless they are rounded.
         """
         yield scratch("flat", self.flat)
+        yield scratch("reduction", self.reduction.memory)
         yield plain("shared", self, "skipped", count_fault)
         if self.settings.nonfinite == "skip":
             yield plain("own", self, "at_fault")

@@ -42,6 +42,11 @@ class Gather(Reduction):
         """Vectors are rounded before they are sent; their combination is not."""
         return [] if self._rounding is None else [(self._pieces, self._rounding)]
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The buffers of messages and of other participants' vectors."""
+        return [*self._messages, *self._operands.rows]
+
     def compare(self) -> Statistics:
         """Gather the vectors of all participants."""
         self._operands.begin()

@@ -72,6 +72,12 @@ class Gram(Reduction):
             return []
         return [(self._layout.whole(), self._rounding), (self._mine, self._result)]
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The buffers of messages and of other participants' vectors."""
+        result = self._result.messages if self._result is not None else []
+        return [*self._messages, *self._operands.rows, *result]
+
     def compare(self) -> Statistics:
         """Send every participant its share, and receive this rank's share from all of them."""
         self._operands.begin()

@@ -40,6 +40,11 @@ class Reduction(ABC):
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
         """The roundings to 16 bits, each with the pieces whose errors it keeps."""
 
+    @property
+    @abstractmethod
+    def memory(self) -> list[Tensor]:
+        """The buffers of messages and of other participants' vectors."""
+
     @abstractmethod
     def compare(self) -> Statistics:
         """Exchange vectors and compute their inner products; all ranks call."""

@@ -106,6 +106,11 @@ class Rvhdd(Reduction):
         """None: messages have full precision."""
         return []
 
+    @property
+    def memory(self) -> list[Tensor]:
+        """The buffers of messages and of other participants' vectors."""
+        return [part for level in self._levels for part in level.rows]
+
     @np.errstate(all="ignore")  # the caller looks for NaNs in the statistics
     def compare(self) -> Statistics:
         """Reduce by halves: at the end this rank holds its share of the combination."""
