@@ -71,9 +71,8 @@ def test_all_memory_is_declared(text: str, dtype: torch.dtype) -> None:
         return declared, held
 
     for declared, held in ThreadWorld(nodes=((0, 1), (2, 3))).run(worker):
-        # Products and indices of a layer are left out: they are small beside its entries, but for
-        # those that are sent of a sparse message.
-        assert declared == pytest.approx(held, rel=0.02)
+        # Products of layers and indices of chunks are left out, the latter 2 % of sparse_loco's.
+        assert declared == pytest.approx(held, rel=0.03)
 
 
 def test_a_fault_names_the_variable() -> None:
