@@ -103,7 +103,7 @@ class State:
 
 def count_fault(count: int) -> str | None:
     """Return why a saved value is no count, or None."""
-    return None if count >= 0 else f"{count} is no count"
+    return None if count >= 0 else f"the count is {count}, expected 0 or more"
 
 
 def scratch(name: str, memory: Sequence[Tensor]) -> Variable:
@@ -119,7 +119,9 @@ def plain(
     name: str | None = None,
 ) -> Variable:
     """Declare an attribute of ``owner``: a bool, an int, a float or a list, saved as ``name``."""
-    kept = type(getattr(owner, attribute))
+    value = getattr(owner, attribute)
+    # Not its own type: a weight that a topology has multiplied may be a number of numpy.
+    kept = next(kind for kind in (bool, int, float, list) if isinstance(value, kind))
     return Variable(
         name or attribute,
         kind,
