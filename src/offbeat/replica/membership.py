@@ -1,5 +1,6 @@
 """Who takes part in the training of one replica: losses that it survives, and ranks that join."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, final
@@ -11,6 +12,7 @@ from offbeat.comm.group import Group
 from offbeat.comm.heartbeat import Heartbeat
 from offbeat.comm.meter import Meter
 from offbeat.comm.sharding import local
+from offbeat.comm.small_gathers import gather_bytes
 from offbeat.comm.world import World
 from offbeat.exchange import BoundGradients, ElasticExchange, IdleParameters
 from offbeat.replica import survivors
@@ -118,9 +120,18 @@ class Membership:
         found = self.connection.condemn(error)
         return found if self.node is None else self.node.condemn(found)
 
-    def first_fault(self, fault: str | None) -> str | None:
-        """Return the fault of the first rank of this node that has one; all its ranks call."""
-        return fault if self.node is None else self.node.first_fault(fault)
+    def gather(self, text: str) -> Callable[[], list[str]]:
+        """Return a call for :meth:`together` that returns what every rank passes."""
+        inside = [text] if self.node is None else self.node.gather(text)
+
+        def between() -> list[str]:
+            control = self.connection.control
+            if control is None:
+                return inside
+            nodes = gather_bytes(json.dumps(inside).encode(), control)
+            return [text for node in nodes for text in json.loads(node)]
+
+        return between
 
     def close(self) -> None:
         """End the heartbeats, the threads and the process groups; and the run, for all ranks.

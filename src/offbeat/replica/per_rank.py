@@ -3,15 +3,18 @@
 Frameworks save the optimizer of rank 0 alone, and under most methods the ranks differ.
 """
 
+import copy
+import json
 import os
-import re
-from contextlib import suppress
+import uuid
+import warnings
 from typing import Any, Protocol
 
-import fsspec
 import torch
 
+from offbeat.comm.failure import PeerLost
 from offbeat.exchange import Saved
+from offbeat.replica.rank_files import HEAD, Found, RankFiles, newest_whole
 from offbeat.replica.replica import Replica
 
 
@@ -26,52 +29,128 @@ class Stateful(Protocol):
 
 
 def save_per_rank(folder: str | os.PathLike[str], **parts: Stateful) -> None:
-    """Write what this rank needs to resume to ``folder/offbeat-rank<r>.pt``; every rank calls.
+    """Write what this rank needs to resume to ``folder/offbeat-rank<r>.pt``; all ranks call.
 
     The file holds ``{name: part.state_dict()}``, for example of
-    ``save_per_rank(folder, replica=replica, optimizer=optimizer, scaler=scaler)``. It is complete
-    or absent. ``folder`` is created; it may be local to each node, or a URL of fsspec. Files that
-    more ranks have left there are removed. No communication. Extra memory: a copy of the
-    replica's state.
+    ``save_per_rank(folder, replica=replica, optimizer=optimizer, scaler=scaler)``, and the save to
+    which it belongs. ``folder`` is created; it may be local to each node, or a URL of fsspec. The
+    last save in it stays whole until all ranks have written this one, whatever happens meanwhile:
+    a rank that is killed, a disk that is full. Files that more ranks have left there are removed.
+    Two small gathers; extra memory: a copy of the replica's state; disk: two saves.
 
-    Raises ``ValueError`` if no part is a :class:`Replica`, and as ``Replica.state_dict`` does.
+    Raises ``ValueError``, the same on all ranks, if no part is a :class:`Replica`, as
+    ``Replica.state_dict`` does, and if the file of a rank cannot be written.
     """
-    world = next(iter(_replicas(parts).values())).world
-    saved = {name: part.state_dict() for name, part in parts.items()}
-    files, root = fsspec.core.url_to_fs(os.fspath(folder))
-    files.makedirs(root, exist_ok=True)
-    path = f"{root}/{_NAME.format(world.rank)}"
-    with files.open(f"{path}.part", "wb") as file:
-        torch.save(saved, file)
-    files.mv(f"{path}.part", path)  # a rank that is killed while it writes leaves no torn file
-    for rank, stale in _paths(files, root).items():
-        if rank not in world.ranks:  # of an earlier save by more ranks
-            with suppress(FileNotFoundError):  # all ranks remove it
-                files.rm_file(stale)
+    name, replica = next(iter(_replicas(parts).items()))
+    files, rank, saved, fault = RankFiles(folder), replica.world.rank, {}, None
+    try:
+        saved = {name: part.state_dict() for name, part in parts.items()}
+    except PeerLost:
+        raise
+    except Exception as error:  # whatever it is: the other ranks wait
+        fault = str(error)
+    replica.raise_alike(fault)
+    words = _gather(replica, [files.is_interrupted(), uuid.uuid4().hex])
+    if any(is_interrupted for is_interrupted, _ in words):
+        _complete(files, replica, name)
+    head = {"save": words[0][1], "step": replica.steps, "size": replica.world.size}
+    try:
+        files.write(rank, {HEAD: head, **saved})
+    except Exception as error:
+        fault = _write_fault(files, error)
+    try:
+        replica.raise_alike(fault)
+    except ValueError:
+        files.discard(rank)
+        raise
+    files.switch(rank)
+    for other in files.ranks():
+        if other not in replica.world.ranks:  # of an earlier save by more ranks
+            files.remove(other)
 
 
 def load_per_rank(folder: str | os.PathLike[str], **parts: Stateful) -> None:
     """Restore what :func:`save_per_rank` wrote, on all ranks; replicas last.
 
-    Load the model before it: a replica restores the parameters of its rank. A folder that was
+    Load the model before it: a replica restores the parameters of its rank. If the last save was
+    interrupted, this is the newest one that all ranks have, and rank 0 warns. A folder that was
     saved right after ``finish()``, or under a method that keeps ranks equal, may be loaded by
     another number of ranks. New ranks then take the optimizer of the lowest rank in it.
 
     Raises ``ValueError``, the same on all ranks, if the file of a rank is missing, damaged or does
-    not hold exactly these parts, and as ``Replica.load_state_dict`` does.
+    not hold exactly these parts, and as ``Replica.load_state_dict`` does. All parts then are as
+    before.
     """
     replicas = _replicas(parts)
-    first, fault, saved = next(iter(replicas.values())), None, {}
+    (name, first), others = next(iter(replicas.items())), parts.keys() - replicas.keys()
+    files, saved, before = RankFiles(folder), {}, {}
+    if any(_gather(first, files.is_interrupted())):
+        _complete(files, first, name)
+    fault = None
     try:
-        saved = _read(os.fspath(folder), first, parts)
-        for name, part in parts.items():
-            if name not in replicas:
-                part.load_state_dict(saved[name])
+        saved = _read(files, first, parts)
+        for other in [other for other in parts if other in others]:
+            before[other] = _kept(parts[other])
+            parts[other].load_state_dict(saved[other])
     except Exception as error:  # whatever it is: the other ranks wait
         fault = f"cannot load the per-rank state in {folder}: {error}"
-    first.raise_alike(fault)
-    for name, replica in replicas.items():
-        replica.load_state_dict(saved[name])
+    try:
+        first.raise_alike(fault)
+        for name, replica in replicas.items():
+            replica.load_state_dict(saved[name])
+    except ValueError:
+        for other, earlier in before.items():
+            parts[other].load_state_dict(earlier)
+        raise
+
+
+def _complete(files: RankFiles, replica: Replica, part: str) -> None:
+    """Bring a folder whose last save was interrupted back to one whole save; all ranks call."""
+    rank, count, fault = replica.world.ranks.index(replica.world.rank), replica.world.size, None
+    mine: list[Found] = []
+    try:
+        mine = files.found(rank, count, part)
+    except Exception as error:
+        fault = f"cannot read the files in {files.folder}: {error}"
+    replica.raise_alike(fault)
+    whole = newest_whole([Found(*found) for others in _gather(replica, mine) for found in others])
+    if whole is None:
+        return  # the files of a rank are missing, as reading them will say
+    if rank == 0:
+        warnings.warn(
+            f"a save in {files.folder} was interrupted; the newest that all ranks have is of step "
+            f"{whole.step}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    try:
+        for found in mine:
+            if found.is_next and found.save == whole.save:
+                files.switch(found.rank)
+            elif found.is_next:
+                files.discard(found.rank)
+    except OSError as error:
+        fault = f"cannot complete an interrupted save in {files.folder}, make it writable: {error}"
+    replica.raise_alike(fault)  # others may read these files
+
+
+def _gather(replica: Replica, word: Any) -> list[Any]:
+    return [json.loads(text) for text in replica.gather(json.dumps(word))]
+
+
+def _write_fault(files: RankFiles, error: Exception) -> str:
+    free = files.free_bytes()
+    room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there"
+    return (
+        f"cannot write its state to {files.folder}: {error}{room}. The last save in the folder is "
+        "whole; make room, or save elsewhere"
+    )
+
+
+def _kept(part: Stateful) -> Saved:
+    """Return what brings a part back; an optimizer replaces its tensors and keeps these."""
+    state = part.state_dict()
+    return state if isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
 
 
 def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
@@ -84,19 +163,17 @@ def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
     return found
 
 
-def _read(folder: str, replica: Replica, parts: dict[str, Stateful]) -> Saved:
+def _read(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Saved:
     """Return the state of each part: of this rank, or of all ranks if their number has changed."""
-    files, root = fsspec.core.url_to_fs(folder)
-    paths = _paths(files, root)
-    world = replica.world
-    own = _load(files, paths[world.rank], parts) if world.rank in paths else None
+    world, ranks = replica.world, files.ranks()
+    own = _load(files, world.rank, parts) if world.rank in ranks else None
     if own is not None and _size(own, parts) == world.size:
         return own
-    found = [_load(files, paths[rank], parts) for rank in sorted(paths)]
+    found = [_load(files, rank, parts) for rank in ranks]
     if not found or (own is None and _size(found[0], parts) == world.size):
         raise ValueError(
-            f"rank {world.rank}'s file is missing, found those of the ranks {sorted(paths)}: every "
-            "rank saves and loads its own; call save_per_rank() on every rank, not on rank 0 alone"
+            f"rank {world.rank}'s file is missing, found those of the ranks {ranks}: every rank "
+            "saves and loads its own; call save_per_rank() on every rank, not on rank 0 alone"
         )
     merged = dict(own or found[0])
     for name, part in parts.items():
@@ -105,12 +182,12 @@ def _read(folder: str, replica: Replica, parts: dict[str, Stateful]) -> Saved:
     return merged
 
 
-def _load(files: Any, path: str, parts: dict[str, Stateful]) -> Saved:
-    with files.open(path, "rb") as file:
-        saved: Saved = torch.load(file, map_location="cpu", weights_only=True)
+def _load(files: RankFiles, rank: int, parts: dict[str, Stateful]) -> Saved:
+    saved = files.read(rank)
+    saved.pop(HEAD, None)
     if saved.keys() != parts.keys():
         raise ValueError(
-            f"{path.rpartition('/')[2]} holds {[*saved]}, got {[*parts]}; load the parts that were "
+            f"the file of rank {rank} holds {[*saved]}, got {[*parts]}; load the parts that were "
             "saved"
         )
     return saved
@@ -121,16 +198,3 @@ def _size(saved: Saved, parts: dict[str, Stateful]) -> int:
     name = next(name for name, part in parts.items() if isinstance(part, Replica))
     size: int = next(iter(saved[name].values()))["size"]
     return size
-
-
-def _paths(files: Any, root: str) -> dict[int, str]:
-    """Return the file of each rank in a folder; none if the folder does not exist."""
-    found = {}
-    for path in files.find(root, maxdepth=1):  # glob() would read brackets in the folder's name
-        name = re.fullmatch(_NAME.format(r"(\d+)"), path.rpartition("/")[2])
-        if name is not None:
-            found[int(name[1])] = path
-    return found
-
-
-_NAME = "offbeat-rank{}.pt"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.comm.sharding import gathering_modules, local, reshard
-from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
 from offbeat.exchange import Saved, Site
 from offbeat.replica import checkpoint, checks
@@ -236,9 +235,16 @@ class Replica:
 
         A rank that raised for itself would leave the others waiting.
         """
-        self._require_open()
-        first = self._members.first_fault(fault)
-        self._together("raise_alike", lambda: raise_alike(first, self._connection.control))
+        where = f"rank {self.world.rank}: " if self.world.size > 1 else ""
+        faults = self.gather(where + fault if fault else "")
+        if first := next(filter(None, faults), None):
+            raise ValueError(first)
+
+    def gather(self, text: str) -> list[str]:
+        """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
+        if self._closed != _SHOWN:
+            self._require_open()
+        return self._together("gather", self._members.gather(text))
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
