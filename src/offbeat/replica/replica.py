@@ -186,9 +186,8 @@ class Replica:
         ``torch.distributed.checkpoint`` to one folder. Inside ``consensus()`` it is the state of
         training, not of the average. Gradients accumulated so far are not part of it.
 
-        With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``: the
-        state is then one of the survivors' world. Ranks that saved at that moment may not have
-        noticed yet, and their states do not belong together: resume from an earlier or later one.
+        With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``.
+        States saved at that moment may be of different worlds: resume from another one.
         """
         if self._closed != _SHOWN:
             self._require_open()
