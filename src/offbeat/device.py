@@ -51,7 +51,7 @@ def wait_for_stream(device: torch.device) -> None:
 
     >>> wait_for_stream(torch.device("cpu"))
     """
-    if device.type != "cpu":
+    if _has_streams(device):
         torch.accelerator.current_stream(device).synchronize()
 
 
@@ -61,7 +61,7 @@ def event_after(tensor: Tensor) -> torch.Event | None:
     >>> event_after(torch.zeros(1)) is None
     True
     """
-    if is_on_host(tensor):
+    if not _has_streams(tensor.device):
         return None
     event = torch.Event(tensor.device)
     event.record(torch.accelerator.current_stream(tensor.device))
@@ -70,9 +70,14 @@ def event_after(tensor: Tensor) -> torch.Event | None:
 
 def number_on_host(like: Tensor) -> Tensor:
     """Allocate one number of the host, to which the device of ``like`` copies without a wait."""
-    return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=not is_on_host(like))
+    return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=_has_streams(like.device))
 
 
 def peak_memory(device: torch.device) -> int:
     """Return the largest number of bytes that tensors on an accelerator have taken."""
     return torch.accelerator.max_memory_allocated(device)
+
+
+def _has_streams(device: torch.device) -> bool:
+    """Whether operations on ``device`` go on after they return; not on the host, nor on "meta"."""
+    return device.type not in ("cpu", "meta")

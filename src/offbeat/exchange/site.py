@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
-from offbeat.comm.links import Links
 from offbeat.comm.sharding import has_shards, local
+from offbeat.comm.transport import Transport
 from offbeat.comm.world import Axis, World
 from offbeat.functional import balance
 
@@ -45,7 +45,7 @@ class Site:
     def on(
         cls,
         axis: Axis,
-        links: Links,
+        links: Transport,
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,

@@ -90,7 +90,7 @@ class State:
 
     def nbytes(self) -> int:
         """Return the memory that the exchange holds between steps, in bytes."""
-        held = {t.untyped_storage().data_ptr(): t for t in self._memory()}
+        held = {t.untyped_storage()._cdata: t for t in self._memory()}
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
     def _memory(self) -> Iterator[Tensor]:

@@ -74,7 +74,8 @@ class SparseFormat:
     def chunk_of(self) -> Tensor:
         """The chunk of each entry; int64 (count)."""
         counts = torch.tensor([k for _, _, k in self.chunks], device=self.device)
-        return torch.arange(len(self.chunks), device=self.device).repeat_interleave(counts)
+        numbers = torch.arange(len(self.chunks), device=self.device)
+        return numbers.repeat_interleave(counts, output_size=self.count)
 
     @cached_property
     def start_of(self) -> Tensor:

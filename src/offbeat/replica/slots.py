@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
-from offbeat.comm.links import Links
 from offbeat.comm.sharding import has_shards
+from offbeat.comm.transport import Transport
 from offbeat.exchange import (
     Algorithm,
     BoundGradients,
@@ -37,7 +37,7 @@ class SlotFiller:
     scaler: torch.amp.GradScaler | None
     notes: list[str]
 
-    def gradients(self, links: Links | None, control: Group | None) -> BoundGradients:
+    def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""
         exchange = self.algorithm.gradients
         if exchange is not None:
@@ -50,7 +50,7 @@ class SlotFiller:
                 return exchange.bind(site)
         return IdleGradients(None)
 
-    def parameters(self, links: Links | None, control: Group | None) -> BoundParameters:
+    def parameters(self, links: Transport | None, control: Group | None) -> BoundParameters:
         """Fill the parameters slot; all ranks call."""
         exchange = self.algorithm.parameters
         if exchange is not None:
@@ -66,7 +66,7 @@ class SlotFiller:
         self,
         slot: str,
         exchange: GradientExchange | ParameterExchange,
-        links: Links | None,
+        links: Transport | None,
         control: Group | None,
     ) -> Site | None:
         if links is not None:

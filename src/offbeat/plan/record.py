@@ -1,0 +1,78 @@
+"""Records what one rank of a world does under an algorithm, without the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.comm.process_group import thread_store
+from offbeat.comm.recorded import Event, RecordedLinks, WithoutValues
+from offbeat.comm.world import World
+from offbeat.exchange import Algorithm
+from offbeat.replica.slots import SlotFiller
+
+
+@final
+@dataclass(frozen=True)
+class Recording:
+    """What one rank did: the events of each step, bytes that it sent by axis, memory it holds."""
+
+    steps: Sequence[Sequence[Event]]
+    sent: Sequence[Mapping[str, int]]
+    memory: int
+
+
+def record(
+    algorithm: Algorithm,
+    parameters: Mapping[str, Tensor],
+    nodes: Sequence[Sequence[int]],
+    steps: int,
+    rank: int = 0,
+    order: Sequence[str] | None = None,
+) -> Recording:
+    """Run ``steps`` steps of ``algorithm`` as ``rank``, over recorded groups.
+
+    ``parameters`` may be on the device "meta". Gradients become ready in ``order``, by default that
+    of backward: from the last parameter to the first.
+
+    >>> import offbeat
+    >>> model = {"w": torch.empty(10**9, device="meta")}
+    >>> record(offbeat.ddp(), model, [[rank] for rank in range(4096)], steps=1).sent[0]
+    {'world': 7998046898}
+    """
+    links = RecordedLinks(World(rank, tuple(map(tuple, nodes)), thread_store(), None))
+    model = _Model(parameters)
+    filler = SlotFiller(algorithm, model, (), None, [])
+    found: list[Sequence[Event]] = []
+    sent: list[Mapping[str, int]] = []
+    with WithoutValues():  # type: ignore[no-untyped-call]
+        control = links.open("world")
+        shared = filler.parameters(links, control)
+        gradients = filler.gradients(links, control)
+        for step in range(steps):
+            links.events, links.meter.bytes_sent = [], {}
+            if not gradients.is_empty:
+                for name in order or [*reversed(model.names)]:
+                    parameter = gradients.site.registered[name]
+                    parameter.grad = torch.zeros_like(parameter)
+                    gradients.ready(name)
+                gradients.finish()
+                gradients.stepped()
+            shared.report(1 / (step + 1))  # of a healthy run: no plateau
+            with torch.no_grad():
+                shared.step(step)
+            found.append(links.events)
+            sent.append(links.meter.bytes_sent)
+        return Recording(found, sent, gradients.nbytes() + shared.nbytes())
+
+
+class _Model(nn.Module):
+    """A model of given parameters, whose names may hold dots."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = list(parameters)
+        for name, tensor in parameters.items():
+            self._parameters[name] = nn.Parameter(tensor)
