@@ -64,6 +64,30 @@ class Topology(ABC):
         return False
 
 
+class Edges(NamedTuple):
+    """Holds the edges of one exchange as arrays, each participant's own share among them.
+
+    ``to`` and ``source`` are participants, int64 (edges,); ``share`` float64 (edges,).
+    """
+
+    to: np.ndarray
+    source: np.ndarray
+    share: np.ndarray
+
+    @classmethod
+    def of(cls, topology: Topology, size: int, index: int) -> "Edges":
+        """Ask all participants for the edges of exchange ``index``."""
+        graph = [topology.peers(rank, size, index) for rank in range(size)]
+        own = [(rank, rank, peers.keep) for rank, peers in enumerate(graph)]
+        sent = [(to, rank, p) for rank, peers in enumerate(graph) for to, p in peers.send]
+        to, source, share = zip(*own, *sent, strict=True)
+        return cls(np.array(to), np.array(source), np.array(share, float))
+
+    def received(self, x: np.ndarray) -> np.ndarray:
+        """Return P x for the mixing matrix P; x is (size,)."""
+        return np.bincount(self.to, self.share * x[self.source], len(x))
+
+
 def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
     """Return the mixing matrix P of one exchange, of shape (size, size) and column-stochastic.
 
@@ -74,12 +98,8 @@ def mixing_matrix(topology: Topology, size: int, index: int) -> np.ndarray:
     array([[0.5, 0.5],
            [0.5, 0.5]])
     """
-    matrix = np.zeros((size, size))
-    for rank in range(size):
-        peers = topology.peers(rank, size, index)
-        matrix[rank, rank] += peers.keep
-        for receiver, share in peers.send:
-            matrix[receiver, rank] += share
+    edges, matrix = Edges.of(topology, size, index), np.zeros((size, size))
+    np.add.at(matrix, (edges.to, edges.source), edges.share)
     return matrix
 
 
@@ -90,7 +110,8 @@ def keeps_weights(topology: Topology, size: int) -> bool:
     >>> keeps_weights(Ring(), 4)
     True
     """
-    rows = [matrix.sum(axis=1) for matrix in mixing_matrices(topology, size)]
+    ones = np.ones(size)
+    rows = [edges.received(ones) for edges in edges_of_periods(topology, size)]
     return bool(np.allclose(rows, 1.0, rtol=0, atol=1e-12))
 
 
@@ -109,21 +130,21 @@ def smallest_weight(topology: Topology, size: int, overlap: int = 0) -> float:
 
 def _smallest_weight(topology: Topology, size: int, overlap: int) -> float:
     period = topology.period(size)
-    matrices = [mixing_matrix(topology, size, index) for index in range(period)]
+    graphs = [Edges.of(topology, size, index) for index in range(period)]
     weights, in_flight, low = np.ones(size), np.zeros(size), 1.0
     for index in range(max(2 * period, min(10 * size, 1000))):
-        matrix = matrices[index % period]
-        kept = matrix.diagonal() * weights
-        sent = matrix @ weights - kept
+        edges = graphs[index % period]
+        kept = edges.share[:size] * weights
+        sent = edges.received(weights) - kept
         weights, in_flight = kept + (in_flight if overlap else sent), sent
         low = min(low, float(weights.min()))
     return low
 
 
-def mixing_matrices(topology: Topology, size: int) -> list[np.ndarray]:
-    """Return the mixing matrices of one period of each part, in order."""
+def edges_of_periods(topology: Topology, size: int) -> list[Edges]:
+    """Return the edges of one period of each part, in order."""
     return [
-        mixing_matrix(part, size, index)
+        Edges.of(part, size, index)
         for part in topology.parts()
         for index in range(part.period(size))
     ]
@@ -156,7 +177,7 @@ def exchanges_to_all(topology: Topology, size: int, sender: int, index: int) -> 
     """
     heard, count = np.arange(size) == sender, 0
     while not heard.all():
-        heard |= (mixing_matrix(topology, size, index + count) > 0) @ heard
+        heard |= Edges.of(topology, size, index + count).received(heard.astype(float)) > 0
         count += 1
     return count
 
@@ -202,19 +223,27 @@ def _validate_part(topology: Topology, size: int) -> None:
         for rank, peers in enumerate(graph):
             _check_shares(rank, peers, size, f"{topology} at size {size}, exchange {index}")
         _check_pairs(graph, f"{topology} at size {size}, exchange {index}")
-    union = np.zeros((size, size))
-    for matrix in mixing_matrices(topology, size):
-        union += matrix
-    reach = union > 0
-    for _ in range(size.bit_length()):  # paths of 1, 2, 4, ... edges
-        reach = reach.astype(float) @ reach > 0
-    if not reach.all():
-        target, source = np.argwhere(~reach)[0]
+    graphs = [Edges.of(topology, size, index) for index in range(topology.period(size))]
+    to = np.concatenate([np.arange(0), *(edges.to for edges in graphs)])
+    source = np.concatenate([np.arange(0), *(edges.source for edges in graphs)])
+    after, before = _reached(to, source, size), _reached(source, to, size)
+    if not (after & before).all():
+        target, start = (int(np.argmin(after)), 0) if before.all() else (0, int(np.argmin(before)))
         raise ValueError(
             f"{topology} at size {size}: participant {target} is not reachable from participant "
-            f"{source}, so the replicas cannot agree; add edges until the union over one period is "
+            f"{start}, so the replicas cannot agree; add edges until the union over one period is "
             "strongly connected"
         )
+
+
+def _reached(to: np.ndarray, source: np.ndarray, size: int) -> np.ndarray:
+    """Return which participants a path along the edges connects to the first one."""
+    reached: np.ndarray = np.arange(size) == 0
+    while True:
+        wider: np.ndarray = reached | (np.bincount(to, reached[source], size) > 0)
+        if np.array_equal(wider, reached):
+            return reached
+        reached = wider
 
 
 def _check_shares(rank: int, peers: Peers, size: int, where: str) -> None:

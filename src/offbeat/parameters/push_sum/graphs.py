@@ -7,7 +7,7 @@ import numpy as np
 
 from offbeat.comm.small_gathers import gather_bytes
 from offbeat.exchange import Site
-from offbeat.topology.graph import Topology, mixing_matrices, smallest_weight, validate
+from offbeat.topology.graph import Topology, edges_of_periods, smallest_weight, validate
 
 SMALL = 0.2  # a weight below which a step of the optimizer counts more than five times
 
@@ -45,7 +45,8 @@ def agree_on_graphs(topology: Topology, site: Site) -> None:
     """
     if site.control is None or all(part.is_fixed for part in topology.parts()):
         return
-    digest = hashlib.sha256(np.stack(mixing_matrices(topology, site.size)).tobytes()).digest()
+    graphs = edges_of_periods(topology, site.size)
+    digest = hashlib.sha256(np.concatenate([np.stack(g) for g in graphs], 1).tobytes()).digest()
     others = gather_bytes(digest, site.control)
     if any(other != digest for other in others):
         ranks = [rank for rank, o in zip(site.control.ranks, others, strict=True) if o != others[0]]
