@@ -1,4 +1,4 @@
-"""The bytes that a plan predicts are those of recorded exchanges, and of real worlds."""
+"""Bytes and memory that a plan predicts are those of recorded exchanges, and of real worlds."""
 
 import copy
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import nn
 
 import offbeat
 from offbeat.comm.world import World
+from offbeat.exchange import Algorithm
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, Stragglers
 from offbeat.plan.methods.choice import slots_of
 from offbeat.plan.predict import play_run
@@ -45,6 +46,29 @@ TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
     "alone",
 ]
 
+HOLDING = (
+    "local_sgd(every=4)",
+    "local_sgd(every=4, nonfinite='skip', within='local')",
+    "diloco(every=4)",
+    "diloco(every=4, fragments=2, delay=2, wire='int8')",
+    "diloco(every=4, wire='bf16', within='local')",
+    "sparse_loco(every=4)",
+    "sgp",
+    "sgp('ring')",
+    "sgp(overlap=1)",
+    "sgp(overlap=1, wire='bf16')",
+    "sgp(within='local')",
+    "sgp(outer='SGD(lr=1, momentum=0.6)', outer_every=4)",
+    "d_psgd",
+    "ad_psgd",
+    "adasum",
+    "adasum(wire='bf16', method='gram')",
+    "adasum(wire='fp16', method='gather')",
+    "adasum(method='rvhdd')",
+    "adasum(within='local')",
+    "daso",
+    "daso(merge='exact', total_steps=20, warmup_steps=4, cooldown_steps=4)",
+)
 REFUSED_BY_THREE = {
     "d_psgd('bipartite', wire='bf16', within='local')",
 }
@@ -157,3 +181,16 @@ def test_recorded_bytes_are_those_of_a_real_world(text: str) -> None:
             sent = count - before.get(axis, 0)
             found.setdefault(axis, np.zeros((2, 2)))[divmod(rank, 2)] += sent
     compare(text, {a: sent for a, sent in found.items() if sent.any()}, recorded(text, 2, 2))
+
+
+@pytest.mark.parametrize(("nodes", "local"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize("text", HOLDING)
+def test_memory_is_what_a_recorded_exchange_declares(text: str, nodes: int, local: int) -> None:
+    layers = [Parameter(f"w{i}", 100_000) for i in range(10)]
+    wide = Profile.by_size(layers, 0.1, 0.1, 0.1, Speeds.of_bandwidth(1e10))
+    algorithm = Algorithm(parameters=offbeat.algorithm(text).parameters)
+    made = record(algorithm, wide.tensors, layout_of(nodes, local), steps=8)
+    slot = slots_of(algorithm, wide, Fabric(nodes=nodes, ranks_per_node=local, rate=1e9))[1]
+    assert slot is not None
+    # Products of layers and the places of chunks, 2 % of sparse_loco's, are in one of both only.
+    assert slot.memory == pytest.approx(made.memory, rel=0.03)

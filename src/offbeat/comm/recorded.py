@@ -115,6 +115,9 @@ class WithoutValues(TorchDispatchMode):
         first = args[0] if args and isinstance(args[0], Tensor) and args[0].is_meta else None
         if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
             return args[0].zero_()
+        if name == "aten::_foreach_copy_" and args[1][0].is_meta and not args[0][0].is_meta:
+            torch._foreach_zero_(args[0])
+            return None
         if first is None:
             if name == "aten::_to_copy" and args[0].numel() <= SMALL:
                 kwargs = {**kwargs, "device": "cpu"}  # a header keeps its values

@@ -44,7 +44,9 @@ class AdasumTimes(StepTimes):
         self.kind = choose(exchange.method, self.size, self.layers, self.sent, full, is_wide)
         rows = self.size if self.kind == "gather" else 1
         kept = 1 if exchange.partition else slices  # the share of a rank, or the model
-        models = kept + rows + 2 * (exchange.wire is not None and self.kind != "rvhdd")
+        models: float = kept + rows
+        if narrow == 2 and self.kind != "rvhdd":  # rows in 16 bits, and messages and their errors
+            models = kept + rows / 2 + 1.5 * (1 + (self.kind == "gram") / self.size)
         anchor = sum(section.numel * max(section.itemsize, 4) for section in self.held)
         self.memory = float(full * models + anchor * kept)
         self.memory += 8 * self.size**2 * self.layers if self.kind != "rvhdd" else 0
