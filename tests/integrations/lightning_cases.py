@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import MixedPrecision
 from report import report
 from torch import Tensor, nn
@@ -46,6 +47,16 @@ class Net(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Drops(Net):
+    """Draws from the global random state, which it seeds for each batch."""
+
+    def on_train_batch_start(self, batch: Tensor, index: int) -> None:
+        torch.manual_seed(1000 * self.trainer.fit_loop.total_batch_idx + self.global_rank)
+
+    def training_step(self, batch: Tensor, index: int) -> Tensor:
+        return super().training_step(nn.functional.dropout(batch), index)
 
 
 class Gan(LightningModule):
@@ -166,7 +177,7 @@ def resumed(text: str) -> dict[str, Any]:
     """Two epochs at once, and one after the other in new objects, saved during validation."""
     ends, shown, saved = [], [], None
     for path in (None, f"{FOLDER}/{text}/epoch=0.ckpt"):
-        model, values = Net(), Values()
+        model, values = Drops(), Values()
         keeps = checkpoints(text, monitor="val_loss") if path is None else ModelCheckpoint
         callbacks = [values, keeps] if path is None else [values]
         run = trainer(OffbeatStrategy(text), *callbacks, num_sanity_val_steps=0)
@@ -324,7 +335,7 @@ def by_name() -> dict[str, Any]:
         texts.append(str(error))
     try:
         OffbeatStrategy("sgp", find_unused_parameters=True)
-    except ValueError as error:
+    except TypeError as error:
         texts.append(str(error))
     os.environ["OFFBEAT_ALGORITHM"] = "local_sgd(every=4)"
     run = trainer("offbeat", max_epochs=1)
@@ -334,6 +345,42 @@ def by_name() -> dict[str, Any]:
         "algorithm": repr(run.strategy.replicas.algorithm),
         "steps": run.global_step,
     }
+
+
+def from_yaml() -> dict[str, Any]:
+    """The command line of a YAML file, and that of the file which the first run has saved."""
+
+    class Fed(Net):
+        def train_dataloader(self) -> DataLoader[Tensor]:
+            return loader()
+
+    folder = FOLDER / "yaml"
+    written, saved = FOLDER / "fit.yaml", folder / "config.yaml"
+    written.write_text(YAML.format(folder))
+    found = []
+    for path, saves in ((written, SaveConfigCallback), (saved, None)):
+        arguments = ["fit", "--config", str(path)]
+        run = LightningCLI(Fed, save_config_callback=saves, args=arguments).trainer
+        found.append([repr(run.strategy.replicas.algorithm), run.global_step])
+    return {"found": found, "timeout": run.strategy._timeout.total_seconds()}
+
+
+YAML = """
+trainer:
+  accelerator: cpu
+  devices: 2
+  max_epochs: 1
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  default_root_dir: {}
+  strategy:
+    class_path: offbeat.integrations.lightning.OffbeatStrategy
+    init_args:
+      algorithm: local_sgd(every=4)
+      timeout: "0:10:00"
+"""
 
 
 def shared_parameters() -> dict[str, Any]:
@@ -395,6 +442,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (an_exception_on_all_ranks, ()),
     (an_exception_on_one_rank, ()),
     (by_name, ()),
+    (from_yaml, ()),
     (shared_parameters, ()),
     (fabric, ()),
     (doctests, ()),

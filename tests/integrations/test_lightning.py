@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+import offbeat
+
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(find_spec("lightning") is None, reason="needs the lightning extra"),
@@ -118,6 +120,13 @@ def test_the_strategy_by_name(cases: dict[str, Ranks]) -> None:
         assert "find_unused_parameters" in option
         assert "every=4" in rank["algorithm"]
         assert rank["steps"] == 10
+
+
+def test_the_command_line_builds_the_strategy_from_yaml(cases: dict[str, Ranks]) -> None:
+    for rank in cases["from_yaml"]:
+        written, saved = rank["found"]
+        assert written == saved == [repr(offbeat.local_sgd(every=4)), 10]
+        assert rank["timeout"] == 600
 
 
 def test_optimizers_that_share_parameters(cases: dict[str, Ranks]) -> None:

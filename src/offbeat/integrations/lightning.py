@@ -3,23 +3,25 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from inspect import signature
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 import fsspec
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from offbeat.comm.process_group import TIMEOUT
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.integrations.replicas import Replicas
 from offbeat.recipes import algorithm as parsed
 
 Path = str | os.PathLike[str]
-_DDP_STRATEGY = signature(DDPStrategy).parameters
 
 
 class OffbeatStrategy(DDPStrategy):
@@ -35,7 +37,12 @@ class OffbeatStrategy(DDPStrategy):
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM. Unknown ones
             raise ``ValueError``.
         mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
-        options: of ``DDPStrategy``, such as ``process_group_backend`` and ``timeout``.
+        cluster_environment: who starts the processes; by default found by the Trainer.
+        checkpoint_io: writes the Trainer's checkpoints.
+        precision_plugin: by default made from ``Trainer(precision=...)``.
+        process_group_backend: by default ``gloo`` on CPUs and ``nccl`` on CUDA.
+        timeout: of the process group.
+        start_method: how the Trainer starts further processes.
 
     ``Trainer(strategy="offbeat")`` is the same without arguments, once this module is imported.
 
@@ -47,15 +54,25 @@ class OffbeatStrategy(DDPStrategy):
     strategy_name = "offbeat"
 
     def __init__(
-        self, algorithm: str | Algorithm | None = None, *, mesh: World | None = None, **options: Any
+        self,
+        algorithm: str | Algorithm | None = None,
+        *,
+        mesh: World | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta = TIMEOUT,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
-        unused = [o for o in options if o not in _DDP_STRATEGY or o.startswith("ddp_")]
-        if unused:
-            raise ValueError(
-                f"got {', '.join(unused)}, of DistributedDataParallel, in which the model is not "
-                "wrapped; leave it out, and choose what is exchanged by the algorithm"
-            )
-        super().__init__(**options)
+        super().__init__(  # named one by one: jsonargparse reads them, for LightningCLI
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
         self.replicas = Replicas(parsed(algorithm), mesh)  # attached while fitting
         self._shown = ExitStack()  # the average, during validation
         self._loaded_from = ""
