@@ -76,6 +76,9 @@ def compare(
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
         session = Session(experiment, folder, Console(stderr=True))
         code = _run_session(session, runner)
+    except ModuleNotFoundError as missing:
+        typer.echo(f"{missing}, or skip the report by --no-report", err=True)
+        raise typer.Exit(2) from None
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -10,13 +10,14 @@ from offbeat.compare.column import columns
 from offbeat.compare.result import Comparison
 from offbeat.compare.table import title
 from offbeat.compare.timeline import Timeline
+from offbeat.extras import extra
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
 def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Path) -> None:
-    """Render the report to ``path``; raises ValueError if jinja2 is not installed."""
+    """Render the report to ``path``."""
     text = load_template().render(
         title=title(comparison),
         comparison=comparison,
@@ -35,19 +36,14 @@ def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Pa
 
 
 def load_template() -> "Template":
-    """Compile the template of the report; raises ValueError if jinja2 is not installed."""
+    """Compile the template of the report; raises ModuleNotFoundError without jinja2."""
     return compile_template(_resource("report.html.j2"))
 
 
 def compile_template(text: str) -> "Template":
-    """Compile the text of a template; raises ValueError if jinja2 is not installed."""
-    try:
+    """Compile the text of a template; raises ModuleNotFoundError without jinja2."""
+    with extra("report"):
         from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise ValueError(
-            "the report needs jinja2, which is not installed; run: pip install 'offbeat[report]', "
-            "or skip the report with --no-report"
-        ) from error
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

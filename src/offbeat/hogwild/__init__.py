@@ -6,11 +6,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from offbeat.extras import extra
 from offbeat.hogwild.adam import AsyncAdam
 from offbeat.hogwild.launch import WorkerFailed, launch
 from offbeat.hogwild.node import NodeReplica
 from offbeat.hogwild.worker import report_loss
-from offbeat.kernels.compile import not_installed
 
 if TYPE_CHECKING:
     from offbeat.hogwild.logistic.classifier import AsyncAdamClassifier
@@ -29,8 +29,6 @@ def __getattr__(name: str) -> Any:
     """Import the classifier on first use: workers do not wait for the import of scikit-learn."""
     if name != "AsyncAdamClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with extra("hogwild"):
         from offbeat.hogwild.logistic.classifier import AsyncAdamClassifier
-    except ImportError as missing:
-        raise not_installed(missing) from missing
     return AsyncAdamClassifier

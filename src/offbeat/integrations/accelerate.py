@@ -4,19 +4,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, final
 
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
+from offbeat.extras import extra
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
+
+with extra("accelerate"):
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
 
 
 def prepare(

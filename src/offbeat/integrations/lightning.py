@@ -7,19 +7,22 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import fsspec
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.process_group import TIMEOUT
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
+from offbeat.extras import extra
 from offbeat.integrations.replicas import Replicas
 from offbeat.recipes import algorithm as parsed
+
+with extra("lightning"):
+    from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.plugins.precision import Precision
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from lightning.pytorch.utilities import rank_zero_warn
 
 Path = str | os.PathLike[str]
 

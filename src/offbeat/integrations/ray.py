@@ -4,11 +4,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import ray.train
 import torch
 
+from offbeat.extras import extra
 from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
+
+with extra("ray"):
+    import ray.train
 
 __all__ = ["report", "resume"]
 

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
+from offbeat.extras import extra
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
+
+with extra("transformers"):
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 
 def attach(

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, final
-
-from accelerate import Accelerator
+from typing import TYPE_CHECKING, Any, final
 
 from offbeat.replica.replica import Replica
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
-def require_whole_models(accelerator: Accelerator) -> None:
+
+def require_whole_models(accelerator: "Accelerator") -> None:
     """Raise ``ValueError`` if the accelerator divides a model among the ranks."""
     kind = accelerator.distributed_type.value
     if not kind.startswith(("NO", "MULTI_")):
@@ -21,7 +22,7 @@ def require_whole_models(accelerator: Accelerator) -> None:
 
 
 @contextmanager
-def without_ddp(accelerator: Accelerator) -> Iterator[None]:
+def without_ddp(accelerator: "Accelerator") -> Iterator[None]:
     """Prepare models inside the block as those that are only evaluated.
 
     They get their device, autocast and ``torch.compile``, and are not wrapped.

@@ -3,22 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-Array = Any  # numba specializes on the dtypes at the first call
+from offbeat.extras import extra
 
-
-def not_installed(missing: ImportError) -> ImportError:
-    """Return the error for a missing package of the extra ``hogwild``, with the install command."""
-    return ImportError(
-        f"offbeat.hogwild needs {missing.name}, which is not installed; "
-        "install it with: pip install 'offbeat[hogwild]'"
-    )
-
-
-try:
+with extra("hogwild"):  # others ask whether there is numba before they import this
     from numba import njit
     from numba.extending import overload, register_jitable
-except ImportError as missing:
-    raise not_installed(missing) from missing
+
+Array = Any  # numba specializes on the dtypes at the first call
 
 # Without "nnan" and "ninf": kernels test for non-finite values. Sums may be reordered and fused.
 _FAST = {"contract", "reassoc", "nsz", "arcp"}

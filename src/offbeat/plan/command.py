@@ -87,9 +87,9 @@ def plan(
         if report is not None:
             with console.status("drawing the map of nodes and rates"):
                 write_report(made, win_map(question), report)
-    except (ValueError, RuntimeError) as error:  # of the options, of the script
+    except (ValueError, ModuleNotFoundError, RuntimeError) as error:  # of options, of the script
         typer.echo(str(error), err=True)
-        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+        raise typer.Exit(1 if isinstance(error, RuntimeError) else 2) from None
     except KeyboardInterrupt:
         console.print("interrupted")
         raise typer.Exit(128 + signal.SIGINT) from None

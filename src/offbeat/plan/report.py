@@ -13,7 +13,7 @@ from offbeat.plan.table import HEADINGS, MEANINGS, UNKNOWN, cells, title
 def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
     """Render the report to ``path``.
 
-    Raises ``ValueError`` if jinja2 is not installed, or if the file cannot be written.
+    Raises ``ModuleNotFoundError`` without jinja2, ``ValueError`` if the file cannot be written.
     """
     text = compile_template((files("offbeat.plan") / "report.html.j2").read_text("utf-8")).render(
         title=title(plan),

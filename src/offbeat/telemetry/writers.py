@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from offbeat.extras import extra
+
 Stats = dict[str, Any]  # as returned by Replica.stats()
 
 
@@ -57,18 +59,13 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 class TensorBoard(AbstractContextManager["TensorBoard"]):
     """Adds ``replica.stats()`` as scalars to a TensorBoard event file.
 
-    It is called like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``. Raises
-    ValueError if the tensorboard package is not installed.
+    It is called like :class:`JsonLines`: ``write(replica.stats(), loss=loss.item())``.
     """
 
     def __init__(self, folder: str | Path) -> None:
         """Create an event file in ``folder``."""
-        try:
+        with extra("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "tensorboard is not installed; install it with: pip install 'offbeat[tensorboard]'"
-            ) from error
         self._writer = SummaryWriter(str(folder))
 
     def __call__(self, stats: Stats, **more: float) -> None:
