@@ -41,6 +41,15 @@ def default_group() -> ProcessGroup:
     return dist.distributed_c10d._get_default_group()
 
 
+def collectives_launched() -> int:
+    """Return how many collectives this rank has launched on the default process group."""
+    if is_running():
+        group: Any = default_group()
+        with contextlib.suppress(RuntimeError):  # a backend that does not count
+            return int(group._get_sequence_number_for_group())  # not in the stubs
+    return 0
+
+
 def default_store() -> Store:
     """Return the rendezvous store of the default process group."""
     return default_group().get_group_store()

@@ -13,10 +13,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from offbeat.comm.heartbeat import Heartbeat
+from offbeat.comm.process_group import collectives_launched, default_group, world_ranks
 from offbeat.comm.several_replicas import others_of
 from offbeat.exchange import BoundGradients
 from offbeat.replica import optimizer_steps
 from offbeat.replica.first_step import digest
+from offbeat.replica.shared_steps import have_equal_gradients, sharding_fault
 
 
 class BackwardWatch:
@@ -53,6 +55,10 @@ class BackwardWatch:
         self._stepped_unseen = False  # an optimizer has used gradients of no backward
         self._unsent_names: set[str] = set()  # accumulated since the last exchange, without one
         self._stepped_unsent = False  # an optimizer has used such gradients
+        # Collectives so far and the last gradient, where each optimizer of the first step began:
+        # one may step another, or as its base class.
+        self._before: list[tuple[int, float]] = []
+        self._communicated: str | None = None  # a warning of such a step
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
@@ -142,7 +148,9 @@ class BackwardWatch:
         return self.heartbeat.backward((*site.group.ranks, *beside))
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Notice optimizers that use gradients which have not been exchanged."""
+        """Notice optimizers that communicate, or use gradients which have not been exchanged."""
+        if self._before:
+            self._note_collectives(optimizer, *self._before.pop())
         if self.slot.is_empty:
             return
         is_inside = torch._C._current_graph_task_id() != -1
@@ -158,11 +166,28 @@ class BackwardWatch:
 
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """Note the parameters before the first change: an optimizer may step inside backward."""
-        if not self.is_first or self.start is not None:
+        if not self.is_first:
             return
-        ours = {id(parameter) for parameter in self.parameters.values()}
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        self._before.append((collectives_launched(), self.last_gradient))
+        if not self._is_trained_by(optimizer):
+            return
+        if (fault := sharding_fault(optimizer, self.slot)) is not None:
+            raise self._condemn(fault)
+        if self.start is None:
             self.start = digest(self.parameters.values())
+
+    def _note_collectives(self, optimizer: Optimizer, launched: int, gradient: float) -> None:
+        """Note a step that has communicated, if that mixes ranks with different gradients."""
+        # A step that ran a backward has a closure, in which others may have communicated.
+        if launched == collectives_launched() or gradient != self.last_gradient:
+            return
+        alike = have_equal_gradients(world_ranks(default_group()), self.slot)
+        if not alike and self._is_trained_by(optimizer):
+            self._communicated = _COMMUNICATED.format(type(optimizer).__name__)
+
+    def _is_trained_by(self, optimizer: Optimizer) -> bool:
+        ours = {id(parameter) for parameter in self.parameters.values()}
+        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
     def make_up(self) -> str | None:
         """Contribute zeros to the exchange of a backward that this rank did not run.
@@ -171,7 +196,7 @@ class BackwardWatch:
         Returns a warning if there was such an exchange, or if a gradient was used without one.
         """
         if self.slot.is_empty or not self.enabled or self.exchanged:
-            return _UNSENT if self._stepped_unsent else None
+            return _UNSENT if self._stepped_unsent else self._communicated
         # Gradients present are those of an earlier step. They are copied, since they may be views
         # of the buffers that are exchanged.
         had = {
@@ -254,6 +279,10 @@ _UNSENT = (
     "an optimizer stepped with gradients that were not exchanged: no backward with "
     "set_requires_sync(True) came after that with False, and ranks now differ; call "
     "set_requires_sync(True) before the last backward of every step, also of a shorter last one"
+)
+_COMMUNICATED = (
+    "{} communicates in its step(), with ranks whose gradients or models differ under this "
+    "algorithm; use offbeat.ddp(), or an optimizer that steps by this rank's gradients alone"
 )
 
 
