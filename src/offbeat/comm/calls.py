@@ -22,10 +22,10 @@ POLL = 1e-3  # seconds between two looks at the memory
 def call(word: int, peers: Sequence[int], group: Group) -> None:
     """Send ``word``, which is not 0, to ``peers``; block until all have received it."""
     message = torch.tensor([word], device="cpu")
+    group.meter.sent(group.axis, message.nbytes * len(peers), len(peers))
     with group.detector.explaining():
         for work in [group.process_group.send([message], peer, TAG) for peer in peers]:
             work.wait()
-    group.meter.sent(group.axis, message.nbytes * len(peers), len(peers))
 
 
 @dataclass(eq=False)

@@ -78,10 +78,11 @@ class MessageRounds:
         """Launch the next round; the first follows the last."""
         self.expect()
         index = self._next
+        # Counted before they are launched: who has received them may read the counters.
+        if self._sends[index] or self._receives[index]:
+            self._group.meter.sent(self._group.axis, *self._counts[index])
         with self._group.detector.explaining():
             works = self._launch(index)
-        if works:
-            self._group.meter.sent(self._group.axis, *self._counts[index])
         self._next = (index + 1) % len(self._sends)
         if self._next == 0:
             self.drop()
