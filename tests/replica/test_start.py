@@ -199,6 +199,30 @@ def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
     assert "the timeout of 1 s that init_process_group() was given" in str(errors[0])
 
 
+@pytest.mark.fault(
+    "an exchange takes longer than the timeout of the process group; all ranks take part in it",
+    "a warning at half of the timeout, then PeerLost on all ranks that names it and its argument",
+)
+def test_an_exchange_longer_than_the_timeout_is_named_on_all() -> None:
+    def work(world: World) -> None:
+        replica: Any = attach(World(world.rank, world.nodes, world.store, open_short))
+        replica.step()
+        if world.rank == 2:
+            exchange = replica.parameters.step
+            replica.parameters.step = lambda step: (time.sleep(3.0), exchange(step))
+        replica.step()
+
+    with pytest.warns(RuntimeWarning, match=r"rank [01] has waited for .* in step") as warned:
+        errors = errors_of(work, 3, seconds=10)
+    assert len(warned) == 1
+    assert {type(error) for error in errors} == {offbeat.PeerLost}
+    assert len({str(error) for error in errors}) == 1
+    for said in (str(errors[0]), str(warned[0].message)):
+        assert "longer than the timeout of 1 s that init_process_group() was given" in said
+        assert "torch.distributed.init_process_group(timeout=" in said
+    assert "an exchange in step (call 1)" in str(errors[0])
+
+
 # ---- in a running world --------------------------------------------------------------------------
 
 

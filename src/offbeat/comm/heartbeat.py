@@ -22,11 +22,12 @@ from offbeat.comm import several_replicas
 from offbeat.comm.explaining import Explaining
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.notices import Failure, Notices, Verdict, Wish
-from offbeat.comm.process_group import end_waits, timeout_of
+from offbeat.comm.process_group import end_waits
 from offbeat.comm.ring import Patience, Ring, Sign
 from offbeat.comm.ticker import Ticker
 from offbeat.comm.timed_store import TimedStore
-from offbeat.comm.verdict import Wait, find_absence, find_fault, is_ahead, store_lost
+from offbeat.comm.timeout import Timeout, find_absence, unexplained
+from offbeat.comm.verdict import Wait, find_fault, is_ahead, store_lost
 
 BEAT = 1.0  # seconds between two heartbeats
 SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
@@ -53,6 +54,7 @@ class Heartbeat(FailureDetector):
         self._phase = Phase()
         self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
         self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
+        self._timeout = Timeout(self._groups, self._store)
         self._waiting_since: float | None = None
         self._attending_since: float | None = None
         self._failed_since: float | None = None
@@ -279,8 +281,12 @@ class Heartbeat(FailureDetector):
             self._come_to_front(wait, notices, signs)
         if fault is not None:
             self.condemn(fault)
-        elif self._failure is not None and notices.failure is None:
-            self._ring.board.post(failure=self._failure)
+        elif (mine := self._failure) is not None and mine.precedes(notices.failure):
+            self._ring.board.change(
+                lambda old: old._replace(failure=mine) if mine.precedes(old.failure) else old
+            )
+        elif (since := self._waiting_since) is not None:
+            self._timeout.warn(self.rank, self._phase, time.monotonic() - since)
 
     def _adopt(self, notices: Notices) -> None:
         if notices.verdict is not None:
@@ -330,12 +336,9 @@ class Heartbeat(FailureDetector):
         """Find out why a wait has failed: look at heartbeats until one shows the cause."""
         is_leaving = self._ticker.stopping.is_set
         if self._verdict is None and not is_leaving():
-            # Before the first group is open it is a matter of the network, not of a rank.
-            has_timed_out = "imed out" in str(error) and bool(self._groups)  # the words of Gloo
-            self._fail(timeout_of(self._groups[0][0]).total_seconds() if has_timed_out else None)
+            self._fail(self._timeout.behind(error))
             self._await_verdict(SILENT_AFTER + 2 * BEAT)
         if self._verdict is None and is_leaving():
             return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
-        return self._verdict or self.condemn(
-            PeerLost(f"rank {self.rank}: an exchange failed although all ranks live: {error}")
-        )
+        failure = self._ring.board.notices.failure
+        return self._verdict or self.condemn(unexplained(self.rank, error, failure))

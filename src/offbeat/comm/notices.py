@@ -42,6 +42,10 @@ class Failure(NamedTuple):
     phase: Phase
     timeout: float | None  # seconds, if it has timed out
 
+    def precedes(self, other: "Failure | None") -> bool:
+        """Return whether ``other`` may follow from it: a rank that times out breaks connections."""
+        return other is None or (other.timeout is None and self.timeout is not None)
+
 
 class Wish(NamedTuple):
     """A rank that waits to join."""

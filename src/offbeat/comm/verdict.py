@@ -4,7 +4,6 @@ import os
 from typing import NamedTuple
 
 from offbeat.comm.failure import SAME, PeerLost, Phase
-from offbeat.comm.notices import Failure
 from offbeat.comm.ring import Sign
 
 
@@ -108,18 +107,6 @@ def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
         f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
         "made different numbers of backwards that exchange gradients; make equally many in every "
         "step on all ranks, and call set_requires_sync(False) before the others"
-    )
-
-
-def find_absence(failure: Failure, rank: int, phase: Phase) -> Exception | None:
-    """Return the error for an exchange that timed out, if ``rank`` was not in it."""
-    there = failure.phase
-    if failure.timeout is None or phase.verb or phase.calls > there.calls or not there.verb:
-        return None
-    return PeerLost(
-        f"rank {rank} was in {phase} while rank {failure.rank} waited for it in "
-        f"{there}: longer than the timeout of {failure.timeout:g} s that "
-        "init_process_group() was given; give it a longer one, or shorten the pause"
     )
 
 
