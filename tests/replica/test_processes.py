@@ -5,7 +5,9 @@ import os
 import random
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD
 
 import offbeat
+from offbeat.comm.process_group import default_store
 from problems import Quadratic, loss
 from ranks import Spawned, torchrun, torchrun_forked
 
@@ -123,6 +126,40 @@ def test_a_killed_rank_is_named_by_every_survivor(text: str, draws: random.Rando
     for rank, error, when in said:
         assert f"rank {victim} is lost" in error, f"rank {rank} said: {error}"
         assert when - died < 30
+
+
+def _train_until_interrupted(rank: int, results: Any, text: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background
+    model, store = Quadratic(), default_store()
+    replica = offbeat.replicate(model, offbeat.algorithm(text))
+    said, interrupt = "trained to the end", Timer(4, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        loss(model, rank, 0).backward()
+        replica.step()
+        if rank == 0:
+            store.wait(["interrupted"], timedelta(seconds=25))
+        if rank == 1:
+            interrupt.start()
+        loss(model, rank, 1).backward()
+        replica.step()
+    except (offbeat.PeerLost, KeyboardInterrupt) as error:
+        said = f"{type(error).__name__}: {error}"
+    store.set("interrupted", "")
+    results.put((rank, said))
+    replica.detach()
+
+
+@pytest.mark.parametrize("text", ["ddp", "sgp('complete')"])
+@pytest.mark.fault(
+    "a rank is interrupted (Ctrl-C) while it waits for another one",
+    "KeyboardInterrupt within seconds; PeerLost on the others, names the rank",
+)
+def test_ctrl_c_ends_a_wait(text: str) -> None:
+    """In backward or in step(), for a rank that is elsewhere until the interrupt was heard."""
+    said = dict(Spawned(_train_until_interrupted, 3, text).join(timeout=60))
+    assert said[1] == "KeyboardInterrupt: "
+    for rank in (0, 2):
+        assert "PeerLost: rank 1 was interrupted in" in said[rank]
 
 
 def _save_and_resume(rank: int, results: Any, folder: str) -> None:

@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from offbeat.comm import several_replicas
 from offbeat.comm.explaining import Explaining
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
+from offbeat.comm.interrupt import interrupts
 from offbeat.comm.notices import Failure, Notices, Verdict, Wish
 from offbeat.comm.process_group import end_waits
 from offbeat.comm.ring import Patience, Ring, Sign
@@ -64,6 +65,7 @@ class Heartbeat(FailureDetector):
         self.wish: Wish | None = None  # of a rank that waits to join, as read at the last beat
         self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
         several_replicas.add(self)
+        interrupts.open(self)
         self._beat(1.0)
         self._ring = Ring(self._store, rank, ranks)  # now: whoever is announced can be read
         self._ticker = Ticker(self._tick, BEAT, "offbeat-heartbeat")
@@ -211,6 +213,7 @@ class Heartbeat(FailureDetector):
         if self._ticker.stopping.is_set() or os.getpid() != self._process:
             return
         several_replicas.remove(self)
+        interrupts.close(self)
         self._end_thread()
         atexit.unregister(self._end_thread)
         self._phase = self._phase._replace(verb="left")
@@ -243,6 +246,8 @@ class Heartbeat(FailureDetector):
         try:
             self._beat(self._ticker.stretch)
             self._judge()
+            if interrupts.came_in(self._waiting_since):
+                self.condemn(PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT"))
         except RuntimeError as error:
             self._verdict = self._verdict or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
