@@ -202,6 +202,7 @@ def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
 @pytest.mark.fault(
     "an exchange takes longer than the timeout of the process group; all ranks take part in it",
     "a warning at half of the timeout, then PeerLost on all ranks that names it and its argument",
+    group="Lost ranks and connections",
 )
 def test_an_exchange_longer_than_the_timeout_is_named_on_all() -> None:
     def work(world: World) -> None:
