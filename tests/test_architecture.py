@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
 # A room imports only from rooms on lower floors.
 FLOORS = {
-    0: ("settings", "device", "extras"),
+    0: ("settings", "device", "extras", "version"),
     1: ("functional", "topology", "schedule", "comm", "lab"),
     2: ("kernels", "exchange", "telemetry"),
     3: ("gradients", "parameters", "replica"),
@@ -22,7 +22,9 @@ FLOORS = {
     7: ("cli",),
     8: ("__main__",),
 }
-FILES = {"settings", "device", "extras", "schedule", "testing", "cli", "__main__", "__init__"}
+FILES = {
+    "settings", "device", "extras", "version", "schedule", "testing", "cli", "__main__", "__init__",
+}  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 every_module = pytest.mark.parametrize(
     "path", MODULES, ids=lambda path: path.relative_to(SOURCE).with_suffix("").as_posix()

@@ -45,8 +45,7 @@ from offbeat.topology.digraph import Digraph
 from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
 from offbeat.topology.graph import Peers, Topology
 from offbeat.topology.phases import Phases
-
-__version__ = "0.1.0"
+from offbeat.version import __version__
 
 __all__ = [
     "Algorithm",

@@ -201,7 +201,25 @@ def sparse_buffer() -> nn.Module:
     return with_buffer(torch.eye(2).to_sparse())
 
 
+def views(first: slice, second: slice) -> nn.Module:
+    flat = torch.ones(4, 4)
+    return Named(a=flat[first], b=flat[second])
+
+
+def overlapping() -> nn.Module:
+    return views(slice(3), slice(2, 4))
+
+
+def one_memory() -> nn.Module:
+    model = small()
+    model.register_module("2", nn.Linear(2, 3))
+    model[2].weight.data = model[0].weight.data
+    return model
+
+
 IMPOSSIBLE = {
+    overlapping: "parameters 'a' and 'b' share memory",
+    one_memory: "parameters '0.weight' and '2.weight' share memory",
     meta_buffer: "buffer 'table' is on the meta device",
     lazy_buffer: "buffer 'table' is not initialized yet",
     quantized_buffer: "buffer 'table' is quantized or sparse",
@@ -220,6 +238,7 @@ CASES = {
     "a parameter is complex": [complex_numbers],
     "a lazy parameter is not initialized": [uninitialized],
     "an embedding makes sparse gradients": [sparse_embedding, sparse_bag],
+    "two parameters share memory": [overlapping, one_memory],
 }
 NAMED = "ValueError on all ranks; names the rank and the fault"
 
@@ -248,6 +267,13 @@ def test_one_rank_alone_is_refused_too() -> None:
     for build, said in IMPOSSIBLE.items():
         with pytest.raises(ValueError, match=said):
             offbeat.replicate(build(), offbeat.ddp(), mesh=ThreadWorld(1).world(0))
+
+
+@pytest.mark.parametrize("second", [slice(2, 4), slice(1, None, 2)], ids=["behind", "between"])
+def test_parameters_may_be_views_that_share_nothing(second: slice) -> None:
+    first = slice(2) if second.step is None else slice(0, None, 2)
+    world = ThreadWorld(1).world(0)
+    offbeat.replicate(views(first, second), offbeat.ddp(), mesh=world)
 
 
 BUFFERS = [torch.int16, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn]

@@ -233,7 +233,10 @@ def test_a_graph_that_nodes_cannot_have_is_refused_on_all_ranks() -> None:
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize(
     ("model", "said"),
-    [([1, 2], "expected a torch.nn.Module"), (torch.nn.Linear(2, 2), "build the same model")],
+    [
+        ([1, 2], "expected a torch.nn.Module"),
+        (torch.nn.Linear(2, 2), "use the same versions, model"),
+    ],
     ids=["none", "another"],
 )
 def test_a_wrong_model_on_one_rank_is_refused_on_all(model: Any, said: str, rank: int) -> None:

@@ -17,6 +17,7 @@ from offbeat.comm import roll_call, timed_store
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import open_group
 from offbeat.comm.world import World
+from offbeat.replica import start
 from offbeat.testing import ThreadWorld
 from outcomes import errors_of
 from ranks import Spawned
@@ -69,6 +70,38 @@ def test_a_bad_argument_on_one_rank_is_an_error_on_all(bad: dict[str, Any], text
     assert {type(error) for error in errors} == {ValueError}
     assert len({str(error) for error in errors}) == 1
     assert text in str(errors[0])
+
+
+@pytest.mark.parametrize(("package", "other"), [("offbeat", "9.0.1"), ("torch", "9.0")])
+@pytest.mark.fault(
+    "two ranks run other versions of offbeat or torch",
+    "ValueError on all ranks that names both; for patch releases of torch a warning",
+)
+def test_versions_that_differ(package: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, taken = [nn.Linear(2, 2) for _ in range(3)], start.fingerprint
+    monkeypatch.setattr(
+        start,
+        "fingerprint",
+        lambda model, *given: (
+            taken(model, *given) | ({package: other} if model.module is models[2] else {})
+        ),
+    )
+    errors = errors_of(lambda world: attach(world, models[world.rank]) and None, 3, seconds=10)
+    assert {type(error) for error in errors} == {ValueError}
+    (text,) = {str(error) for error in errors}
+    ours = {"offbeat": offbeat.__version__, "torch": ".".join(torch.__version__.split(".")[:2])}
+    assert f"the version of {package} is {ours[package]} here and {other} there" in text
+    assert text.startswith("ranks 0 and 2 differ")
+
+
+def test_builds_of_torch_that_differ_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Torch:
+        found = iter(["2.13.0", "2.13.1", "2.13.0"])
+        __version__ = property(lambda self: next(self.found))
+
+    monkeypatch.setattr(start, "torch", Torch())
+    with pytest.warns(RuntimeWarning, match=r"torch \(2.13.\d on rank \d, 2.13.\d on rank \d\)"):
+        ThreadWorld(3).run(lambda world: attach(world).detach())
 
 
 class Calls:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
+from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
@@ -141,11 +142,35 @@ def open_subgroup(groups: Sequence[Sequence[int]]) -> ProcessGroup:
     return own
 
 
-def attach_torch_ddp(model: nn.Module, bucket_mb: float) -> None:
-    """Attach DistributedDataParallel to ``model`` in place, over the default process group."""
-    from torch.distributed._composable.replicate import replicate
+def attach_torch_ddp(
+    model: nn.Module, parameters: Iterable[Tensor], bucket_mb: float
+) -> Callable[[], None]:
+    """Let DistributedDataParallel average gradients, over the default group; return the undoing.
 
-    replicate(model, bucket_cap_mb=bucket_mb)
+    As torch's composable ``replicate``, which cannot be undone, nor leave out single parameters.
+    """
+    ddp = DistributedDataParallel(nn.ParameterList(parameters), bucket_cap_mb=bucket_mb)
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        DistributedDataParallel._active_ddp_module = ddp
+        return ddp._pre_forward(*args, **kwargs)
+
+    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        DistributedDataParallel._active_ddp_module = None
+        return ddp._post_forward(output)
+
+    hooks = [
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after),
+    ]
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+        ddp._remove_autograd_hooks()
+        ddp.module = nn.ParameterList()  # it lives on until the collector runs
+
+    return remove
 
 
 def all_gather_flat(group: ProcessGroup, out: Tensor, tensor: Tensor) -> Work:

@@ -75,16 +75,6 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def local_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return what this rank holds of the parameters of a model, by name."""
-    return {name: local(parameter) for name, parameter in model.named_parameters()}
-
-
-def has_shards(model: nn.Module) -> bool:
-    """Return whether the parameters of a model are divided among ranks."""
-    return any(is_sharded(parameter) for parameter in model.parameters())
-
-
 def gathering_modules(model: nn.Module) -> list[Any]:
     """Return the modules to which ``fully_shard`` was applied."""
     module = sys.modules.get("torch.distributed.fsdp")

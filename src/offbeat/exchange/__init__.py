@@ -2,6 +2,7 @@
 
 from offbeat.exchange.algorithm import Algorithm
 from offbeat.exchange.bound import BoundGradients, BoundParameters, IdleGradients, IdleParameters
+from offbeat.exchange.exchanged import Exchanged
 from offbeat.exchange.interface import (
     ElasticExchange,
     Exchange,
@@ -29,6 +30,7 @@ __all__ = [
     "BoundParameters",
     "ElasticExchange",
     "Exchange",
+    "Exchanged",
     "GradientExchange",
     "IdleGradients",
     "IdleParameters",

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
-from offbeat.comm.sharding import has_shards, local
+from offbeat.comm.sharding import local
 from offbeat.comm.transport import Transport
 from offbeat.comm.world import Axis, World
+from offbeat.exchange.exchanged import Exchanged
 from offbeat.functional import balance
 
 
@@ -46,7 +47,7 @@ class Site:
         cls,
         axis: Axis,
         links: Transport,
-        model: nn.Module,
+        model: Exchanged,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
         scaler: torch.amp.GradScaler | None = None,
         control: Group | None = None,
@@ -57,12 +58,11 @@ class Site:
         ``peers`` is :meth:`Exchange.peers`; by default there is no exchange, and ``control`` serves
         for the average of all ranks.
         """
-        sharded = has_shards(model)
+        sharded, trained = model.is_sharded, model.trained
         axis = "node" if sharded else axis
-        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         held = {name: local(parameter) for name, parameter in trained.items()}
         given = optimizers, scaler, control
-        site = cls(model, trained, held, links.world, axis, None, None, *given)
+        site = cls(model.module, trained, held, links.world, axis, None, None, *given)
         if peers is None and axis == "world":
             return replace(site, group=control)
         group = links.open(axis, () if peers is None else peers(site))

@@ -1,5 +1,6 @@
 """DistributedDataParallel of torch in the gradients slot, as a baseline."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -11,11 +12,11 @@ from offbeat.settings import above, check_settings
 @final
 @dataclass(frozen=True, kw_only=True)
 class TorchDDP(GradientExchange):
-    """Attaches DistributedDataParallel in place, by torch's composable ``replicate``.
+    """Attaches DistributedDataParallel in place.
 
     A baseline for ``offbeat compare``: same script, same counters. In real processes only, over
-    the default group; ``detach()`` cannot remove torch's hooks. Bytes are counted as for
-    :class:`Mean`; stalled seconds are unknown, because torch waits inside backward.
+    the default group. Bytes are counted as for :class:`Mean`; stalled seconds are unknown, because
+    torch waits inside backward.
 
     Source: Li et al. 2020, "PyTorch Distributed".
     """
@@ -35,8 +36,8 @@ class TorchDDP(GradientExchange):
                 "torch_ddp() runs over torch's default group, and there is none in a world of "
                 "threads; call torch.distributed.init_process_group() in real processes"
             )
-        attach_torch_ddp(site.model, self.bucket_mb)
-        return BoundTorchDDP(site)
+        remove = attach_torch_ddp(site.model, site.registered.values(), self.bucket_mb)
+        return BoundTorchDDP(site, remove)
 
 
 @dataclass(eq=False)
@@ -44,6 +45,11 @@ class BoundTorchDDP(BoundGradients):
     """:class:`TorchDDP` on one replica; torch holds the state, and attaches anew to resume."""
 
     site: Site
+    remove: Callable[[], None]
+
+    def detach(self) -> None:
+        """Remove torch's reducer and hooks."""
+        self.remove()
 
     def ready(self, name: str) -> None:
         """Do nothing: torch has a hook on ``name`` of its own."""

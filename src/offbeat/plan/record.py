@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from offbeat.comm.process_group import thread_store
 from offbeat.comm.recorded import Event, RecordedLinks, WithoutValues
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica.slots import SlotFiller
 
 
@@ -44,7 +44,7 @@ def record(
     """
     links = RecordedLinks(World(rank, tuple(map(tuple, nodes)), thread_store(), None))
     model = _Model(parameters)
-    filler = SlotFiller(algorithm, model, (), None, [])
+    filler = SlotFiller(algorithm, Exchanged(model), (), None, [])
     found: list[Sequence[Event]] = []
     sent: list[Mapping[str, int]] = []
     with WithoutValues():  # type: ignore[no-untyped-call]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group
-from offbeat.comm.sharding import has_shards, local_parameters
+from offbeat.comm.sharding import local
 from offbeat.comm.small_gathers import gather_bytes, raise_alike
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Saved
+from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged, Saved
 from offbeat.functional import pack
 from offbeat.replica.checksum import checksum
 from offbeat.replica.structure import require_finite, require_same_structure
@@ -26,7 +26,7 @@ _SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earli
 class Parts(NamedTuple):
     """The parts of a replica that are saved, or that a saved state is loaded into."""
 
-    model: nn.Module
+    model: Exchanged
     world: World
     algorithm: Algorithm
     gradients: BoundGradients
@@ -50,10 +50,11 @@ class Parts(NamedTuple):
         )
 
     def kept(self, ranks_differ: bool) -> dict[str, Tensor]:
-        """Return persistent buffers by name, and parameters where ranks may differ."""
-        persistent = self.model.state_dict(keep_vars=True)
-        kept = {name: b for name, b in self.model.named_buffers() if name in persistent}
-        return kept | local_parameters(self.model) if ranks_differ else kept
+        """Return persistent buffers and what is ignored, and parameters where ranks may differ."""
+        persistent = self.model.module.state_dict(keep_vars=True)
+        own = self.model.buffers | self.model.ignored
+        kept = {name: local(tensor) for name, tensor in own.items() if name in persistent}
+        return kept | self.model.held if ranks_differ else kept
 
 
 class Resume(NamedTuple):
@@ -202,7 +203,7 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
 
 def _stand_in(parts: Parts, entries: Mapping[str, Saved]) -> str:
     """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
-    if not has_shards(parts.model):
+    if not parts.model.is_sharded:
         return next(iter(entries))
     for key, entry in entries.items():
         rank = int(key.removeprefix("rank"))
@@ -240,7 +241,7 @@ def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | N
     slot, world = parts.gradients, parts.world
     before, place = list(range(entry["size"])), (world.rank, world.size)
     is_same = len(before) == world.size
-    if has_shards(parts.model):  # only the ranks that held this shard, one of each node
+    if parts.model.is_sharded:  # only the ranks that held this shard, one of each node
         mine = world.local_rank
         before = [node[mine] for node in entry[_NODES] if mine < len(node)]
         place = world.node, len(world.nodes)
@@ -297,7 +298,7 @@ def _require_one_moment(parts: Parts, found: Resume, control: Group | None) -> N
     site = parts.gradients.site
     gathers_inside = site is not None and site.axis == "local"
     place = f" on node {parts.world.node}" if gathers_inside else ""
-    place = f" of shard {parts.world.local_rank}" if has_shards(parts.model) else place
+    place = f" of shard {parts.world.local_rank}" if parts.model.is_sharded else place
     for where, slot, state in (
         (f"gradients{place}", parts.gradients, found.gradients),
         ("parameters", parts.parameters, found.parameters),

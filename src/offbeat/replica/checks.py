@@ -10,26 +10,36 @@ from torch.optim import Optimizer
 
 from offbeat.comm.sharding import is_flattened, is_sharded, local, sharding_fault
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica.backward import is_watched
 from offbeat.replica.first_step import WRAPPED
+from offbeat.replica.overlap import overlap
+from offbeat.version import __version__
+
+# What is equal as a whole, and how an error names it.
+_WHOLE = {
+    "offbeat": "the version of offbeat is",
+    "torch": "the version of torch is",
+    "algorithm": "the algorithm is",
+    "nodes": "the mesh has the nodes",
+}
 
 Fingerprint = dict[str, Any]
 Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
 
 
-def model_fault(model: nn.Module) -> str | None:
+def model_fault(model: Exchanged) -> str | None:
     """Return why this rank's model cannot be replicated, or None."""
-    parameters = dict(model.named_parameters())
-    if isinstance(model, DistributedDataParallel):
+    parameters, buffers = model.parameters, model.buffers
+    if isinstance(model.module, DistributedDataParallel):
         return WRAPPED
-    if is_flattened(model):
+    if is_flattened(model.module):
         return (
             "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens parameters; "
             "shard it by torch.distributed.fsdp.fully_shard"
         )
     if not any(p.requires_grad for p in parameters.values()):
-        return "the model has no trainable parameters; there is nothing to exchange"
+        return "the model has no trainable parameters to exchange"
     for name, p in parameters.items():
         if isinstance(p, nn.UninitializedParameter):
             return f"parameter {name!r} is not initialized yet; run one forward pass first"
@@ -39,7 +49,7 @@ def model_fault(model: nn.Module) -> str | None:
             return f"parameter {name!r} is complex; store it as torch.view_as_real"
         if is_watched(p):
             return f"parameter {name!r} already belongs to a replica; call its detach() first"
-    for name, b in model.named_buffers():
+    for name, b in buffers.items():
         if isinstance(b, nn.UninitializedBuffer):
             return f"buffer {name!r} is not initialized yet; run one forward pass first"
         if b.is_meta:
@@ -47,9 +57,9 @@ def model_fault(model: nn.Module) -> str | None:
         if b.is_quantized or b.layout is not torch.strided:
             return (
                 f"buffer {name!r} is quantized or sparse ({b.dtype}, {b.layout}) and cannot be "
-                "averaged; store it as a dense tensor, or outside of the model"
+                f"averaged; store it as a dense tensor, or pass ignore=[{name!r}]"
             )
-    for name, tensor in (*parameters.items(), *model.named_buffers()):
+    for name, tensor in (parameters | buffers).items():
         if any(
             n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
@@ -57,19 +67,23 @@ def model_fault(model: nn.Module) -> str | None:
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
+    if shared := overlap({name: local(p) for name, p in parameters.items()}):
+        return (
+            f"parameters {shared[0]!r} and {shared[1]!r} share memory and are two objects, so "
+            "each would be exchanged; register one Parameter under both names, or .clone() one"
+        )
     return _sparse_embedding(model)
 
 
 def optimizer_fault(
-    model: nn.Module, algorithm: Algorithm, optimizers: Sequence[Optimizer]
+    model: Exchanged, algorithm: Algorithm, optimizers: Sequence[Optimizer]
 ) -> str | None:
     """Return why the algorithm cannot read the given optimizers, or None."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = algorithm.gradients
-    return None if gradients is None else gradients.fault(trained, optimizers)
+    return None if gradients is None else gradients.fault(model.trained, optimizers)
 
 
-def shards_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | None:
+def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | None:
     """Return why the algorithm cannot exchange this rank's shards on these nodes, or None."""
     gradients, exchange = algorithm.gradients, algorithm.parameters
     if gradients is not None and not gradients.takes_shards:
@@ -83,32 +97,39 @@ def shards_fault(model: nn.Module, algorithm: Algorithm, world: World) -> str | 
             "on_failure='continue' with a sharded model: the shards of a lost rank are lost; use "
             "on_failure='raise'"
         )
-    return sharding_fault(dict(model.named_parameters()), world)
+    return sharding_fault(model.parameters, world)
 
 
-def _sparse_embedding(model: nn.Module) -> str | None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+def _sparse_embedding(model: Exchanged) -> str | None:
+    exchanged = {id(p) for p in model.parameters.values()}
+    for name, module in model.module.named_modules():
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse and id(module.weight) in exchanged:
             return (
                 f"module {name!r} makes sparse gradients, and only dense ones can be exchanged; "
-                "set sparse=False"
+                "set sparse=False, or ignore the module"
             )
     return None
 
 
-def fingerprint(model: nn.Module, algorithm: Algorithm, nodes: object) -> Fingerprint:
+def fingerprint(model: Exchanged, algorithm: Algorithm, nodes: object) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
-    for name, p in model.named_parameters():
+    for name, p in model.parameters.items():
         kind = "trainable" if p.requires_grad else "frozen"
         strides = p.stride() if is_sharded(p) else torch.empty_like(p, device="meta").stride()
         tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
-    for name, b in model.named_buffers():
+    for name, b in model.buffers.items():
         tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name in model.ignored:
+        tensors[name] = ["ignored", [], "", []]
     # Of a function the algorithm's text shows the name only.
-    settings = {} if algorithm.gradients is None else dict(algorithm.gradients.resolved(trained))
+    gradients = algorithm.gradients
+    settings = {} if gradients is None else dict(gradients.resolved(model.trained))
     return {
+        "offbeat": __version__,
+        # A patch release keeps the messages of process groups, and may round otherwise.
+        "torch": ".".join(torch.__version__.split(".")[:2]),
         "tensors": tensors,
         "algorithm": repr(algorithm),
         "nodes": repr(nodes),
@@ -118,9 +139,9 @@ def fingerprint(model: nn.Module, algorithm: Algorithm, nodes: object) -> Finger
 
 def difference(first: Fingerprint, other: Fingerprint) -> str | None:
     """Return what differs between two ranks, or None."""
-    for key, name in (("algorithm", "the algorithm is"), ("nodes", "the mesh has the nodes")):
-        if first[key] != other[key]:
-            return f"{name} {first[key]} here and {other[key]} there"
+    for key, name in _WHOLE.items():
+        if first.get(key) != other.get(key):
+            return f"{name} {first.get(key)} here and {other.get(key)} there"
     here, there = first["tensors"], other["tensors"]
     for name in {**here, **there}:
         if (name in here) != (name in there):
@@ -138,7 +159,7 @@ def difference(first: Fingerprint, other: Fingerprint) -> str | None:
     return None
 
 
-def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+def require_shares(model: Exchanged, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if the ranks of a node are to share the layers but cannot."""
     if algorithm.gradients is None or not algorithm.gradients.partition:
         return
@@ -149,7 +170,7 @@ def require_shares(model: nn.Module, algorithm: Algorithm, nodes: Sequence[Seque
             "owner on every node, and owners exchange; start equally many ranks on each, or "
             "leave partition at False"
         )
-    trainable = sum(p.requires_grad for p in model.parameters())
+    trainable = len(model.trained)
     if trainable < counts[0]:
         raise ValueError(
             f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "
@@ -164,14 +185,14 @@ class Snapshot:
     children, since ``named_parameters()`` takes most of the time by composing names.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Exchanged) -> None:
         self._traits = _traits(model)
-        modules = list(model.modules())
+        modules = list(model.module.modules())
         self._children = [(m._modules, dict(m._modules)) for m in modules]
         self._places = [(m._parameters, _identities(m)) for m in modules]
-        self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters()]
+        self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters.values()]
 
-    def change(self, model: nn.Module, rank: int) -> ValueError | None:
+    def change(self, model: Exchanged, rank: int) -> ValueError | None:
         """Return an error that names changes since then, if there are any.
 
         A parameter that is frozen is no change: it counts as unused, as in loops that train two
@@ -182,7 +203,7 @@ class Snapshot:
         now = _traits(model)
         names = [n for n in {**self._traits, **now} if self._traits.get(n) != now.get(n)]
         thawed = {id(p) for p, _, trained in self._parameters if p.requires_grad and not trained}
-        names += [n for n, p in model.named_parameters() if id(p) in thawed]
+        names += [n for n, p in model.parameters.items() if id(p) in thawed]
         if not names:
             return None
         return ValueError(
@@ -208,5 +229,5 @@ def _trait(p: Tensor) -> Trait:
     return p.dtype, p.device, held.data_ptr(), held.stride()
 
 
-def _traits(model: nn.Module) -> dict[str, tuple[int, Trait]]:
-    return {name: (id(p), _trait(p)) for name, p in model.named_parameters()}
+def _traits(model: Exchanged) -> dict[str, tuple[int, Trait]]:
+    return {name: (id(p), _trait(p)) for name, p in model.parameters.items()}

@@ -11,7 +11,7 @@ from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.sharding import reshard
 from offbeat.comm.small_gathers import gather_bytes, gather_numbers, gather_rows
-from offbeat.exchange import BoundParameters
+from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.functional import distances_to_mean, pack, sketch
 
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
@@ -76,14 +76,14 @@ def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
         )
 
 
-def shared_buffers(model: nn.Module, verb: str, group: Group | None) -> dict[str, Tensor]:
+def shared_buffers(model: Exchanged, verb: str, group: Group | None) -> dict[str, Tensor]:
     """Return the buffers that all ranks have alike; raise ValueError on all ranks if one is missed.
 
     Buffers may be added and removed after ``replicate``, on all ranks. Those that are not
     persistent are caches, for instance of the longest sequence that a rank has seen: where they
     differ in presence, shape or dtype, each rank keeps its own.
     """
-    buffers, persistent = dict(model.named_buffers()), model.state_dict(keep_vars=True)
+    buffers, persistent = model.buffers, model.module.state_dict(keep_vars=True)
     if group is None:
         return buffers
     mine = json.dumps(

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.comm.group import Group
 from offbeat.comm.process_group import is_running
-from offbeat.comm.sharding import has_shards, local
+from offbeat.comm.sharding import local
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica.connection import Connection
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,7 +39,7 @@ def digest(parameters: Iterable[Tensor]) -> int:
     return zlib.crc32(sums.cpu().numpy().tobytes())
 
 
-def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
+def wrapper_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     """Return the error for a model that was wrapped after ``replicate``, or None.
 
     Frameworks do so, and gradients would be all-reduced twice. The wrapper leaves no mark on what
@@ -47,7 +47,7 @@ def wrapper_fault(model: nn.Module, algorithm: Algorithm) -> str | None:
     """
     if not is_running() or (algorithm.gradients and algorithm.gradients.is_wrapper):
         return None
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for parameter in model.parameters.values()}
     kinds = set(_kinds(DistributedDataParallel))  # issubclass() would take five times as long
     wrappers = [o for o in gc.get_objects() if type(o) in kinds]
     if any(id(p) in own for wrapper in wrappers for p in wrapper.parameters()):
@@ -63,7 +63,7 @@ def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def check_start(
-    model: nn.Module,
+    model: Exchanged,
     algorithm: Algorithm,
     connection: Connection,
     mine: int | None,
@@ -84,7 +84,7 @@ def check_start(
     if fault is not None:
         raise connection.condemn(ValueError(f"rank {connection.world.rank}: {fault}"))
     world, control = connection.world, connection.control
-    return compare_starts(mine, algorithm, world, control, settled, has_shards(model))
+    return compare_starts(mine, algorithm, world, control, settled, model.is_sharded)
 
 
 def compare_starts(

@@ -4,11 +4,12 @@ import zlib
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.comm.failure import Phase
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.messages import exchange
+from offbeat.exchange import Exchanged
 
 
 class Place(NamedTuple):
@@ -25,7 +26,7 @@ class Place(NamedTuple):
     phase: Phase
 
 
-def give(model: nn.Module, place: Place, rank: int, group: Group) -> None:
+def give(model: Exchanged, place: Place, rank: int, group: Group) -> None:
     """Send the model and ``place`` to ``rank``, which calls :func:`take`.
 
     Bytes sent: those of the parameters and of the persistent buffers, and 48.
@@ -38,7 +39,7 @@ def give(model: nn.Module, place: Place, rank: int, group: Group) -> None:
         exchange([(to, message.view(-1)) for message in messages], [], group).wait()
 
 
-def take(model: nn.Module, sponsor: int, group: Group) -> Place:
+def take(model: Exchanged, sponsor: int, group: Group) -> Place:
     """Receive what ``sponsor`` gives; the parameters and buffers are then equal to its own.
 
     Raises ``ValueError`` if it has other buffers than this rank.
@@ -61,13 +62,11 @@ def take(model: nn.Module, sponsor: int, group: Group) -> Place:
     return Place(int(steps), weight, Phase(int(calls), "", int(phase_steps), int(exchanges)))
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def _tensors(model: Exchanged) -> dict[str, Tensor]:
     """Return parameters and persistent buffers that hold something, by name."""
-    return {
-        name: tensor
-        for name, tensor in sorted(model.state_dict(keep_vars=True).items())
-        if isinstance(tensor, Tensor) and tensor.numel() > 0
-    }
+    persistent = model.module.state_dict(keep_vars=True)
+    tensors = sorted({**model.parameters, **model.buffers}.items())
+    return {name: t for name, t in tensors if name in persistent and t.numel() > 0}
 
 
 def _sum(tensors: dict[str, Tensor]) -> int:

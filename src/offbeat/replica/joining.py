@@ -7,8 +7,6 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from torch import nn
-
 from offbeat.comm import heartbeat
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.links import Links
@@ -20,7 +18,7 @@ from offbeat.comm.roster import Roster, read_roster
 from offbeat.comm.timed_store import TimedStore
 from offbeat.comm.verdict import store_lost
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica.admission import close_gate, gate_of, pass_gate
 from offbeat.replica.checks import difference, fingerprint, model_fault
 from offbeat.replica.connection import Connection
@@ -32,7 +30,7 @@ ATTEMPTS = 20  # wishes until a rank gives up
 MODEL = "model"  # the key of the fingerprint
 
 
-def announce(links: Links, model: nn.Module, algorithm: Algorithm) -> None:
+def announce(links: Links, model: Exchanged, algorithm: Algorithm) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
     if links.run and links.world.rank == links.world.ranks[0]:
         links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "")))
@@ -85,7 +83,7 @@ class Joining:
     """The attempts of a rank to join the run in the store of ``world``."""
 
     world: World
-    model: Any
+    model: Exchanged
     algorithm: Any
     meter: Meter = field(default_factory=Meter)
     fault: str | None = None  # why it cannot join, if it is known before
@@ -218,6 +216,6 @@ class Joining:
                 fingerprint(self.model, self.algorithm, ""),
             )
             different = difference(there, json.loads(json.dumps(here)))
-            fault = different and f"{different}; build the same model with the same algorithm"
+            fault = different and f"{different}; use the same versions, model and algorithm"
         if fault is not None:
             raise ValueError(f"rank {rank} cannot join the ranks {roster.ranks}: {fault}")

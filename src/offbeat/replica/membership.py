@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, final
 
-from torch import nn
-
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.group import Group
 from offbeat.comm.heartbeat import Heartbeat
@@ -14,7 +12,7 @@ from offbeat.comm.meter import Meter
 from offbeat.comm.sharding import local
 from offbeat.comm.small_gathers import gather_bytes
 from offbeat.comm.world import World
-from offbeat.exchange import BoundGradients, ElasticExchange, IdleParameters
+from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
 from offbeat.replica import survivors
 from offbeat.replica.admission import Admission, let_in, sponsor_in, sponsor_of
 from offbeat.replica.connection import Connection
@@ -110,8 +108,8 @@ class Membership:
             if verb is None:
                 return survive()
             model = self._filler.model
-            parameters = [local(p) for p in model.parameters() if p.requires_grad]
-            changes, buffers = (self.lost, self.joined), [*model.buffers()]
+            parameters = [local(p) for p in model.trained.values()]
+            changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
             with self.node.calling(verb):
                 return self.node.together(verb, survive, changes, parameters, buffers)
 
@@ -142,6 +140,8 @@ class Membership:
         if self.node is not None and self.node.is_lost and links is not None:
             survivors.resign(links)
         self.connection.close(ends_run=True)
+        if self._gradients is not None:
+            self._gradients.detach()
         if self.node is not None:
             self.node.close()
 
@@ -155,7 +155,7 @@ class Membership:
             raise loss
         return self._adopt(survivors.reconnect(self.connection, self._filler, steps, loss))
 
-    def admit(self, model: nn.Module, steps: int) -> list[str]:
+    def admit(self, model: Exchanged, steps: int) -> list[str]:
         """Let a rank join if all have agreed on that for this step; return lines for the log.
 
         The members keep numerators and weights, with what is in flight merged. Only the sponsor
@@ -186,7 +186,7 @@ class Membership:
             texts += self._share(model, wish.rank, members, steps, weight)
         return texts
 
-    def take(self, model: nn.Module) -> None:
+    def take(self, model: Exchanged) -> None:
         """Take the model, half of the weight and the place of the sponsor: this rank joins."""
         world = self.connection.world
         place = take(model, sponsor_in(world), self._control)
@@ -215,7 +215,7 @@ class Membership:
         return self.connection.control
 
     def _share(
-        self, model: nn.Module, newcomer: int, members: Sequence[int], steps: int, weight: float
+        self, model: Exchanged, newcomer: int, members: Sequence[int], steps: int, weight: float
     ) -> list[str]:
         """Go on with the weight of this rank; the sponsor gives half of it."""
         world, phase = self.connection.world, self._control.detector.phase

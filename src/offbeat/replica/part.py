@@ -1,9 +1,15 @@
 """The part of a model that one of several optimizers trains."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from offbeat.exchange import Exchanged
+
+ignore_in_ddp: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 
 
 def parts_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Module]:
@@ -42,6 +48,10 @@ def parts_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Modul
         place = _place(parts[min(own.values(), default=0)], path)
         place._buffers = module._buffers
         place._non_persistent_buffers_set = module._non_persistent_buffers_set
+    ignored = Exchanged(model).ignored
+    for part in parts:
+        names = [name for name, _ in (*part.named_parameters(), *part.named_buffers())]
+        ignore_in_ddp(part, [name for name in names if name in ignored])
     return parts
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from offbeat.comm.sharding import gathering_modules, local, reshard
 from offbeat.comm.world import World
-from offbeat.exchange import Saved, Site
+from offbeat.exchange import Exchanged, Saved, Site
 from offbeat.replica import checkpoint, checks
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import (
@@ -40,16 +40,15 @@ class Replica:
     same order; every other method is local. ``gradients`` and ``parameters`` are the two slots.
     """
 
-    def __init__(self, model: nn.Module, members: Membership) -> None:
+    def __init__(self, model: Exchanged, members: Membership) -> None:
         """Register the hooks; use :func:`replicate`."""
-        self.model, self.algorithm, self.notes = model, members.algorithm, members.notes
-        self.steps, self.settled = members.steps, not members.joined  # settled: all are equal
-        self.lost, self.joined = members.lost, members.joined
+        self.model, self._exchanged = model.module, model
+        self.algorithm, self.notes, self.steps = members.algorithm, members.notes, members.steps
+        self.lost, self.joined, self.settled = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
-        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._held = {name: local(p) for name, p in self._trained.items()}
-        self._gathering = gathering_modules(model)
+        self._trained, self._held = model.trained, {n: local(p) for n, p in model.trained.items()}
+        self._gathering = gathering_modules(model.module)
         self._before = checks.Snapshot(model)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
         about: Saved = {"algorithm": repr(self.algorithm), **place}
@@ -110,7 +109,7 @@ class Replica:
             yield self.model
             return
         self._require_open()
-        own = OwnValues(self._held | dict(self.model.named_buffers()), self._gathering)
+        own = OwnValues(self._held | self._exchanged.buffers, self._gathering)
         self._together("consensus", lambda: self._average("consensus", own))
         self._closed, self._own = _SHOWN, own
         try:
@@ -125,18 +124,19 @@ class Replica:
     def owned_parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer steps: all parameters, or its share of them.
 
-        With ``adasum(partition=True)`` the ranks of a node share the parameters.
+        With ``adasum(partition=True)`` ranks of a node share the parameters, but not ignored ones.
         """
         owners = self._shared_site.owners() if self._shared_site is not None else {}
         mine = self.world.local_rank
-        return [p for name, p in self._trained.items() if owners.get(name, mine) == mine]
+        owned = [p for name, p in self._trained.items() if owners.get(name, mine) == mine]
+        return owned + self._exchanged.own
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients to a norm of at most ``max_norm``; returns the norm they had.
 
-        As ``torch.nn.utils.clip_grad_norm_``. With ``adasum(partition=True)``, and of a sharded
-        model, the norm is that of all gradients of the node. All its ranks call, between backward
-        and the next step.
+        As ``torch.nn.utils.clip_grad_norm_``, without ignored parameters. With
+        ``adasum(partition=True)``, and of a sharded model, the norm is that of all gradients of the
+        node. All its ranks call, between backward and the next step.
         """
         self._require_open()
         site, parameters = self._shared_site, self._trained.values()
@@ -269,7 +269,7 @@ class Replica:
 
     def _saved_parts(self) -> checkpoint.Parts:
         return checkpoint.Parts(
-            self.model, self.world, self.algorithm, self.gradients, self.parameters
+            self._exchanged, self.world, self.algorithm, self.gradients, self.parameters
         )
 
     def _restart_clock(self) -> None:
@@ -279,14 +279,14 @@ class Replica:
 
     def _require_unchanged(self) -> None:
         reshard(self._gathering)
-        if (change := self._before.change(self.model, self.world.rank)) is not None:
+        if (change := self._before.change(self._exchanged, self.world.rank)) is not None:
             raise self._members.condemn(change)
         self._watch.require_closed()
 
     def _step(self) -> None:
         if self._watch.is_first:
             start = self._watch.start, self._watch.is_changed, self.settled
-            if note := check_start(self.model, self.algorithm, self._connection, *start):
+            if note := check_start(self._exchanged, self.algorithm, self._connection, *start):
                 self.notes.append(note)
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         if self.steps >= self._members.exchanges_from:
@@ -311,7 +311,7 @@ class Replica:
     def _average(self, verb: str, own: OwnValues | None = None) -> None:
         control = self._connection.control
         require_equal_steps(self.steps, verb, control)
-        buffers = shared_buffers(self.model, verb, control)
+        buffers = shared_buffers(self._exchanged, verb, control)
         if own is not None:
             own.restore()  # a first try may have ended half way, by the loss of a rank
         with torch.no_grad():
@@ -323,7 +323,7 @@ class Replica:
         return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
     def _admit(self) -> None:
-        if texts := self._members.admit(self.model, self.steps):
+        if texts := self._members.admit(self._exchanged, self.steps):
             self._adopt(texts)
 
     def _adopt(self, texts: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from offbeat.comm.collectives import copy_from_first
 from offbeat.comm.failure import PeerLost
 from offbeat.comm.process_group import default_group
-from offbeat.comm.sharding import gathering_modules, has_shards, local_parameters, reshard
+from offbeat.comm.sharding import gathering_modules, reshard
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.comm.world import World
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica import survivors
 from offbeat.replica.admission import sponsor_in
 from offbeat.replica.checks import fingerprint, model_fault, require_shares, shards_fault
@@ -39,6 +39,7 @@ def replicate(
     mesh: DeviceMesh | World | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    ignore: Collection[str | nn.Module] = (),
     join: bool = False,
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
@@ -57,6 +58,9 @@ def replicate(
             or else of the host names.
         optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
         scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
+        ignore: names of parameters, buffers and modules, or modules, that stay this rank's own:
+            they are not copied from rank 0, exchanged or averaged. The same on all ranks. Extends
+            what ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given.
         join: True joins the run if one goes on, or else starts it together with the other ranks,
             which pass it too: one script serves the first start and a restart. For
             ``sgp(on_failure="continue")``, over a world made by :meth:`offbeat.World.at`.
@@ -76,29 +80,30 @@ def replicate(
         PeerLost: if a rank has ended, or does not call in time; names it.
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
-    filler = SlotFiller(algorithm, model, given, scaler, notes=[])
+    exchanged = Exchanged(model, ignore)
+    filler = SlotFiller(algorithm, exchanged, given, scaler, notes=[])
     run, node = 0, None
     if join:
         world = given_world(mesh) or World.of([range(default_group().size())])
         node = Node.meet(world) if takes_part_as_nodes(algorithm) else None
-        found = _join(Joining(world, model, algorithm), filler, node)
+        found = _join(Joining(world, exchanged, algorithm), filler, node)
         if isinstance(found, Membership):
-            replica = Replica(model, found)
+            replica = Replica(exchanged, found)
             replica.step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    connection = connect(model, algorithm, mesh, given, run)
+    connection = connect(exchanged, algorithm, mesh, given, run)
     world = connection.world
     try:
-        if has_shards(model):
-            raise_alike(shards_fault(model, algorithm, world), connection.control)
-        require_shares(model, algorithm, world.nodes)
+        if exchanged.is_sharded:
+            raise_alike(shards_fault(exchanged, algorithm, world), connection.control)
+        require_shares(exchanged, algorithm, world.nodes)
         if takes_part_as_nodes(algorithm) and connection.links is not None:
-            return Replica(model, _divide(connection, node or Node.of(connection), filler))
+            return Replica(exchanged, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
-            announce(connection.links, model, algorithm)
-        copy_from_rank0(model, connection)
-        return Replica(model, Membership(connection, filler))
+            announce(connection.links, exchanged, algorithm)
+        copy_from_rank0(exchanged, connection)
+        return Replica(exchanged, Membership(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
@@ -164,16 +169,16 @@ def _fault_inside(node: Node, joining: Joining) -> str | None:
         digests = node.gather(hashlib.sha256(mine.encode()).hexdigest())
         if len({*digests}) > 1:
             fault = (
-                f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model or "
-                "algorithm; build the same ones on all ranks"
+                f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model, "
+                "algorithm or version; use the same ones on all ranks"
             )
     return fault
 
 
-def _as_one(node: Node, call: Callable[[], Result], model: nn.Module | None) -> Result:
+def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> Result:
     """Return what ``call`` returns on the first rank of the node; raise on all if it does."""
-    parameters = [*model.parameters()] if model is not None else []
-    buffers = [*model.buffers()] if model is not None else []
+    parameters = [*model.parameters.values()] if model is not None else []
+    buffers = [*model.buffers.values()] if model is not None else []
     try:
         with node.calling("replicate"):
             return node.together("replicate", call, (), parameters, buffers)
@@ -201,17 +206,17 @@ def _enter(joining: Joining, filler: SlotFiller, node: Node | None) -> Membershi
         return members
 
 
-def copy_from_rank0(model: nn.Module, connection: Connection) -> None:
-    """Copy all parameters and buffers of the first rank to the others; all ranks call.
+def copy_from_rank0(model: Exchanged, connection: Connection) -> None:
+    """Copy the parameters and buffers of the first rank to the others; all ranks call.
 
     Shards come from the rank of the first node that holds the same ones.
     """
     if connection.links is None:
         return
-    held, buffers = local_parameters(model), [*model.buffers()]
-    reshard(gathering_modules(model))
+    held, buffers = model.held, [*model.buffers.values()]
+    reshard(gathering_modules(model.module))
     control = connection.control
-    if has_shards(model):
+    if model.is_sharded:
         shards = connection.links.open("node", peers=())
         copies = [([*held.values()], shards), (buffers, control)]
     else:

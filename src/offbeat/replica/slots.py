@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
-from offbeat.comm.sharding import has_shards
 from offbeat.comm.transport import Transport
 from offbeat.exchange import (
     Algorithm,
     BoundGradients,
     BoundParameters,
+    Exchanged,
     GradientExchange,
     IdleGradients,
     IdleParameters,
@@ -32,7 +31,7 @@ class SlotFiller:
     """
 
     algorithm: Algorithm
-    model: nn.Module
+    model: Exchanged
     optimizers: tuple[Optimizer, ...]
     scaler: torch.amp.GradScaler | None
     notes: list[str]
@@ -41,7 +40,7 @@ class SlotFiller:
         """Fill the gradients slot; all ranks call."""
         exchange = self.algorithm.gradients
         if exchange is not None:
-            if has_shards(self.model) and exchange.over == "local":
+            if self.model.is_sharded and exchange.over == "local":
                 self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
                 return IdleGradients(None)
             site = self._site("gradients", exchange, links, control)

@@ -5,9 +5,11 @@ A rank that raised for itself would leave the others waiting for it.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
@@ -15,13 +17,13 @@ from torch.optim import Optimizer
 from offbeat.comm.links import Links
 from offbeat.comm.process_group import default_group
 from offbeat.comm.world import World, host_name
-from offbeat.exchange import Algorithm, ElasticExchange
+from offbeat.exchange import Algorithm, ElasticExchange, Exchanged
 from offbeat.replica.checks import difference, fingerprint, model_fault, optimizer_fault
 from offbeat.replica.connection import Connection
 
 
 def connect(
-    model: nn.Module,
+    model: Exchanged,
     algorithm: Algorithm,
     mesh: object,
     optimizers: Sequence[Optimizer],
@@ -72,16 +74,16 @@ def given_world(mesh: object) -> World | None:
     )
 
 
-def argument_fault(model: object, algorithm: object) -> str | None:
+def argument_fault(model: Exchanged, algorithm: object) -> str | None:
     """Return why these are no arguments of :func:`offbeat.replicate`, or None."""
-    if not isinstance(model, nn.Module):
-        return f"the model is a {type(model).__name__}, expected a torch.nn.Module"
+    if not isinstance(model.module, nn.Module):
+        return f"the model is a {type(model.module).__name__}, expected a torch.nn.Module"
     if not isinstance(algorithm, Algorithm):
         return (
             f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
             "offbeat.sgp() or offbeat.algorithm('sgp')"
         )
-    return None
+    return model.fault()
 
 
 def join_fault(algorithm: object) -> str | None:
@@ -97,17 +99,20 @@ def join_fault(algorithm: object) -> str | None:
 
 
 def _agree(
-    links: Links, fault: str | None, given: World | None, model: nn.Module, algorithm: Algorithm
+    links: Links, fault: str | None, given: World | None, model: Exchanged, algorithm: Algorithm
 ) -> list[str]:
     """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
     nodes, ranks = None if given is None else given.nodes, links.world.ranks
     mine = "" if fault else json.dumps(fingerprint(model, algorithm, nodes))
     digest = hashlib.sha256(mine.encode()).hexdigest()
-    word = json.dumps({"fault": fault, "host": host_name(), "digest": digest})
-    agreed = _Agreed(**json.loads(links.roll_call(word, lambda words: _conclude(words, ranks))))
+    word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
+    text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))
+    agreed = _Agreed(**json.loads(text))
     fault = agreed.fault if agreed.unlike is None else _compare(links, agreed.unlike, mine)
     if fault is not None:
         raise ValueError(fault)
+    if agreed.note is not None and links.world.rank == ranks[0]:
+        warnings.warn(agreed.note, RuntimeWarning, stacklevel=4)
     return agreed.hosts
 
 
@@ -116,6 +121,7 @@ class _Agreed(NamedTuple):
 
     fault: str | None
     unlike: int | None
+    note: str | None
     hosts: list[str]
 
 
@@ -125,12 +131,19 @@ def _conclude(words: Sequence[str], ranks: Sequence[int]) -> str:
     everyone = [*zip(ranks, said, strict=True)]
     faults = [f"rank {rank}: {word['fault']}" for rank, word in everyone if word["fault"]]
     unlike = [rank for rank, word in everyone if word["digest"] != said[0]["digest"]]
+    builds = {word["torch"]: rank for rank, word in reversed(everyone)}
     agreed = _Agreed(
         faults[0] if faults else None,
         unlike[0] if unlike and not faults else None,
+        _builds_note(builds) if len(builds) > 1 else None,
         [word["host"] for word in said],
     )
     return json.dumps(agreed._asdict())
+
+
+def _builds_note(builds: Mapping[str, int]) -> str:
+    found = ", ".join(f"{build} on rank {rank}" for build, rank in builds.items())
+    return f"the ranks run several builds of torch ({found}), whose results may differ by rounding"
 
 
 def _compare(links: Links, unlike: int, mine: str) -> str:
@@ -142,7 +155,7 @@ def _compare(links: Links, unlike: int, mine: str) -> str:
         found = difference(json.loads(links.hear("fingerprint")), json.loads(mine))
         links.tell(
             "difference",
-            f"ranks {first} and {rank} differ: {found}; build the same model with the same "
-            "algorithm on every rank, and pass the same mesh or none",
+            f"ranks {first} and {rank} differ: {found}; use the same versions, model and algorithm "
+            "on all ranks, and the same mesh or none",
         )
     return links.hear("difference")

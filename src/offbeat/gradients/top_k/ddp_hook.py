@@ -15,7 +15,7 @@ from offbeat.comm.collectives import all_gather, all_reduce
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle, when_arrived
 from offbeat.comm.small_gathers import raise_alike
-from offbeat.exchange import Saved
+from offbeat.exchange import Exchanged, Saved
 from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
 from offbeat.gradients.top_k.density import OfLayer, layer_densities
 from offbeat.gradients.top_k.top_k import TopK
@@ -60,7 +60,7 @@ class LagsState:
         if isinstance(density, str):
             raise ValueError("density='adaptive' needs offbeat.replicate(); pass numbers here")
         module = model.module if isinstance(model, DistributedDataParallel) else model
-        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        parameters = Exchanged(module).trained
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         if unfit := optimizer_fault(parameters, optimizers, units, momentum=0.0):
             raise ValueError(unfit)

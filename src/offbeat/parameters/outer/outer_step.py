@@ -140,8 +140,7 @@ class OuterStep(ParameterExchange):
     def bind(self, site: Site) -> "BoundOuterStep":
         """Divide the layers, and allocate the anchor, the mean and the outer optimizer."""
         # Of the whole model, also where ranks hold shards: all ranks divide it alike.
-        named = site.model.named_parameters()
-        sizes = {name: p.numel() * p.itemsize for name, p in named if name in site.parameters}
+        sizes = {name: p.numel() * p.itemsize for name, p in site.registered.items()}
         sets = divide_layers(sizes, self.fragments)
         if not all(sets):
             layers = sum(1 for names in divide_layers(sizes, len(sizes)) if names)
