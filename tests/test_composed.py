@@ -1,6 +1,7 @@
 """Algorithms as the text of their exchanges: read, printed and read again."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,40 @@ PAIR = "TopK(density=0.01, over='local') + PushSum(topology=Ring(), over='node')
 @every_recipe
 def test_what_an_algorithm_prints_makes_it_again(case: Case) -> None:
     assert offbeat.algorithm(repr(case.algorithm)) == case.algorithm
+
+
+@every_recipe
+def test_what_an_algorithm_shows_makes_it_again(case: Case) -> None:
+    shown = str(case.algorithm)
+    assert offbeat.algorithm(shown) == case.algorithm
+    assert shown.partition("(")[0] == case.text.partition("(")[0]
+    assert len(shown) <= len(case.text) + len("(topology=)")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shown"),
+    [
+        (offbeat.ddp(bucket_mb=25.0), "ddp()"),
+        (offbeat.sgp("ring", overlap=1), "sgp(topology='ring', overlap=1)"),
+        (offbeat.lags(len), "lags(density=len)"),
+        (offbeat.alone(), "alone()"),
+        (offbeat.Algorithm(), "Algorithm()"),
+        (
+            offbeat.Algorithm(TopK(density=0.01, over="local"), PushSum(over="node")),
+            "TopK(density=0.01, over='local') + PushSum(over='node')",
+        ),
+        (replace(offbeat.ddp(), gradients=TopK()), "TopK()"),
+    ],
+    ids=str,
+)
+def test_an_algorithm_shows_what_is_no_default(algorithm: offbeat.Algorithm, shown: str) -> None:
+    assert str(algorithm) == shown
+
+
+def test_how_an_algorithm_is_written_does_not_distinguish_it() -> None:
+    found = offbeat.sgp(offbeat.Ring())
+    assert (str(found), found) == ("sgp(topology=Ring())", offbeat.sgp("ring"))
+    assert hash(found) == hash(offbeat.sgp("ring"))
 
 
 def test_a_pair_is_read_in_any_order() -> None:

@@ -90,7 +90,7 @@ def check(
 ) -> None:
     """Parse the text of an algorithm and print its exchanges; exit code 2 if it is invalid."""
     try:
-        typer.echo(offbeat.algorithm(text))
+        typer.echo(repr(offbeat.algorithm(text)))
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -4,6 +4,7 @@ Also :func:`read_call`, which reads settings from the text of a command line.
 """
 
 import ast
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -128,6 +129,21 @@ def describe(settings: Any) -> str:
     return f"{type(settings).__name__}({', '.join(shown)})"
 
 
+def call_text(called: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Return a call as text, without the arguments that are defaults.
+
+    >>> call_text(int.from_bytes, {"bytes": b"1", "byteorder": "big", "signed": True})
+    "from_bytes(bytes=b'1', signed=True)"
+    """
+    parameters = inspect.signature(called).parameters
+    shown = [
+        f"{name}={_without_address(value)}"
+        for name, value in arguments.items()
+        if name not in parameters or repr(value) != repr(parameters[name].default)
+    ]
+    return f"{called.__name__}({', '.join(shown)})"
+
+
 def check_values(annotated: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Check values by name against the annotations of a class or function.
 
@@ -188,7 +204,7 @@ def _without_address(value: Any) -> str:
         parts += [f"{name}={_without_address(v)}" for name, v in value.keywords.items()]
         return f"partial({', '.join(parts)})"
     name = getattr(value, "__qualname__", None)
-    if name is None and callable(value):
+    if name is None and (callable(value) or " at 0x" in repr(value)):
         name = type(value).__qualname__
     return name or repr(value)
 

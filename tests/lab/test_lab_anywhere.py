@@ -30,6 +30,11 @@ Lines = list[tuple[int | None, str]]
         ("--procs-per-node 2,x -- true", "got '2,x', expected a number"),
         ("--procs-per-node 2,0 -- true", "got 2,0, expected at least 1 on every node"),
         ("--rate 250 -- true", "rate: got '250', expected a number with kbit, mbit or gbit"),
+        (
+            "--rate 601gbit -- true",
+            "rate: got '601gbit', expected a number with kbit, mbit or gbit",
+        ),
+        ("--rate 99999999gbit -- true", "from 1kbit to 600gbit; for example 250mbit"),
         ("--straggler x -- true", "straggler: got 'x', expected NODE:FRACTION"),
         ("--straggler 4:0.5 -- true", "got node 4, expected 0 to 3, since the lab has 4"),
         ("--straggler 1:0 -- true", "got the fraction 0, expected one above 0 and at most 1"),

@@ -91,10 +91,15 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
     [
         (("--rate", "1gb"), "rate: got '1gb', expected a number with kbit, mbit or gbit"),
         (("--inside", "fast"), "rate: got 'fast'"),
+        (("--rate", "9" * 400 + "gbit"), "mbit or gbit, from 1kbit to 1000000gbit; for example"),
         (("--latency", "5"), "latency: got '5', expected a number with ns, us, ms or s"),
         (("--nodes", "4,2"), "nodes: got '4,2', expected ascending whole numbers"),
         (("--nodes", "4.5"), "nodes: got '4.5'"),
         (("--nodes", "0"), "nodes: got '0'"),
+        (
+            ("--nodes", "99999999999999"),
+            "nodes=99999999999999, ranks_per_node=1, expected at most 131,072 ranks in all",
+        ),
         (
             ("--ranks-per-node", "0"),
             "ranks_per_node=0, expected a whole number of ranks, 1 or more",

@@ -447,8 +447,8 @@ class Other(Quadratic):
     ("rank", "algorithm", "model", "said"),
     [
         (None, CONTINUE, Other, "'more' exists on only one of them"),
-        (None, OVERLAP, Quadratic, "the algorithm is Algorithm(gradients=None"),
-        (None, "ddp", Quadratic, "join=True with Algorithm(gradients=Mean"),
+        (None, OVERLAP, Quadratic, f"the algorithm is {CONTINUE} here and {OVERLAP} there"),
+        (None, "ddp", Quadratic, "join=True with ddp():"),
         (1, CONTINUE, Quadratic, "rank 1 takes part in the run already"),
         (7, CONTINUE, Quadratic, "it is none of those that were lost, []; give rank=None"),
     ],

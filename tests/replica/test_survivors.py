@@ -103,15 +103,18 @@ def test_survivors_agree_without_a_long_row_of_ranks() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("run", "said"), [(0, "it cannot rejoin them"), (1, "start it again to rejoin them")]
+)
 @pytest.mark.fault(
     "a suspended rank returns after the others went on",
-    "PeerLost on that rank; says that it was given up",
+    "PeerLost on that rank; says that it was given up, and whether it can join again",
 )
-def test_one_whom_the_others_gave_up_is_told() -> None:
+def test_one_whom_the_others_gave_up_is_told(run: int, said: str) -> None:
     decided = threading.Event()
 
     def work(world: World) -> None:
-        links = Links.connect(world)
+        links = Links.connect(world, run)
         if world.rank == 2:
             perish(links)
             assert decided.wait(30)
@@ -122,6 +125,7 @@ def test_one_whom_the_others_gave_up_is_told() -> None:
     assert errors[:2] == [None, None]
     assert isinstance(errors[2], PeerLost)
     assert "rank 2 was given up by the others" in str(errors[2])
+    assert said in str(errors[2])
 
 
 @pytest.mark.fault("a connection breaks although all ranks live", "PeerLost on all ranks")

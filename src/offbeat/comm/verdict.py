@@ -105,8 +105,9 @@ def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
     """Return the error for exchanges of different backwards, on two ranks."""
     return ValueError(
         f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
-        "made different numbers of backwards that exchange gradients; make equally many in every "
-        "step on all ranks, and call set_requires_sync(False) before the others"
+        "made different numbers of backwards that exchange gradients; give all ranks equally many "
+        "batches (drop_last=True, or a fixed number of steps), and call set_requires_sync(False) "
+        "before backwards whose number may differ within a step"
     )
 
 

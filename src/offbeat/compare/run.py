@@ -131,11 +131,11 @@ def _recording_fault(run: Run) -> str | None:
     recordings = run.recordings()
     if not recordings:
         return _NOTHING_RECORDED
+    trained = {pair for recording in recordings for pair in recording.algorithms.items()}
     wanted = repr(run.method.algorithm)
-    trained = {text for recording in recordings for text in recording.algorithms}
-    if others := sorted(trained - {wanted}):
+    if others := sorted(text for exchanges, text in trained if exchanges != wanted):
         return (
-            f"the script trained with {' and '.join(others)}, but {run.method.text!r} is {wanted}; "
+            f"the script trained with {' and '.join(others)}, not with {run.method.text}; "
             "it must pass the algorithm that it is asked for to every replica: "
             "offbeat.algorithm(), or offbeat.algorithm(TEXT) with the text of --algorithm"
         )

@@ -11,14 +11,20 @@ from offbeat.exchange.interface import GradientExchange, ParameterExchange
 class Algorithm:
     """Combines the exchanges of the two slots; built by a recipe, or directly.
 
+    Errors, notes and records show its short text: the call of the recipe, or its exchanges joined
+    by a plus. ``repr()`` shows every setting, and is what ranks compare.
+
     >>> from offbeat.gradients import Mean
     >>> from offbeat.parameters import Average
     >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
     Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
+    >>> print(Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node")))
+    Mean(over='local') + Average(every=8, over='node')
     """
 
     gradients: GradientExchange | None = None
     parameters: ParameterExchange | None = field(default=None)
+    recipe: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for contents that are no exchange, or do not fit together."""
@@ -42,3 +48,8 @@ class Algorithm:
                     f"{self} with on_failure='continue' may lose a rank inside backward, and those "
                     "that wait for it; use within=None, within='local', or on_failure='raise'"
                 )
+
+    def __str__(self) -> str:
+        """Return the call of its recipe, or its exchanges; without arguments that are defaults."""
+        exchanges = [str(slot) for slot in (self.gradients, self.parameters) if slot]
+        return self.recipe or " + ".join(exchanges) or "Algorithm()"

@@ -10,6 +10,7 @@ from torch import Tensor
 from offbeat.exchange.bound import BoundGradients, BoundParameters
 from offbeat.exchange.site import Site
 from offbeat.exchange.state import Saved
+from offbeat.settings import call_text
 
 
 class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind)
@@ -19,6 +20,10 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
     :class:`GradientExchange` and :class:`ParameterExchange` are final: compose, do not inherit
     further.
     """
+
+    def __str__(self) -> str:
+        """Return the call that makes it, without the arguments that are defaults."""
+        return call_text(type(self), vars(self))
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants with which this one exchanges messages beside collectives.

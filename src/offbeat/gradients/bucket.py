@@ -171,8 +171,8 @@ def require_first(group: Group, name: str, missing: set[str]) -> None:
     if name in missing:
         return
     fault = ValueError(
-        f"parameter {name!r} got a gradient twice in one backward: it is used inside and "
-        "outside of a block checkpointed with use_reentrant=True; use use_reentrant=False"
+        f"parameter {name!r} got a gradient twice in one backward: it is used more than once, at "
+        "least once in a block checkpointed with use_reentrant=True; use use_reentrant=False"
     )
     raise group.detector.condemn(fault)
 

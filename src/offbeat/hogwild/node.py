@@ -63,7 +63,7 @@ class NodeReplica:
             )
         if algorithm.gradients is not None:
             raise ValueError(
-                f"{algorithm!r} exchanges gradients, which stay with the workers; use one that "
+                f"{algorithm} exchanges gradients, which stay with the workers; use one that "
                 "exchanges parameters only, such as offbeat.sgp() or offbeat.local_sgd()"
             )
         # The parameters alone: a module with a sparse embedding could not be replicated, although

@@ -9,7 +9,7 @@ from torch.distributed import TCPStore
 from offbeat.lab import iproute, leftovers, network
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.launch import Entry
-from offbeat.lab.network import Network, parse_rate
+from offbeat.lab.network import MAX_RATE, Network, parse_rate
 from offbeat.lab.runner import Runner, host_store
 
 
@@ -36,7 +36,7 @@ class Lab(Runner):
     ) -> None:
         """Validate the arguments; entering the context creates the network."""
         self.cluster = Cluster.of(nodes, procs_per_node)
-        self.rate = None if rate is None else parse_rate(rate)
+        self.rate = None if rate is None else parse_rate(rate, MAX_RATE)
         self.key = leftovers.key(id(self))
         self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.rate)
 

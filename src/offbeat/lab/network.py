@@ -39,6 +39,7 @@ _BURST_SECONDS = 1e-3
 # How long a packet may queue in a link before packets are dropped, similar to the buffer of a
 # switch. Gloo fills it only where several nodes send to one; that reaches line rate too.
 _QUEUE_SECONDS = 0.05
+MAX_RATE = 600  # gbit: tc holds the bytes of that queue in 32 bits
 # The congestion control of nodes: Linux's default, whatever the machine is configured to use.
 # Under BBR, which paces by its estimate of the line rate, sgp(overlap=1) took 0.51 s per step at
 # 250 Mbit/s; it takes 0.45 s under cubic, and 0.44 s is the lower bound.
@@ -46,19 +47,20 @@ _CONGESTION = "cubic"
 _KNOWN = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
-def parse_rate(text: str) -> int:
-    """Parse a rate such as "250mbit" or "1.5gbit" into bits per second.
+def parse_rate(text: str, most: int = 10**6) -> int:
+    """Parse a rate such as "250mbit" or "1.5gbit", of at most ``most`` gbit, into bits per second.
 
     >>> parse_rate("250mbit")
     250000000
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip().lower())
-    rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if rate < 1000:
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 1e3 <= rate <= most * 1e9:
         raise ValueError(
-            f"rate: got {text!r}, expected a number with kbit, mbit or gbit; for example 250mbit"
+            f"rate: got {text!r}, expected a number with kbit, mbit or gbit, from 1kbit "
+            f"to {most}gbit; for example 250mbit"
         )
-    return rate
+    return round(rate)
 
 
 @final

@@ -10,6 +10,7 @@ from offbeat.comm.world import Axis
 from offbeat.lab.check import PAYLOAD
 from offbeat.settings import above, at_least, check_settings
 
+MOST = 2**17  # ranks: all recipes then take 4 GB and minutes
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 
@@ -61,8 +62,13 @@ class Fabric:
     full_duplex: bool = True
 
     def __post_init__(self) -> None:
-        """Check the settings."""
+        """Check the settings, and that the exchanges of all ranks can be played."""
         check_settings(self)
+        if self.ranks > MOST:
+            raise ValueError(
+                f"nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, expected at most "
+                f"{MOST:,} ranks in all"
+            )
 
     @property
     def ranks(self) -> int:

@@ -19,6 +19,7 @@ from offbeat.parameters import (
 )
 from offbeat.parameters.nonfinite import Nonfinite
 from offbeat.recipes.outer import diloco, sparse_loco
+from offbeat.recipes.recipe import recipe
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, check_values
 from offbeat.topology import Symmetric, Topology, as_topology
@@ -26,6 +27,7 @@ from offbeat.topology import Symmetric, Topology, as_topology
 Graph = Topology | str | Sequence[tuple[int | None, Any]] | Any  # the last: of networkx
 
 
+@recipe
 def ddp(wire: Literal["bf16"] | None = None, *, bucket_mb: float = 25.0) -> Algorithm:
     """Average the gradients of all ranks in every backward (the baseline).
 
@@ -37,6 +39,7 @@ def ddp(wire: Literal["bf16"] | None = None, *, bucket_mb: float = 25.0) -> Algo
     return Algorithm(gradients=Mean(wire=wire, bucket_mb=bucket_mb))
 
 
+@recipe
 def lags(
     density: float | Literal["adaptive"] | Mapping[str, float] | OfLayer = 0.001,
     *,
@@ -82,6 +85,7 @@ def lags(
     return Algorithm(gradients=top_k)
 
 
+@recipe
 def slgs(density: float = 0.001) -> Algorithm:
     """Exchange the largest gradients of the whole model after backward (SLGS-SGD).
 
@@ -94,6 +98,7 @@ def slgs(density: float = 0.001) -> Algorithm:
     return Algorithm(gradients=TopK(density=density, scope="model"))
 
 
+@recipe
 def local_sgd(
     every: int = 8,
     *,
@@ -126,6 +131,7 @@ def local_sgd(
     return Algorithm(gradients=inside, parameters=OuterStep(every=every, outer=outer, over=over))
 
 
+@recipe
 def adasum(
     every: int = 1,
     *,
@@ -160,6 +166,7 @@ def adasum(
     return Algorithm(gradients=inside, parameters=update)
 
 
+@recipe
 def sgp(
     topology: Graph = "exponential",
     *,
@@ -223,6 +230,7 @@ def sgp(
     return Algorithm(gradients=inside, parameters=slow)
 
 
+@recipe
 def d_psgd(
     topology: Graph = "ring",
     *,
@@ -245,6 +253,7 @@ def d_psgd(
     return Algorithm(gradients=mean_inside(within), parameters=gossip)
 
 
+@recipe
 def ad_psgd(*, within: Within = None, nonfinite: Nonfinite = "raise") -> Algorithm:
     """Average the parameters with one random partner at a time, without waiting (AD-PSGD).
 
@@ -258,6 +267,7 @@ def ad_psgd(*, within: Within = None, nonfinite: Nonfinite = "raise") -> Algorit
     return Algorithm(gradients=mean_inside(within), parameters=average)
 
 
+@recipe
 def daso(
     every: int = 4,
     *,
@@ -295,6 +305,7 @@ def daso(
     return Algorithm(gradients=Mean(over="local"), parameters=average)
 
 
+@recipe
 def alone() -> Algorithm:
     """Exchange nothing: every rank trains by itself (a lower bound on the time per step).
 
@@ -306,6 +317,7 @@ def alone() -> Algorithm:
     return Algorithm()
 
 
+@recipe
 def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
     """Average gradients with torch's own DistributedDataParallel, for comparison.
 

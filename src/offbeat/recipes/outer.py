@@ -4,12 +4,14 @@ from typing import Annotated, Literal
 
 from offbeat.exchange import Algorithm
 from offbeat.parameters import OuterStep, Sparse
+from offbeat.recipes.recipe import recipe
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, between, check_values
 
 Rate = Annotated[float, at_least(0)]
 
 
+@recipe
 def diloco(
     every: int = 100,
     *,
@@ -50,6 +52,7 @@ def diloco(
     return Algorithm(gradients=mean_inside(within), parameters=outer_step)
 
 
+@recipe
 def sparse_loco(
     every: int = 30,
     *,

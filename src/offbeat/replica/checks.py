@@ -1,5 +1,7 @@
 """Checks of a model before it becomes a replica, and of changes to it afterwards."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,16 +134,25 @@ def fingerprint(model: Exchanged, algorithm: Algorithm, nodes: object) -> Finger
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "tensors": tensors,
         "algorithm": repr(algorithm),
+        "recipe": str(algorithm),
         "nodes": repr(nodes),
         "settings": settings,
     }
+
+
+def digest_of(found: Fingerprint) -> str:
+    """Return a digest that is equal on all ranks; one algorithm may be written in several ways."""
+    compared = {key: value for key, value in found.items() if key != "recipe"}
+    return hashlib.sha256(json.dumps(compared).encode()).hexdigest()
 
 
 def difference(first: Fingerprint, other: Fingerprint) -> str | None:
     """Return what differs between two ranks, or None."""
     for key, name in _WHOLE.items():
         if first.get(key) != other.get(key):
-            return f"{name} {first.get(key)} here and {other.get(key)} there"
+            is_told = key == "algorithm" and first["recipe"] != other["recipe"]
+            shown = "recipe" if is_told else key
+            return f"{name} {first.get(shown)} here and {other.get(shown)} there"
     here, there = first["tensors"], other["tensors"]
     for name in {**here, **there}:
         if (name in here) != (name in there):

@@ -51,8 +51,8 @@ class Replica:
         self._gathering = gathering_modules(model.module)
         self._before = checks.Snapshot(model)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
-        about: Saved = {"algorithm": repr(self.algorithm), **place}
-        self._recorder = Recorder(members.meter, about, self._trained)
+        texts = {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
+        self._recorder = Recorder(members.meter, texts | place, self._trained)
         self._closed: str | None = None
         self._own: OwnValues | None = None  # inside consensus()
         self._installed: Any = None
@@ -217,7 +217,7 @@ class Replica:
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
         return {
-            "algorithm": repr(self.algorithm),
+            "algorithm": str(self.algorithm),
             "rank": self.world.rank,
             "size": self.world.size,
             "step": self.steps,

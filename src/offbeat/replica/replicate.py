@@ -1,7 +1,6 @@
 """The entry point, which turns a model into a replica."""
 
-import hashlib
-import json
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -20,13 +19,13 @@ from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.replica import survivors
 from offbeat.replica.admission import sponsor_in
-from offbeat.replica.checks import fingerprint, model_fault, require_shares, shards_fault
+from offbeat.replica.checks import digest_of, fingerprint, model_fault, require_shares, shards_fault
 from offbeat.replica.connection import Connection
 from offbeat.replica.joining import Joining, announce
 from offbeat.replica.membership import Membership
 from offbeat.replica.node import Node, takes_part_as_nodes
 from offbeat.replica.replica import Replica
-from offbeat.replica.slots import SlotFiller
+from offbeat.replica.slots import SlotFiller, reduced
 from offbeat.replica.start import argument_fault, connect, given_world
 
 Result = TypeVar("Result")
@@ -47,8 +46,9 @@ def replicate(
     Checks that all ranks hold the same model (names, shapes, dtypes, frozen parameters) and the
     same algorithm, and copies the parameters and buffers of rank 0 to all ranks. All ranks call; a
     rank that is late is waited for until the timeout of the process group, with a warning after
-    15 seconds. ``replica.notes`` says which slots are disabled, and what follows for the method
-    from an optimizer or a scaler that was not given.
+    15 seconds. The first rank warns if the method becomes another one on these nodes.
+    ``replica.notes`` says which slots are disabled, and what follows for the method from an
+    optimizer or a scaler that was not given.
 
     Args:
         model: any module with trainable, dense parameters on one device.
@@ -81,29 +81,37 @@ def replicate(
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
-    filler = SlotFiller(algorithm, exchanged, given, scaler, notes=[])
+    replica = _attach(SlotFiller(algorithm, exchanged, given, scaler, notes=[]), mesh, join)
+    world = replica.world
+    if world.rank == world.ranks[0] and (text := reduced(algorithm, world)):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return replica
+
+
+def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> Replica:
+    model, algorithm = filler.model, filler.algorithm
     run, node = 0, None
     if join:
         world = given_world(mesh) or World.of([range(default_group().size())])
         node = Node.meet(world) if takes_part_as_nodes(algorithm) else None
-        found = _join(Joining(world, exchanged, algorithm), filler, node)
+        found = _join(Joining(world, model, algorithm), filler, node)
         if isinstance(found, Membership):
-            replica = Replica(exchanged, found)
+            replica = Replica(model, found)
             replica.step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    connection = connect(exchanged, algorithm, mesh, given, run)
+    connection = connect(model, algorithm, mesh, filler.optimizers, run)
     world = connection.world
     try:
-        if exchanged.is_sharded:
-            raise_alike(shards_fault(exchanged, algorithm, world), connection.control)
-        require_shares(exchanged, algorithm, world.nodes)
+        if model.is_sharded:
+            raise_alike(shards_fault(model, algorithm, world), connection.control)
+        require_shares(model, algorithm, world.nodes)
         if takes_part_as_nodes(algorithm) and connection.links is not None:
-            return Replica(exchanged, _divide(connection, node or Node.of(connection), filler))
+            return Replica(model, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
-            announce(connection.links, exchanged, algorithm)
-        copy_from_rank0(exchanged, connection)
-        return Replica(exchanged, Membership(connection, filler))
+            announce(connection.links, model, algorithm)
+        copy_from_rank0(model, connection)
+        return Replica(model, Membership(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
@@ -165,8 +173,7 @@ def _fault_inside(node: Node, joining: Joining) -> str | None:
     model, algorithm = joining.model, joining.algorithm
     fault = node.first_fault(argument_fault(model, algorithm) or model_fault(model))
     if fault is None:
-        mine = json.dumps(fingerprint(model, algorithm, ""))
-        digests = node.gather(hashlib.sha256(mine.encode()).hexdigest())
+        digests = node.gather(digest_of(fingerprint(model, algorithm, "")))
         if len({*digests}) > 1:
             fault = (
                 f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model, "

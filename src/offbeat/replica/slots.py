@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
 from offbeat.comm.transport import Transport
+from offbeat.comm.world import World
 from offbeat.exchange import (
     Algorithm,
     BoundGradients,
@@ -19,6 +20,30 @@ from offbeat.exchange import (
     ParameterExchange,
     Site,
 )
+
+
+def reduced(algorithm: Algorithm, world: World) -> str | None:
+    """Return the warning for nodes on which one slot of ``algorithm`` is disabled, or None.
+
+    A world of one rank trains as without offbeat, whatever the algorithm, as it should.
+    """
+    near, far = algorithm.gradients, algorithm.parameters
+    if world.size == 1:
+        return None
+    if far is not None and far.over == "node" and len(world.nodes) == 1:
+        return (
+            f"all {world.size} ranks are on one node, so that {algorithm} exchanges "
+            f"{'gradients inside it only' if near else 'nothing'}; pass the nodes as "
+            "mesh=offbeat.World.of([[0, 1], ...]), or emulate some: offbeat lab --nodes 2 "
+            "--procs-per-node 2 -- python train.py"
+        )
+    if near is not None and near.over == "local" and len(world.nodes) == world.size:
+        return (
+            f"every node has one rank, so that {algorithm} exchanges "
+            f"{'parameters between nodes only' if far else 'nothing'}; start several ranks on "
+            "each, or pass the nodes as mesh=offbeat.World.of([[0, 1], ...])"
+        )
+    return None
 
 
 @final

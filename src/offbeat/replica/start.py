@@ -3,7 +3,6 @@
 A rank that raised for itself would leave the others waiting for it.
 """
 
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,13 @@ from offbeat.comm.links import Links
 from offbeat.comm.process_group import default_group
 from offbeat.comm.world import World, host_name
 from offbeat.exchange import Algorithm, ElasticExchange, Exchanged
-from offbeat.replica.checks import difference, fingerprint, model_fault, optimizer_fault
+from offbeat.replica.checks import (
+    difference,
+    digest_of,
+    fingerprint,
+    model_fault,
+    optimizer_fault,
+)
 from offbeat.replica.connection import Connection
 
 
@@ -103,12 +108,14 @@ def _agree(
 ) -> list[str]:
     """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
     nodes, ranks = None if given is None else given.nodes, links.world.ranks
-    mine = "" if fault else json.dumps(fingerprint(model, algorithm, nodes))
-    digest = hashlib.sha256(mine.encode()).hexdigest()
+    mine = {} if fault else fingerprint(model, algorithm, nodes)
+    digest = digest_of(mine)
     word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
     text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))
     agreed = _Agreed(**json.loads(text))
-    fault = agreed.fault if agreed.unlike is None else _compare(links, agreed.unlike, mine)
+    fault = agreed.fault
+    if agreed.unlike is not None:
+        fault = _compare(links, agreed.unlike, json.dumps(mine))
     if fault is not None:
         raise ValueError(fault)
     if agreed.note is not None and links.world.rank == ranks[0]:

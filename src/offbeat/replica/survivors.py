@@ -128,9 +128,10 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     if agreed is None:
         raise loss
     if rank not in agreed.living:
+        again = "start it again to rejoin them" if links.run else "it cannot rejoin them"
         raise PeerLost(
             f"rank {rank} was given up by the others, which read no heartbeat of it and continue "
-            f"as {list(agreed.living)}; its model is valid, but it cannot rejoin them"
+            f"as {list(agreed.living)}; its model is valid; {again}"
         )
     return agreed
 

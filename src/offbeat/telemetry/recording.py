@@ -57,7 +57,7 @@ class Recording:
     path: Path
     rank: int = 0
     nodes: tuple[tuple[int, ...], ...] = ()  # the ranks of each node
-    algorithms: list[str] = field(default_factory=list)  # repr() of that of each replica
+    algorithms: dict[str, str] = field(default_factory=dict)  # text, by repr(): of all replicas
     steps: list[Step] = field(default_factory=list)
     heldout: list[tuple[int, float]] = field(default_factory=list)  # (steps before it, loss)
     distance: float | None = None  # mean distance of the replicas from their average, at finish()
@@ -77,7 +77,7 @@ class Recording:
             case "attached":
                 self.rank = line["rank"]
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
-                self.algorithms.append(line["algorithm"])
+                self.algorithms[line["exchanges"]] = line["algorithm"]
             case "step":
                 step = Step.parse(line)
                 self._extend_earlier_steps(step)

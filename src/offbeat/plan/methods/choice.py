@@ -49,7 +49,7 @@ def _backward(
             return MeanTimes(exchange, profile, fabric)
         case TopK():
             return TopKTimes(exchange, profile, fabric)
-    raise ValueError(f"plan has no model of {exchange!r}; use one of the recipes")
+    raise ValueError(f"plan has no model of {exchange}; use one of the recipes")
 
 
 def _step(exchange: ParameterExchange | None, profile: Profile, fabric: Fabric) -> StepTimes | None:
@@ -70,4 +70,4 @@ def _step(exchange: ParameterExchange | None, profile: Profile, fabric: Fabric) 
             return AdasumTimes(exchange, profile, fabric)
         case StaleAverage():
             return StaleAverageTimes(exchange, profile, fabric)
-    raise ValueError(f"plan has no model of {exchange!r}; use one of the recipes")
+    raise ValueError(f"plan has no model of {exchange}; use one of the recipes")
