@@ -1,8 +1,12 @@
 """The command line: recipes, check and the help texts."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -22,6 +26,28 @@ def test_help_lists_the_commands_and_module_runs() -> None:
     )
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("recipes", "check"))
+
+
+@pytest.mark.fault("Ctrl-C while the offbeat command imports torch", "exit code 130; no traceback")
+def test_an_interrupt_while_torch_is_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "print('importing', flush=True)\nimport time\ntime.sleep(60)"
+    )
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    module, function = project["project"]["scripts"]["offbeat"].split(":")
+    source = Path(offbeat.__file__).parent.parent
+    command = subprocess.Popen(
+        [sys.executable, "-c", f"from {module} import {function}; {function}()"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{source}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None
+    assert command.stdout.readline() == "importing\n"
+    command.send_signal(signal.SIGINT)
+    assert command.communicate(timeout=30) == ("", "")
+    assert command.returncode == 130
 
 
 def test_version() -> None:

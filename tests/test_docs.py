@@ -318,6 +318,24 @@ def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) 
     assert "250 steps were done before" in torchrun(2, path)
 
 
+@pytest.mark.processes
+@pytest.mark.fault(
+    "SIGTERM to one rank that saves by a flag, as docs/saving.md shows",
+    "all ranks save after the same step",
+    group="Checkpoints",
+)
+def test_a_run_that_is_ended_saves_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "preempt.py"
+    start, _, rest = script("docs/saving.md", "resume.py").partition("for step in range(start")
+    _, body, _ = re.split(r"301\):\n|    scheduler.step\(\)\n", rest)
+    signalled = "    if (step, rank) == (33, 1):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+    shown = script("docs/saving.md", "preempt.py")
+    path.write_text(start + re.sub(r"    \.\.\..*\n", lambda _: body + signalled, shown))
+    torchrun_forked(2, path, logs=tmp_path / "logs")
+    kept = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step000040-rank{rank}.pt" for rank in (0, 1)]
+
+
 DCP = """
 replica.detach()  # nothing has been trained yet; `fresh` makes everything anew
 

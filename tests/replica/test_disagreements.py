@@ -109,6 +109,7 @@ def test_an_additional_backward_on_one_rank(text: str) -> None:
     said = alike(work, nodes=nodes, seconds=SECONDS)
     assert "backward 2 of step 3" in said
     assert "different numbers of backwards" in said
+    assert "give all ranks equally many batches (drop_last=True" in said
 
 
 @pytest.mark.filterwarnings("ignore:rank .* gradients that were not exchanged:RuntimeWarning")

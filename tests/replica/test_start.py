@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -325,3 +326,36 @@ def test_start_in_a_running_world(case: str, text: str) -> None:
     assert len(set(said)) == 1
     assert said[0].startswith(text)
     assert case == "killed" or said[0].endswith("3 ranks")
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "said"),
+    [
+        ("daso", ((0, 1),), r"all 2 ranks are on one node, so that daso\(\) exchanges gradients"),
+        ("sgp(within='local', on_failure='continue')", ((0, 1),), "gradients inside it only"),
+        ("adasum(partition=True)", ((0, 1),), "gradients inside it only"),
+        ("Average(over='node')", ((0, 1),), "exchanges nothing; pass the nodes as mesh="),
+        ("daso", ((0,), (1,)), "every node has one rank, so that .* parameters between nodes only"),
+    ],
+)
+@pytest.mark.fault(
+    "all ranks are on one node, or alone on theirs, under a method for several",
+    "RuntimeWarning on the first rank; says what is exchanged, and names mesh=",
+    group="Settings and arguments",
+)
+def test_a_method_that_these_nodes_reduce_warns_once(
+    text: str, nodes: tuple[tuple[int, ...], ...], said: str
+) -> None:
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        ThreadWorld(nodes=nodes).run(lambda w: attach(w, None, offbeat.algorithm(text)).detach())
+    assert ["mesh=offbeat.World.of" in str(warning.message) for warning in caught] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("daso", ((0,),)), ("daso", ((0,), (1, 2))), ("sgp", ((0, 1),)), ("ddp", ((0,), (1,)))],
+)
+def test_other_methods_and_nodes_are_quiet(text: str, nodes: tuple[tuple[int, ...], ...]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ThreadWorld(nodes=nodes).run(lambda w: attach(w, None, offbeat.algorithm(text)).detach())

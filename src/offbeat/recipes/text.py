@@ -20,8 +20,8 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     is read, which ``offbeat compare`` and ``offbeat lab --algorithm`` set. An algorithm is returned
     as it is.
 
-    A pair of exchanges that no recipe makes is the text of both, joined by a plus; and what an
-    algorithm prints is text that makes it again, unless it holds functions.
+    A pair of exchanges that no recipe makes is the text of both, joined by a plus; and the
+    ``repr()`` of an algorithm is text that makes it again, unless it holds functions.
 
     Raises ``ValueError`` if there is no text, with the valid names for an unknown recipe or
     argument, and with the number expected for too many positional arguments.
