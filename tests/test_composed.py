@@ -8,7 +8,7 @@ import pytest
 import offbeat
 from offbeat.compare.experiment import Method, split_algorithms
 from offbeat.gradients import TopK
-from offbeat.parameters import Cycle, PushSum, StaleAverage
+from offbeat.parameters import Average, Cycle, PushSum, StaleAverage
 from recipe_cases import Case, every_recipe
 
 PAIR = "TopK(density=0.01, over='local') + PushSum(topology=Ring(), over='node')"
@@ -36,8 +36,8 @@ def test_what_an_algorithm_shows_makes_it_again(case: Case) -> None:
         (offbeat.alone(), "alone()"),
         (offbeat.Algorithm(), "Algorithm()"),
         (
-            offbeat.Algorithm(TopK(density=0.01, over="local"), PushSum(over="node")),
-            "TopK(density=0.01, over='local') + PushSum(over='node')",
+            offbeat.Algorithm(TopK(density=0.01, over="local"), Average(over="node")),
+            "TopK(density=0.01, over='local') + Average(over='node')",
         ),
         (replace(offbeat.ddp(), gradients=TopK()), "TopK()"),
     ],
