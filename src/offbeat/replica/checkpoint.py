@@ -20,8 +20,7 @@ from offbeat.replica.structure import require_finite, require_same_structure
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
 _PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
-# A state without them was saved by an earlier version.
-_SUM, _NODES, _RECIPE = "checksum", "nodes", "recipe"
+_SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
 
 
 class Parts(NamedTuple):
@@ -78,7 +77,6 @@ def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> S
         "settled": settled,
         "ranks_differ": parts.ranks_differ,
         "algorithm": repr(parts.algorithm),
-        _RECIPE: str(parts.algorithm),
         _NODES: _nodes(parts.world),
         "gradients": parts.gradients.save(),
         "parameters": parts.parameters.save(),
@@ -131,8 +129,8 @@ def _read(parts: Parts, saved: object) -> Resume:
     same = entry["algorithm"] == repr(parts.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
-            f"found the state of {entry.get(_RECIPE, entry['algorithm'])}, but this replica runs "
-            f"{parts.algorithm}; call finish() before saving to change the algorithm"
+            f"found the state of {entry['algorithm']}, but this replica runs {parts.algorithm}; "
+            "call finish() before saving to change the algorithm"
         )
     if same and entry["ranks_differ"] != parts.ranks_differ:
         raise ValueError(
@@ -156,7 +154,7 @@ def _entries(saved: object) -> dict[str, Saved]:
         )
     for key, entry in entries.items():
         whole = isinstance(entry, dict) and {*_HEAD, *_PARTS} <= {*entry}
-        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM, _NODES, _RECIPE}:
+        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM, _NODES}:
             raise ValueError(
                 f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
                 "after a step()"
