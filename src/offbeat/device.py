@@ -51,7 +51,7 @@ def wait_for_stream(device: torch.device) -> None:
 
     >>> wait_for_stream(torch.device("cpu"))
     """
-    if _has_streams(device):
+    if has_streams(device):
         torch.accelerator.current_stream(device).synchronize()
 
 
@@ -61,7 +61,7 @@ def event_after(tensor: Tensor) -> torch.Event | None:
     >>> event_after(torch.zeros(1)) is None
     True
     """
-    if not _has_streams(tensor.device):
+    if not has_streams(tensor.device):
         return None
     event = torch.Event(tensor.device)
     event.record(torch.accelerator.current_stream(tensor.device))
@@ -70,7 +70,7 @@ def event_after(tensor: Tensor) -> torch.Event | None:
 
 def number_on_host(like: Tensor) -> Tensor:
     """Allocate one number of the host, to which the device of ``like`` copies without a wait."""
-    return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=_has_streams(like.device))
+    return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=has_streams(like.device))
 
 
 def peak_memory(device: torch.device) -> int:
@@ -78,6 +78,6 @@ def peak_memory(device: torch.device) -> int:
     return torch.accelerator.max_memory_allocated(device)
 
 
-def _has_streams(device: torch.device) -> bool:
+def has_streams(device: torch.device) -> bool:
     """Whether operations on ``device`` go on after they return; not on the host, nor on "meta"."""
     return device.type not in ("cpu", "meta")

@@ -15,6 +15,8 @@ from offbeat.plan import Speeds, Stragglers, predict
 from offbeat.plan.methods.adasum import AdasumTimes
 from offbeat.plan.methods.choice import slots_of
 from offbeat.plan.methods.mean import MeanTimes
+from offbeat.plan.methods.recorded import RecordedTimes
+from offbeat.plan.predict import play
 from recipe_cases import CASES
 from reference import plan as naive
 
@@ -305,3 +307,20 @@ def test_what_a_method_refuses_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             predict(offbeat.algorithm(text), found, fabric(nodes))
+
+
+@pytest.mark.parametrize("text", METHODS[5:13] + METHODS[14:-1])
+def test_times_are_those_of_what_a_recorded_rank_does(text: str) -> None:
+    """The models of exchanges for thousands of ranks, beside the exchanges themselves."""
+    found = profile(100_000, 200_000)
+    exchange = offbeat.algorithm(text).parameters
+    assert exchange is not None
+    for ranks in (4, 8):
+        where = fabric(ranks)
+        model = slots_of(offbeat.algorithm(text), found, where)[1]
+        both = [
+            play((None, each), found, where, Stragglers(), 24)[0]
+            for each in (model, RecordedTimes(exchange, found, where))
+        ]
+        # The models count the latency of several messages at once only once.
+        assert both[0] == pytest.approx(both[1], rel=0.005)

@@ -17,7 +17,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
 from offbeat.comm.process_group import all_gather_flat
-from offbeat.device import is_on_host
+from offbeat.device import has_streams
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -104,7 +104,7 @@ def mean(tensor: Tensor, group: Group, carry: Tensor | None = None) -> Handle:
         handle = all_reduce(tensor, group)
         handle.after = lambda: tensor.div_(group.size)
         return handle
-    if not is_on_host(tensor):  # streams keep the order: nothing here blocks the host
+    if has_streams(tensor.device):  # streams keep the order: nothing here blocks the host
         _mean_16bit(tensor, group, carry)
         return Handle(group, [], [tensor])
     job = group.lane.submit(_mean_16bit, tensor, group, carry)

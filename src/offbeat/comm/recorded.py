@@ -7,8 +7,9 @@ Tensors may be on the device "meta", so that a model takes no memory and no pass
 :class:`WithoutValues` answers what is asked of their values.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast, final
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from offbeat.comm.failure import NoHeartbeat
 from offbeat.comm.group import Group
@@ -24,16 +26,19 @@ from offbeat.comm.meter import Meter
 from offbeat.comm.world import Axis, World
 
 SMALL = 64  # values of the host that are kept where they would go to the device "meta"
-Kind = Literal["all_reduce", "all_gather", "reduce", "broadcast", "send", "receive", "wait", "job"]
+Kind = Literal[
+    "all_reduce", "all_gather", "reduce", "broadcast", "send", "receive", "wait", "job", "pass"
+]  # fmt: skip
 
 
 class Event(NamedTuple):
-    """What one rank does with the network at one moment.
+    """What one rank does at one moment.
 
     Attributes:
-        kind: a launch, or the "wait" for one; a "job" runs its ``parts`` in a thread.
+        kind: a launch, or the "wait" for one; a "job" runs its ``parts`` in a thread; a "pass"
+            reads and writes memory.
         axis: that of the group.
-        nbytes: of this rank's part; 0 for a wait.
+        nbytes: of this rank's part; of a pass, read and written; 0 for a wait.
         peer: the other member of a message, the root of a reduce or a broadcast.
         number: of the launch, which its wait repeats.
         parts: the events of a job.
@@ -90,29 +95,42 @@ class RecordedLinks:
 
     def run(self, axis: Axis, job: Callable[[], object]) -> "Future[None]":
         """Run a job at once; return a future whose result is a wait."""
-        self.launches, outside, self.events = self.launches + 1, self.events, []
+        self.launches += 1
         number = self.launches
-        try:
+        with self.apart() as parts:
             job()
-        finally:
-            parts, self.events = tuple(self.events), outside
-        self.events.append(Event("job", axis, number=number, parts=parts))
+        self.events.append(Event("job", axis, number=number, parts=tuple(parts)))
         return _DoneFuture(self, Event("wait", axis, number=number))
+
+    @contextmanager
+    def apart(self) -> Iterator[list[Event]]:
+        """Collect the events inside the block in a list of their own."""
+        outside, self.events = self.events, []
+        try:
+            yield self.events
+        finally:
+            self.events = outside
 
 
 @final
 class WithoutValues(TorchDispatchMode):
     """Answers for tensors on the device "meta": all numbers are finite, and 0.
 
-    Inside the context, code that looks at values takes the way of a healthy run.
+    Inside the context, code that looks at values takes the way of a healthy run. Passes over
+    memory become events of ``links``.
     """
+
+    def __init__(self, links: RecordedLinks) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._links = links
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Replace the operations that read values."""
         kwargs, name = kwargs or {}, func._schema.name
-        first = args[0] if args and isinstance(args[0], Tensor) and args[0].is_meta else None
+        leaves = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+        first = leaves[0] if leaves and leaves[0].is_meta else None
         if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
             return args[0].zero_()
         if name == "aten::_foreach_copy_" and args[1][0].is_meta and not args[0][0].is_meta:
@@ -128,7 +146,17 @@ class WithoutValues(TorchDispatchMode):
             return torch.ones((), dtype=torch.bool, device="cpu")
         if name == "aten::_to_copy" and torch.device(kwargs.get("device") or "meta").type == "cpu":
             return torch.zeros(first.shape, dtype=kwargs.get("dtype") or first.dtype, device="cpu")
-        return func(*args, **kwargs)
+        return self._counted(func, args, kwargs)
+
+    def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``func``, and note the bytes that it reads and writes unless it returns views."""
+        result = func(*args, **kwargs)
+        if not func.is_view:
+            is_copy = func._schema.name.endswith("copy_")  # reads nothing of what it overwrites
+            leaves = tree_leaves((args, kwargs, None if is_copy else result))
+            nbytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+            self._links.events.append(Event("pass", "world", nbytes))
+        return result
 
 
 @dataclass(eq=False)
@@ -177,12 +205,14 @@ class _Silent:
 
     def allreduce(self, tensors: list[Tensor], options: object) -> Work:
         """Add up equal terms."""
-        tensors[0].mul_(self._size)
+        with self.links.apart():
+            tensors[0].mul_(self._size)
         return self.links.launched("all_reduce", self._axis, tensors[0])
 
     def reduce(self, tensors: list[Tensor], options: Any) -> Work:
         """Add up equal terms."""
-        tensors[0].mul_(self._size)
+        with self.links.apart():
+            tensors[0].mul_(self._size)
         return self.links.launched("reduce", self._axis, tensors[0], options.rootRank)
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> Work:
@@ -190,7 +220,8 @@ class _Silent:
         return self.links.launched("broadcast", self._axis, tensors[0], options.rootRank)
 
     def _allgather_base(self, out: Tensor, tensor: Tensor) -> Work:
-        out.view(self._size, -1).copy_(tensor.clone().view(1, -1))  # it may be a part of out
+        with self.links.apart():
+            out.view(self._size, -1).copy_(tensor.clone().view(1, -1))  # it may be a part of out
         return self.links.launched("all_gather", self._axis, tensor)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
@@ -212,7 +243,8 @@ class _Silent:
 
     def _arrive(self, tensor: Tensor) -> None:
         if (sent := self._sent.get(tensor.nbytes)) is not None:
-            tensor.copy_(sent)
+            with self.links.apart():
+                tensor.copy_(sent)
 
 
 @dataclass(eq=False)

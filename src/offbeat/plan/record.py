@@ -17,9 +17,17 @@ from offbeat.replica.slots import SlotFiller
 @final
 @dataclass(frozen=True)
 class Recording:
-    """What one rank did: the events of each step, bytes that it sent by axis, memory it holds."""
+    """What one rank did.
+
+    Attributes:
+        steps: the events of each step.
+        first: how many launches there were before each step, and before the end.
+        sent: bytes that it sent in each step, by axis.
+        memory: bytes that the exchanges hold at the end.
+    """
 
     steps: Sequence[Sequence[Event]]
+    first: Sequence[int]
     sent: Sequence[Mapping[str, int]]
     memory: int
 
@@ -46,13 +54,15 @@ def record(
     model = _Model(parameters)
     filler = SlotFiller(algorithm, Exchanged(model), (), None, [])
     found: list[Sequence[Event]] = []
+    first: list[int] = []
     sent: list[Mapping[str, int]] = []
-    with WithoutValues():  # type: ignore[no-untyped-call]
+    with WithoutValues(links):
         control = links.open("world")
         shared = filler.parameters(links, control)
         gradients = filler.gradients(links, control)
         for step in range(steps):
             links.events, links.meter.bytes_sent = [], {}
+            first.append(links.launches)
             if not gradients.is_empty:
                 for name in order or [*reversed(model.names)]:
                     parameter = gradients.site.registered[name]
@@ -65,7 +75,9 @@ def record(
                 shared.step(step)
             found.append(links.events)
             sent.append(links.meter.bytes_sent)
-        return Recording(found, sent, gradients.nbytes() + shared.nbytes())
+        return Recording(
+            found, [*first, links.launches], sent, gradients.nbytes() + shared.nbytes()
+        )
 
 
 class _Model(nn.Module):

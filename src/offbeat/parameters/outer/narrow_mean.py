@@ -10,7 +10,7 @@ from torch import Tensor
 from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle
 from offbeat.comm.messages import exchange
-from offbeat.device import is_on_host
+from offbeat.device import has_streams
 from offbeat.functional.narrowing import GROUP, Narrow, narrow_bytes, widen
 from offbeat.kernels.dispatch import narrowing_on
 from offbeat.parameters.outer.lossy_mean import LossyMean
@@ -62,7 +62,7 @@ class NarrowMean(LossyMean):
         narrow = narrowing_on(delta.device)
         for part, message in zip(self._parts(self.error), self.outgoing, strict=True):
             narrow(part, message, self.wire)
-        if not is_on_host(delta):  # streams keep the order: nothing here blocks the host
+        if has_streams(delta.device):  # streams keep the order: nothing here blocks the host
             self._run(delta)
             return Handle(self.group, [], [delta])
         return Handle(self.group, buffers=[delta], future=self.group.lane.submit(self._run, delta))

@@ -4,7 +4,6 @@ from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
 from offbeat.gradients import Mean, TopK, TorchDDP
 from offbeat.parameters import (
     AdasumUpdate,
-    Average,
     OuterStep,
     PairAverage,
     PushSum,
@@ -13,11 +12,11 @@ from offbeat.parameters import (
 )
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.adasum import AdasumTimes
-from offbeat.plan.methods.average import AverageTimes
 from offbeat.plan.methods.mean import MeanTimes
 from offbeat.plan.methods.outer_step import OuterStepTimes
 from offbeat.plan.methods.pair_average import PairAverageTimes
 from offbeat.plan.methods.push_sum import PushSumTimes
+from offbeat.plan.methods.recorded import RecordedTimes
 from offbeat.plan.methods.slot import BackwardTimes, StepTimes
 from offbeat.plan.methods.slow_momentum import SlowMomentumTimes
 from offbeat.plan.methods.stale_average import StaleAverageTimes
@@ -56,8 +55,6 @@ def _step(exchange: ParameterExchange | None, profile: Profile, fabric: Fabric) 
     match exchange:
         case None:
             return None
-        case Average():
-            return AverageTimes(exchange, profile, fabric)
         case OuterStep():
             return OuterStepTimes(exchange, profile, fabric)
         case PushSum():
@@ -70,4 +67,4 @@ def _step(exchange: ParameterExchange | None, profile: Profile, fabric: Fabric) 
             return AdasumTimes(exchange, profile, fabric)
         case StaleAverage():
             return StaleAverageTimes(exchange, profile, fabric)
-    raise ValueError(f"plan has no model of {exchange}; use one of the recipes")
+    return RecordedTimes(exchange, profile, fabric)
