@@ -1,5 +1,6 @@
 """A context that replaces the errors of torch by ones that name the cause."""
 
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -32,7 +33,7 @@ class Explaining(AbstractContextManager[None]):
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        frames: TracebackType | None,
     ) -> None:
         try:
             if isinstance(error, RuntimeError):
@@ -48,3 +49,10 @@ class Explaining(AbstractContextManager[None]):
         finally:
             # The error refers to this frame: a cycle would keep all frames, and sockets, alive.
             del found
+
+
+def forget_locals(error: BaseException | None) -> None:
+    """Drop what the calls that ``error`` has ended refer to: works, which keep sockets open."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -19,7 +19,7 @@ from typing import Literal, final
 from torch.distributed import ProcessGroup
 
 from offbeat.comm import several_replicas
-from offbeat.comm.explaining import Explaining
+from offbeat.comm.explaining import Explaining, forget_locals
 from offbeat.comm.failure import FailureDetector, PeerLost, Phase
 from offbeat.comm.interrupt import interrupts
 from offbeat.comm.notices import Failure, Notices, Verdict, Wish
@@ -225,8 +225,9 @@ class Heartbeat(FailureDetector):
             self._ring.board.post(left=self.rank)
 
     def forget_groups(self) -> None:
-        """Drop the groups that :meth:`guard` was given."""
+        """Drop the groups that :meth:`guard` was given, and works that the verdict has ended."""
         self._groups.clear()
+        forget_locals(self._verdict)
 
     def _end_thread(self) -> None:
         if os.getpid() != self._process:

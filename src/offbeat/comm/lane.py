@@ -3,11 +3,12 @@
 import atexit
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import ParamSpec
+
+from offbeat.comm.explaining import forget_locals
 
 Arguments = ParamSpec("Arguments")
 Job = tuple["Future[None]", Callable[[], None]]
@@ -54,7 +55,7 @@ class Lane:
         if self._thread is not threading.current_thread():  # the garbage collector may run there
             self._thread.join(timeout=5.0)
         if self._last is not None and self._last.done():
-            _forget_locals(self._last.exception())
+            forget_locals(self._last.exception())
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -70,10 +71,3 @@ class Lane:
                 future.set_exception(error)
             else:
                 future.set_result(None)
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Drop what the calls that ``error`` has ended refer to: works, which keep sockets open."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -179,13 +179,18 @@ class Links:
         """Whether this process is a forked child of the one that has opened the groups."""
         return os.getpid() != self.process
 
-    def close(self) -> None:
-        """Stop the heartbeat and end all groups and their threads; nothing in a forked child."""
+    def close(self, at_once: bool = False) -> None:
+        """Stop the heartbeat and end all groups and their threads; nothing in a forked child.
+
+        Sockets are closed when all ranks have called, or ``at_once``: no rank needs them any more.
+        """
         if self.is_inherited or self.is_closed:
             return
         self._end_groups(has_left=True)
+        # After a verdict every wait raises it, and a rank that is lost never comes here.
+        at_once = at_once or self.heartbeat.has_verdict
         lane = Lane("offbeat-leave", wake=lambda: None)
-        leaving = lane.submit(self._leave, lane.closing)
+        leaving = lane.submit(self._leave, lane.closing, at_once)
         leaving.add_done_callback(lambda _: lane.close())
         with contextlib.suppress(TimeoutError):
             leaving.result(MOMENT)
@@ -193,8 +198,7 @@ class Links:
     def abandon(self) -> None:
         """End as if this process had: the others find that it is lost, and go on without it."""
         self._end_groups(has_left=False)
-        close_sockets(self.opened)
-        self.opened.clear()
+        self._close_sockets()
         self.store.close()
 
     def _end_groups(self, has_left: bool) -> None:
@@ -205,31 +209,31 @@ class Links:
             group.process_group.shutdown()
             group.closed = True
 
-    def _leave(self, is_ending: Event) -> None:
+    def _leave(self, is_ending: Event, at_once: bool) -> None:
         """Close the sockets, and delete the keys in the store, once no rank needs them.
 
         A closed socket discards what its peer has not read yet, so all ranks must be through.
         """
         wait, count = 0.001, len(self.world.ranks)
         leaving = self.store.under(f"{self.name}/leaving")
-        # After an error a rank may never come here: then the sockets last as long as the replica.
-        if self.heartbeat.has_verdict:
-            self.store.close()
-            return
         try:
-            leaving.add("through", 1)
-            while leaving.add("through", 0) < count:
+            # Those that have left before must not wait for a rank that never comes here.
+            through = leaving.add("through", count if at_once else 1)
+            while through < count:
                 if is_ending.wait(wait):
                     return
-                wait = min(2 * wait, POLL)
-            close_sockets(self.opened)
-            self.opened.clear()
+                wait, through = min(2 * wait, POLL), leaving.add("through", 0)
+            self._close_sockets()
             if leaving.add("closed", 1) == count:
                 self.store.under(self.name).clear()
-        except RuntimeError:  # the store is lost; Python's end closes the sockets
-            return
+        except RuntimeError:  # the store is lost, and no rank can go on
+            self._close_sockets()
         finally:
             self.store.close()
+
+    def _close_sockets(self) -> None:
+        close_sockets(self.opened)
+        self.opened.clear()
 
     def _open_watched(
         self, opener: Callable[[], ProcessGroup], peers: Collection[int]

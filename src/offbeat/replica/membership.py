@@ -180,7 +180,7 @@ class Membership:
         try:
             found = survivors.connect_over(current, earlier, self._filler, steps, [], pair)
         finally:
-            links.close()
+            links.close(at_once=True)  # all have come to the gate; one may be lost since
         texts = self._adopt(found)
         if not found.agreements:
             texts += self._share(model, wish.rank, members, steps, weight)
