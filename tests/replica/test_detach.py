@@ -2,26 +2,17 @@
 
 import os
 import threading
-import time
 import warnings
-from collections.abc import Callable
 
 import pytest
 from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
+from held import descriptors, settles, threads
+from offbeat.comm.failure import PeerLost
 from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def threads() -> int:
-    """All threads, also those of Gloo, which Python does not count."""
-    return len(os.listdir("/proc/self/task"))
 
 
 def megabytes() -> float:
@@ -37,14 +28,6 @@ def attach_and_detach(world: World, text: str, together: threading.Barrier) -> o
     together.wait(10)  # no step of ad_psgd waits: the other rank may still be in replicate()
     replica.detach()
     return replica
-
-
-def settles(count: Callable[[], int], at_most: int) -> bool:
-    """Whether the count falls to ``at_most``; the rank that leaves first frees last."""
-    until = time.monotonic() + 5
-    while count() > at_most and time.monotonic() < until:
-        time.sleep(0.01)
-    return count() <= at_most
 
 
 @pytest.mark.fault(
@@ -86,4 +69,28 @@ def test_a_rank_that_leaves_early_does_not_wait_and_frees_later() -> None:
 
     replicas = world.run(work)
     assert settles(descriptors, descriptors_before)
+    assert len(replicas) == 2
+
+
+@pytest.mark.usefixtures("fast_heartbeat")
+@pytest.mark.fault(
+    "a rank detaches while another one waits for it",
+    "PeerLost on the other rank; once that detaches too, both have freed everything",
+)
+def test_a_rank_that_finds_another_gone_lets_it_leave() -> None:
+    before, has_left = (descriptors(), threads()), threading.Event()
+
+    def work(world: World) -> offbeat.Replica:
+        replica = offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(), mesh=world)
+        if world.rank == 1:
+            assert has_left.wait(10)
+            with pytest.raises(PeerLost, match="rank 0 has left"):
+                replica.finish()
+        replica.detach()
+        has_left.set()
+        return replica
+
+    replicas = ThreadWorld(2).run(work)
+    assert settles(threads, before[1])
+    assert settles(descriptors, before[0])
     assert len(replicas) == 2

@@ -1,5 +1,6 @@
 """Ranks that join a run of gossip: threads, some of which go silent and come back."""
 
+import gc
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
+from held import descriptors, settles, threads
 from offbeat.comm.links import Links
 from offbeat.comm.world import World
 from offbeat.parameters import PushSum
@@ -193,6 +195,35 @@ def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
         assert [each["rank"] for each in stats["joined"]] == [1]
         assert [each["rank"] for each in stats["lost"]] == ([] if rank == 1 else [1])
         assert (stats["rank"], stats["size"]) == (rank, 4)
+
+
+@pytest.mark.fault(
+    "workers are lost and come back again and again",
+    "descriptors and threads of the others do not grow; after `detach()` none is left",
+)
+def test_losses_and_joins_leave_nothing_behind() -> None:
+    def work(world: World) -> offbeat.Replica:
+        replica = attach(world, OVERLAP)
+        for cycle in range(1, 4):
+            if world.rank == 2:
+                for _ in range(3):
+                    replica.step()
+                replica._connection.links.abandon()  # which closes its sockets, as its end does
+                replica = attach(world, OVERLAP)
+            else:
+                reached(replica, cycle, cycle)
+        meet(replica)
+        return replica
+
+    before = descriptors(), threads()
+    gc.disable()
+    try:
+        replicas = ThreadWorld(3).run(work)
+        assert settles(descriptors, before[0])
+        assert settles(threads, before[1])
+    finally:
+        gc.enable()
+    assert len(replicas) == 3
 
 
 @pytest.mark.fault(
