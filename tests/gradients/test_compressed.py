@@ -341,7 +341,7 @@ def test_messages_are_launched_during_backward_and_in_one_order() -> None:
         launched = []
         first = model[0].weight
         first.register_post_accumulate_grad_hook(
-            lambda _: launched.append(replica.gradients.pipeline.launched)
+            lambda _: launched.append(replica.gradients.launched)
         )
         for step in range(3):
             time.sleep(0.01 * ((world.rank + step) % 2))

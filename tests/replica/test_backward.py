@@ -204,7 +204,7 @@ either_zero = pytest.mark.parametrize("set_to_none", [True, False], ids=["none",
 @pytest.fixture(autouse=True)
 def small_first_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of a few hundred bytes: the first bucket must not swallow them."""
-    monkeypatch.setattr("offbeat.gradients.mean.FIRST_BUCKET", 8)
+    monkeypatch.setattr("offbeat.gradients.bucket.FIRST_BUCKET", 8)
 
 
 # torch's own: the outer block's first forward runs without gradients.
@@ -852,7 +852,7 @@ def test_buckets_are_cut_as_asked_and_in_the_order_of_backward(
         model.zero_grad()
         case.loss(model, world.rank, 0).backward()
         assert replica.stats()["total"]["messages"] - sent == 8
-        buckets = [list(bucket.views) for bucket in replica.gradients.buckets]
+        buckets = [list(bucket.views) for bucket in replica.gradients.messages]
         replica.detach()
         return buckets
 

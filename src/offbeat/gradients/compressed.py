@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from offbeat.comm.group import Group
-from offbeat.exchange import BoundGradients, GradientExchange, Saved, Site, Variable
-from offbeat.functional import runs_within
-from offbeat.gradients.bucket import FIRST_BUCKET, capacity
+from offbeat.exchange import GradientExchange, Saved, Site, Variable
+from offbeat.gradients.bucket import in_buckets
 from offbeat.gradients.compressor import CompressedMessage, Compressor
-from offbeat.gradients.pipeline import Pipeline, by_readiness
+from offbeat.gradients.error_feedback import ErrorFeedback
 from offbeat.gradients.residuals import inherit_means
-from offbeat.gradients.saved_order import declared_order
 from offbeat.gradients.units import Units
 from offbeat.settings import above, check_settings, describe
 
@@ -70,10 +67,10 @@ class Compressed(GradientExchange):
         return self.over == "world"
 
     def bind(self, site: Site) -> "BoundCompressed":
-        """Build the messages, in reverse order of registration until the first step."""
+        """Build the messages."""
         units = Units.of(site.registered, (), site.scaler, "gradient")
-        bound = BoundCompressed(site, self, Pipeline.on(site, units))
-        bound.build({})
+        bound = BoundCompressed(site, self, units=units)
+        bound.build()
         return bound
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
@@ -84,63 +81,23 @@ class Compressed(GradientExchange):
         return inherit_means(saved, before, rank, size, ("residual",))
 
 
-@dataclass(eq=False)
-class BoundCompressed(BoundGradients):
+@final
+class BoundCompressed(ErrorFeedback):
     """:class:`Compressed` on one replica; residuals are in the messages."""
 
-    site: Site
     settings: Compressed
-    pipeline: Pipeline
 
     def state(self) -> Iterator[Variable]:
-        """Yield this rank's residuals by name, and the order of readiness."""
-        yield from declared_order(self.pipeline, self.site.parameters)
-        yield Variable("residual", "own", self._residuals, self.build)
+        """Yield the order of readiness, and this rank's residuals by name."""
+        yield from super().state()
+        yield self.kept("residual")
 
-    def _residuals(self) -> dict[str, Tensor]:
-        return self.pipeline.by_name("residual", self.site.parameters)
-
-    def ready(self, name: str) -> None:
-        """Add this parameter's gradient to its message; launch those that are full, in order."""
-        self.pipeline.add(name)
-        while self.pipeline.launch_next() is not None:
-            pass
-
-    def complete(self) -> bool:
-        """Return whether every message was launched."""
-        return self.pipeline.is_launched
-
-    def finish(self) -> None:
-        """Launch the messages that miss gradients too, wait, and hand out the results."""
-        self.pipeline.finish()
-
-    def stepped(self) -> None:
-        """Rebuild the messages once the order of readiness was measured."""
-        pipeline = self.pipeline
-        pipeline.stepped()
-        if not pipeline.is_current:
-            self.build(self._residuals())
-
-    def accumulated(self, name: str) -> None:
-        """Note that this gradient was accumulated, but not exchanged."""
-        self.pipeline.handed.accumulated(name)
-
-    def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Note that the gradients of the optimizer's parameters were used."""
-        self.pipeline.handed.optimizer_stepped(optimizer)
-
-    def build(self, residual: Mapping[str, Tensor]) -> None:
-        """Build the messages in the order of readiness, with these residuals."""
-        site, pipeline = self.site, self.pipeline
-        kinds: dict[object, list[str]] = {}
-        for name in pipeline.order:
-            kinds.setdefault(site.parameters[name].dtype, []).append(name)
-        messages = []
-        for names in kinds.values():
-            sizes = [site.parameters[name].nbytes for name in names]
-            most = capacity(sum(sizes), int(self.settings.message_mb * 2**20))
-            for run in runs_within(sizes, most, min(FIRST_BUCKET, most)):
-                members = [names[i] for i in run]
-                message = CompressedMessage(site, pipeline.group, members, self.settings.compressor)
-                messages.append(message)
-        pipeline.replace(by_readiness(messages, pipeline.order), residual, {})
+    def new_messages(self) -> list[CompressedMessage]:
+        """Return the messages, of one dtype."""
+        site, settings = self.site, self.settings
+        kinds = {name: site.parameters[name].dtype for name in self.order}
+        sizes = {name: site.parameters[name].nbytes for name in self.order}
+        return [
+            CompressedMessage(site, self.group, self.units, names, settings.compressor)
+            for names in in_buckets(sizes, kinds, int(settings.message_mb * 2**20))
+        ]

@@ -1,17 +1,16 @@
 """The mean gradient, exchanged in buckets during backward."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 import torch
 
 from offbeat.comm.collectives import all_reduce, peers_of_mean
-from offbeat.comm.group import Group, message_device
-from offbeat.exchange import BoundGradients, GradientExchange, Saved, Site, Variable
-from offbeat.functional import runs_within
-from offbeat.gradients.bucket import FIRST_BUCKET, Bucket, agree_on_order, capacity, require_first
-from offbeat.gradients.saved_order import declared_order
+from offbeat.comm.group import message_device
+from offbeat.exchange import GradientExchange, Site
+from offbeat.gradients.bucket import Bucket, in_buckets
+from offbeat.gradients.engine import Engine
 from offbeat.settings import above, check_settings
 
 
@@ -72,118 +71,50 @@ class Mean(GradientExchange):
         return peers_of_mean(site.parameters.values())
 
     def bind(self, site: Site) -> "BoundMean":
-        """Build buckets in reverse order of registration, until the first backward is over."""
-        assert site.group is not None, "a slot alone in its group is disabled"
-        bound = BoundMean(site, self, site.group, list(site.parameters)[::-1])
+        """Build the buckets."""
+        bound = BoundMean(site, self)
         bound.build()
         return bound
 
 
-@dataclass(eq=False)
-class BoundMean(BoundGradients):
-    """:class:`Mean` on one replica; only the order is saved.
+@final
+class BoundMean(Engine[Bucket]):
+    """:class:`Mean` on one replica; only the order is saved."""
 
-    Attributes:
-        group: the members that exchange.
-        order: the parameters in the order in which they became ready on rank 0.
-        is_measured: whether that was measured; reverse order of registration before.
-        seen: parameters that are ready in this backward, in order.
-        buckets: in the order of their launches, equal on all ranks.
-        home: the bucket of each parameter.
-        launched: how many buckets of this backward were launched.
-    """
-
-    site: Site
     settings: Mean
-    group: Group
-    order: list[str]
-    is_measured: bool = False
-    seen: list[str] = field(default_factory=list)
-    buckets: list[Bucket] = field(default_factory=list)
-    home: dict[str, Bucket] = field(default_factory=dict)
-    launched: int = 0
 
-    def state(self) -> Iterator[Variable]:
-        """Yield the order of readiness: it decides in which order floats are added."""
-        return declared_order(self, self.site.parameters)
-
-    def load(self, saved: Saved) -> None:
-        """Restore the order, which is equal on all ranks."""
-        super().load(saved)
-        self.build()
-
-    def ready(self, name: str) -> None:
-        """Launch the buckets that miss no gradient, in order."""
-        bucket = self.home[name]
-        require_first(self.group, name, bucket.missing)
-        self.seen.append(name)
-        bucket.missing.discard(name)
-        while not self.complete() and not self.buckets[self.launched].missing:
-            self._launch()
-
-    def complete(self) -> bool:
-        """Return whether every bucket was launched."""
-        return self.launched == len(self.buckets)
-
-    def finish(self) -> None:
-        """Launch the buckets that miss gradients too, wait, and put the means into ``.grad``."""
-        while not self.complete():
-            self._launch()
-        for bucket in self.buckets:
-            bucket.wait()
-            if self._is_marked(bucket):
-                bucket.check()
-            bucket.hand_out()
-        if self.settings.partition:
-            self._spread_nonfinite()
-        self.launched = 0
-        if not self.is_measured:
-            self.order = agree_on_order(self.order, self.seen, self.group)
-            self.is_measured = True
-            self.build()
-        self.seen.clear()
-
-    def stepped(self) -> None:
-        """Forget the means that owners have used."""
-        for bucket in self.buckets:
-            bucket.given.clear()
+    def new_messages(self) -> list[Bucket]:
+        """Return the buckets, of one dtype and one owner."""
+        site, settings = self.site, self.settings
+        narrow = torch.bfloat16 if settings.wire == "bf16" else None
+        owners = site.owners() if settings.partition else dict.fromkeys(self.order)
+        kinds = {name: (site.parameters[name].dtype, owners[name]) for name in self.order}
+        sizes = {name: site.parameters[name].nbytes for name in self.order}
+        return [
+            Bucket(site, self.group, names, narrow, owners[names[0]])
+            for names in in_buckets(sizes, kinds, int(settings.bucket_mb * 2**20))
+        ]
 
     def build(self) -> None:
-        """Fill buckets anew, in the order of readiness."""
-        parameters = self.site.parameters
-        narrow = torch.bfloat16 if self.settings.wire == "bf16" else None
-        owners = self.site.owners() if self.settings.partition else dict.fromkeys(parameters)
-        self.buckets.clear()
-        kinds = {name: (parameters[name].dtype, owners[name]) for name in self.order}
-        for kind in dict.fromkeys(kinds.values()):
-            names = [name for name in self.order if kinds[name] == kind]
-            sizes = [parameters[name].nbytes for name in names]
-            most = capacity(sum(sizes), int(self.settings.bucket_mb * 2**20))
-            for run in runs_within(sizes, most, min(FIRST_BUCKET, most)):
-                members = [names[i] for i in run]
-                bucket = Bucket.of(self.site, self.group, members, narrow, kind[1])
-                self.buckets.append(bucket)
-        # By their last gradient: a bucket is launched after those before it.
-        turn = {name: number for number, name in enumerate(self.order)}
-        self.buckets.sort(key=lambda bucket: max(turn[name] for name in bucket.views))
-        self.home = {name: bucket for bucket in self.buckets for name in bucket.views}
-
-    def _launch(self) -> None:
-        # In one order on every rank, whatever the order of readiness: collectives pair up by the
-        # order of their launches, so a rank that let bucket 2 overtake bucket 1 would mix them.
-        bucket = self.buckets[self.launched]
-        bucket.fill()
-        if self._is_marked(bucket):
-            bucket.mark()
-        bucket.send()
-        for earlier in self.buckets[: self.launched]:
-            earlier.release()
-        self.launched += 1
-
-    def _is_marked(self, bucket: Bucket) -> bool:
+        """Build the buckets, and mark those by which calls are compared."""
+        super().build()
         # The first message tells for all: those of two backwards meet in the same order. But a mean
         # that only its owner sees could be its own by chance.
-        return bucket is self.buckets[0] or bucket.owner is not None
+        for bucket in self.messages[1:]:
+            bucket.is_marked = bucket.owner is not None
+
+    def launch(self) -> None:
+        """Launch the next bucket, and give the memory of others back that were sent to owners."""
+        super().launch()
+        if self.settings.partition:
+            for earlier in self.messages[: self.launched - 1]:
+                earlier.release()
+
+    def collect(self) -> None:
+        """Put the means into ``.grad``; NaN on all ranks of a node if one of them is not finite."""
+        super().collect()
+        if self.settings.partition:
+            self._spread_nonfinite()
 
     def _spread_nonfinite(self) -> None:
         # Only the owner has the gradients of its layers. If it alone skipped its step, the node

@@ -1,7 +1,7 @@
 """Units of residuals, and the scale of each gradient in them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ class Scale(NamedTuple):
         return self.loss / self.rate if self.rate else 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Units:
     """Units of the residuals: learning rate times gradient, or gradient.
 
@@ -38,10 +38,12 @@ class Units:
         groups: optimizer and index of the parameter group from which the learning rate of each
             parameter is read; None for gradient units.
         scaler: source of the loss scale.
+        scales: the scale of each gradient in this backward.
     """
 
     groups: Mapping[str, tuple[Optimizer, int] | None]
     scaler: torch.amp.GradScaler | None
+    scales: dict[str, Scale] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -61,11 +63,11 @@ class Units:
         }
         return cls({n: places.get(id(p)) for n, p in parameters.items()}, scaler)
 
-    def read(self) -> dict[str, Scale]:
-        """Return the scales of this backward, by parameter."""
+    def read(self) -> None:
+        """Read the scales of a backward that begins."""
         loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         # Looked up anew each time: load_state_dict() replaces an optimizer's groups.
-        return {
+        self.scales = {
             name: Scale(float(place[0].param_groups[place[1]]["lr"]) if place else 1.0, loss_scale)
             for name, place in self.groups.items()
         }

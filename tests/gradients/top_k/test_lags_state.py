@@ -19,6 +19,7 @@ from offbeat.functional import count_kept, top_k
 from offbeat.gradients.top_k.correction import Correction
 from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.sparse import SparseMessage
+from offbeat.gradients.units import Units
 from offbeat.kernels.dispatch import each_block
 from offbeat.testing import ThreadWorld
 
@@ -145,12 +146,12 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     group = SimpleNamespace(size=3, rank=1, backend=lambda device: "gloo")
     site: Any = SimpleNamespace(parameters=parameters, group=group, size=3)
     plan = MessagePlan(site, dict.fromkeys(parameters, density), message, wire, whole)
-    messages = plan.messages(list(parameters), select=each_block(top_k), correction=Correction())
-    names = [name for each in messages for name in each.missing]
-    assert sorted(names) == sorted(parameters)
+    dense, sparse = plan.dense(list(parameters)), plan.sparse(list(parameters))
+    given = site, group, Units({}, None)
+    messages = [SparseMessage(*given, s, Correction(), each_block(top_k), wire) for s in sparse]
+    names = [name for each in messages for name in each.names]
+    assert sorted(names + [name for members in dense for name in members]) == sorted(parameters)
     for each in messages:
-        if not isinstance(each, SparseMessage):
-            continue
         flat = each.residual.next.whole
         blocks = [flat[block.start : block.end] for block in each.blocks]
         assert sum(block.numel() for block in blocks) == flat.numel()

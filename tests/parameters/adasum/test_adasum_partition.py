@@ -150,7 +150,7 @@ def test_a_rank_gives_back_the_gradients_that_it_has_sent() -> None:
         for _ in range(3):
             model(torch.ones(2, 16)).sum().backward()
             assert replica.gradients is not None
-            buckets = replica.gradients.buckets
+            buckets = replica.gradients.messages
             kept = [bucket.buffer.untyped_storage().nbytes() for bucket in buckets]
             assert all(not nbytes or bucket.owner == world.local_rank
                        for nbytes, bucket in zip(kept, buckets, strict=True))  # fmt: skip

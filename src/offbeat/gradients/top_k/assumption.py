@@ -20,15 +20,15 @@ def deltas(state: BoundTopK) -> dict[str, float]:
 
     Source: Shi et al. 2020, eq. 20; assumption 1 holds where it is at most 1.
     """
-    found, pipeline, group = {}, state.pipeline, state.pipeline.group
+    found, group = {}, state.group
     for name, parameter in state.site.registered.items():
-        residual, grad = pipeline.home[name].residual.latest.get(name), stored(parameter)
+        grad, residual = stored(parameter), state.home[name].feedback["residual"].latest.get(name)
         density = state.plan.density_of(name)
         if residual is None or grad is None or density == 1:
             continue
         left = residual.double().contiguous().view(-1).to(message_device(group, residual.device))
         all_reduce(left, group).wait()
-        sent = grad.double().mul(pipeline.scales[name].enter * group.size)
+        sent = grad.double().mul(state.units.scales[name].enter * group.size)
         total = left + sent.contiguous().view(-1).to(left.device)
         found[name] = delta(total, left, count_kept(grad.numel(), density))
     return found

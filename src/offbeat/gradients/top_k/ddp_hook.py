@@ -16,8 +16,9 @@ from offbeat.comm.group import Group
 from offbeat.comm.handle import Handle, when_arrived
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Exchanged, Saved
-from offbeat.functional import accumulation_dtype, count_kept, extract, flat_view, is_cheaper_dense
+from offbeat.functional import accumulation_dtype, extract, flat_view
 from offbeat.gradients.top_k.density import OfLayer, layer_densities
+from offbeat.gradients.top_k.payload import PayloadFormat, kept_entries
 from offbeat.gradients.top_k.top_k import TopK
 from offbeat.gradients.units import Units, optimizer_fault
 from offbeat.kernels.dispatch import Select, checked_selection, top_k_selection
@@ -67,7 +68,6 @@ class LagsState:
         self.densities = layer_densities(density, {n: p.numel() for n, p in parameters.items()})
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.units = Units.of(parameters, optimizers, scaler, units)
-        self.scales = self.units.read()
         self.process_group = process_group  # a Group does not keep it alive
         self.group = Group.of(process_group)
         self.residual = {
@@ -83,17 +83,11 @@ class LagsState:
             else top_k_selection(device, exact=selection == "exact")
         )
         self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
-        self.sums: list[Tensor] = []  # of what the last backward's buckets brought
+        self.is_finite: list[Tensor] = []  # whether what the last backward's buckets brought is
 
     def count_kept(self, name: str, layer: Tensor) -> int:
         """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
-        numel, bytes_, size = (
-            layer.numel(),
-            accumulation_dtype(layer.dtype).itemsize,
-            self.group.size,
-        )
-        k = count_kept(numel, self.densities[name])
-        return 0 if is_cheaper_dense(numel, k, bytes_, size, layer.dtype.itemsize) else k
+        return kept_entries(layer.numel(), self.densities[name], layer.dtype, self.group.size)
 
     def settle(self) -> None:
         """Keep the residuals of the last backward if all that it sent was finite.
@@ -101,12 +95,12 @@ class LagsState:
         Those of all buckets or of none, alike on all ranks, which receive the same sums. Called at
         the first bucket of the next backward: the hook is not called at the end of a backward.
         """
-        if all(bool(total.isfinite()) for total in self.sums):
+        if all(self.is_finite):
             for name in self.touched:
                 swapped = self.fresh[name], self.residual[name]
                 self.residual[name], self.fresh[name] = swapped
         self.touched.clear()
-        self.sums.clear()
+        self.is_finite.clear()
 
     def state_dict(self) -> Saved:
         """Return this rank's residuals; no communication."""
@@ -184,79 +178,55 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     residuals. Gradients must be zeroed between backwards that synchronize. A gradient that is
     discarded stays in the residual: use ``no_sync()`` in its backward.
 
-    Bytes sent per step: those of :class:`offbeat.gradients.TopK`, without its flags.
+    Bytes sent per step: those of :class:`offbeat.gradients.TopK`, with 8 for each bucket as flags.
 
     Source: Shi et al. 2020, Algorithm 1.
     """
     if bucket.index() == 0:
         state.settle()
-        state.scales = state.units.read()
-    buffer, size = bucket.buffer(), state.group.size
-    sparse, whole = _Parcel(buffer), list[Tensor]()
+        state.units.read()
+    buffer, group = bucket.buffer(), state.group
+    first = int(buffer.storage_offset())
+    sparse, whole = list[tuple[Tensor, Tensor]](), list[Tensor]()
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
         assert flat is not None, "buckets hold gradients without gaps"
         name = state.names[id(parameter)]
         if k := state.count_kept(name, parameter):
             values, chosen = _select(state, name, flat, k)
-            sparse.put(flat, values.div_(size), chosen)
+            sparse.append((values, chosen + (int(flat.storage_offset()) - first)))
         else:
             whole.append(flat)
-    dense = torch.cat([*whole, buffer[:0]]).div_(size)
-    row = sparse.packed()
-    rows = row.new_empty(size, row.numel())
+    dense = torch.cat([*whole, buffer[:0]]).div_(group.size)
+    count = sum(chosen.numel() for _, chosen in sparse)
+    rows = PayloadFormat(count, 0, buffer.dtype, None).allocate(group.size, buffer.device)
     # Both launched here and never from a future's callback, where ranks would launch them in
     # different orders: Gloo would pair an all-gather with an all-reduce, and crash.
     handles: list[Handle] = []
-    if row.numel():
-        handles.append(all_gather(rows.view(-1), row, state.group))
+    if sparse:
+        mine = rows.parts[group.rank]
+        values, chosen = map(torch.cat, zip(*sparse, strict=True))
+        mine.put(values.div_(group.size))
+        mine.indices.copy_(chosen)
+        mine.flags[-1:] = values.isfinite().all().logical_not_()
+        handles.append(all_gather(rows.whole, mine.words, group))
     if dense.numel():
-        handles.append(all_reduce(dense, state.group))
+        handles.append(all_reduce(dense, group))
 
     def combine() -> Tensor:
-        buffer.zero_()
+        exact = buffer.zero_().dtype == accumulation_dtype(buffer.dtype)
+        total = buffer if exact else torch.zeros_like(buffer, dtype=torch.float32)
+        # One by one: ranks must add in the same order, or their results differ by rounding.
+        for row in rows.parts if sparse else ():
+            total.index_add_(0, row.indices, row.read(total))
+            state.is_finite.append(row.flags[-1] == 0)
+        buffer.copy_(total)  # nothing, if they are one
         for flat, part in zip(whole, dense.split([flat.numel() for flat in whole]), strict=True):
             flat.copy_(part)
-        state.sums += [dense.sum(dtype=torch.float64), sparse.spread(rows)]
+        state.is_finite.append(dense.sum(dtype=torch.float64).isfinite())
         return buffer
 
     return when_arrived(handles, combine)
-
-
-class _Parcel:
-    """Selected entries of a bucket's layers, values and positions, as one row of int32."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self.buffer, self.dtype = buffer, accumulation_dtype(buffer.dtype)
-        self.values = [buffer.new_empty(0, dtype=self.dtype)]
-        self.places = [buffer.new_empty(0, dtype=torch.int32)]
-
-    def put(self, layer: Tensor, values: Tensor, chosen: Tensor) -> None:
-        """Append the ``chosen`` entries of a flat ``layer``, which is a view of the buffer."""
-        self.values.append(values)
-        first = int(layer.storage_offset()) - int(self.buffer.storage_offset())
-        self.places.append(chosen.add(first).int())
-
-    def packed(self) -> Tensor:
-        """Return the row, of even length: each rank's row then begins at a multiple of 8 bytes."""
-        row = torch.cat([torch.cat(self.values).view(torch.int32), *self.places])
-        return nn.functional.pad(row, (0, row.numel() % 2))
-
-    def spread(self, rows: Tensor) -> Tensor:
-        """Add all ranks' entries to the layers, which are zero; return the sum of all values."""
-        exact = self.buffer.dtype == self.dtype
-        total = self.buffer if exact else torch.zeros_like(self.buffer, dtype=self.dtype)
-        count = sum(places.numel() for places in self.places)
-        words = count * self.dtype.itemsize // 4
-        checksum = torch.zeros((), dtype=torch.float64, device=rows.device)
-        # One by one: ranks must add in the same order, or their results differ by rounding.
-        for row in rows if count else ():
-            values = row[:words].view(self.dtype)
-            total.index_add_(0, row[words : words + count], values)
-            checksum += values.sum(dtype=torch.float64)
-        if not exact:
-            self.buffer.add_(total)
-        return checksum
 
 
 def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -264,7 +234,7 @@ def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, 
     before, acc, scale = (
         flat_view(state.residual[name]),
         flat_view(state.fresh[name]),
-        state.scales[name],
+        state.units.scales[name],
     )
     assert before is not None, "residuals have no gaps"
     assert acc is not None, "residuals have no gaps"

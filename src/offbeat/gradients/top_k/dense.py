@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,34 +12,43 @@ from offbeat.exchange import Site
 from offbeat.functional import LinkCost
 from offbeat.gradients.bucket import Bucket
 from offbeat.gradients.feedback import LayerFeedback
-from offbeat.gradients.message import Message, Scales
+from offbeat.gradients.message import FeedbackMessage
 from offbeat.gradients.top_k.correction import Correction
+from offbeat.gradients.units import Units
 
 
-class DenseMessage(Message):
+@final
+class DenseMessage(FeedbackMessage):
     """Bucket whose gradients are added to the residuals that earlier, sparse messages left."""
 
     def __init__(
-        self, site: Site, group: Group, names: Sequence[str], correction: Correction
+        self,
+        site: Site,
+        group: Group,
+        units: Units,
+        names: Sequence[str],
+        correction: Correction,
     ) -> None:
-        self.bucket = Bucket.of(site, group, names)
-        self.correction = correction
-        self.residual: LayerFeedback = LayerFeedback({})
-        self.velocity: LayerFeedback = LayerFeedback(
+        super().__init__(names)
+        self.bucket = Bucket(site, group, names)
+        self.units, self.correction = units, correction
+        self.residual = LayerFeedback({})
+        self.velocity = LayerFeedback(
             {n: _wide(site.parameters[n]) for n in names if correction.momentum}
         )
+        self.feedback = {"residual": self.residual}
+        if correction.momentum:
+            self.feedback["velocity"] = self.velocity
         self.faster: dict[str, Tensor] = {}  # the velocities of this backward
         self.sent: set[str] = set()  # whose residual is part of it
-        self.missing = self.bucket.missing
 
-    def add(self, name: str, scales: Scales, *, continues: bool) -> None:
-        """Mark ``name`` as ready: a bucket is filled in one pass at its launch."""
-        self.missing.discard(name)
+    def add(self, name: str, *, continues: bool) -> None:
+        """Do nothing: a bucket is filled in one pass at its launch."""
 
-    def launch(self, scales: Scales) -> None:
-        """Fill the bucket and launch its all-reduce."""
+    def launch(self) -> None:
+        """Fill the bucket, add velocities and residuals, and launch its all-reduce."""
         self.bucket.fill()
-        self.bucket.mark()
+        scales = self.units.scales
         if self.correction.limit is not None:
             for name, view in self.bucket.views.items():
                 view.copy_(self.correction.clipped(view, scales[name].loss))
@@ -57,8 +67,6 @@ class DenseMessage(Message):
     def wait(self) -> bool:
         """Wait for the mean; its sum is finite only if every rank's gradients are."""
         self.bucket.wait()
-        self.bucket.check()
-        self.missing = self.bucket.missing
         return math.isfinite(self.bucket.buffer.sum(dtype=torch.float64))
 
     def commit(self) -> None:
@@ -68,13 +76,13 @@ class DenseMessage(Message):
         self.residual.commit({name: left for name, left in latest.items() if name not in gone})
         faster = {name: now for name, now in self.faster.items() if name in had}
         self.velocity.commit({**self.velocity.latest, **faster})
-        self.bucket.hand_out()
+        self.bucket.commit()
 
     def undo(self) -> None:
         """Set every ``.grad`` to NaN; residuals and velocities were not changed."""
         for view in self.bucket.views.values():
             view.fill_(math.nan)
-        self.bucket.hand_out()
+        self.bucket.commit()
 
     def seconds(self, link: LinkCost) -> float:
         """Return the duration of an all-reduce of the bucket."""

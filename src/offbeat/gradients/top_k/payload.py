@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from offbeat.functional import accumulation_dtype
+from offbeat.functional import accumulation_dtype, count_kept, is_cheaper_dense
 from offbeat.functional.sixteen_bits import DTYPES, Sixteen, round_to_16_bits
 
 
@@ -17,6 +17,18 @@ def value_dtype(dtype: torch.dtype, wire: Sixteen | None) -> torch.dtype:
     (torch.float32, torch.float16)
     """
     return accumulation_dtype(dtype) if wire is None else DTYPES[wire]
+
+
+def kept_entries(
+    numel: int, density: float, dtype: torch.dtype, size: int, wire: Sixteen | None = None
+) -> int:
+    """Return how many entries ``size`` ranks send; 0 where sending all costs no more.
+
+    >>> kept_entries(1000, 0.01, torch.float32, 4), kept_entries(1000, 0.5, torch.float32, 4)
+    (10, 0)
+    """
+    k, value = count_kept(numel, density), value_dtype(dtype, wire).itemsize
+    return 0 if is_cheaper_dense(numel, k, value, size, dtype.itemsize) else k
 
 
 @dataclass(frozen=True)

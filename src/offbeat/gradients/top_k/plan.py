@@ -3,22 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from offbeat.exchange import Site
-from offbeat.functional import count_kept, is_cheaper_dense, runs_within
+from offbeat.functional import runs_within
 from offbeat.functional.cost import INDEX
 from offbeat.functional.sixteen_bits import Sixteen
-from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
-from offbeat.gradients.message import Message
-from offbeat.gradients.pipeline import by_readiness
-from offbeat.gradients.top_k.correction import Correction
-from offbeat.gradients.top_k.dense import DenseMessage
-from offbeat.gradients.top_k.payload import value_dtype
-from offbeat.gradients.top_k.sparse import SparseMessage
-from offbeat.kernels.dispatch import BlockSelect
+from offbeat.gradients.bucket import BUCKET, in_buckets
+from offbeat.gradients.top_k.payload import kept_entries, value_dtype
 
-Choice = tuple[Sequence[str], int]  # parameters, and how many of their entries are sent; 0: all
+Block = tuple[tuple[str, ...], int]  # parameters, and how many of their entries are sent; 0: all
 
 
 @dataclass(frozen=True)
@@ -39,76 +31,43 @@ class MessagePlan:
     wire: Sixteen | None = None
     whole: bool = False
 
-    def messages(
-        self, order: Sequence[str], *, select: BlockSelect, correction: Correction
-    ) -> list[Message]:
-        """Build the messages of a backward, in the order in which all ranks launch them.
+    def dense(self, order: Sequence[str]) -> list[list[str]]:
+        """Return the parameters of each dense message, filled in this order."""
+        names = [name for members, k in self._blocks(order) if not k for name in members]
+        sizes = {name: self.site.parameters[name].nbytes for name in names}
+        return in_buckets(sizes, {n: self.site.parameters[n].dtype for n in names}, BUCKET)
 
-        Args:
-            order: the parameters in the order in which their gradients become ready.
-            select: selects the entries of sparse layers, see
-                :func:`offbeat.kernels.dispatch.top_k_of_blocks`.
-            correction: clipping and momentum correction.
-        """
-        group = self.site.group
-        assert group is not None, "a slot alone in its group is disabled"
-        messages: list[Message] = []
-        for blocks in self._parted(self._blocks(order)):
-            if blocks[0][1] == 0:
-                members = [name for names, _ in blocks for name in names]
-                messages.append(DenseMessage(self.site, group, members, correction))
-            else:
-                messages.append(
-                    SparseMessage(
-                        self.site,
-                        group,
-                        blocks,
-                        select=select,
-                        correction=correction,
-                        wire=self.wire,
-                    )
-                )
-        return by_readiness(messages, order)
+    def sparse(self, order: Sequence[str]) -> list[list[Block]]:
+        """Return the blocks of each sparse message, filled in this order."""
+        blocks = [
+            (self.site.parameters[names[0]].dtype, (names, k))
+            for names, k in self._blocks(order)
+            if k
+        ]
+        most, messages = int(self.message_mb * 2**20), []
+        for dtype in dict.fromkeys(dtype for dtype, _ in blocks):
+            members = [block for own, block in blocks if own == dtype]
+            entry = value_dtype(dtype, self.wire).itemsize + INDEX
+            runs = runs_within([k * entry for _, k in members], most, most)
+            messages += [[members[index] for index in run] for run in runs]
+        return messages
 
     def density_of(self, name: str) -> float:
         """Return the share of a layer that is sent; 1 if all is."""
-        parameter = self.site.parameters[name]
         k = self._kept([name])
-        return k / parameter.numel() if k else 1.0
+        return k / self.site.parameters[name].numel() if k else 1.0
 
-    def _blocks(self, order: Sequence[str]) -> list[Choice]:
+    def _blocks(self, order: Sequence[str]) -> list[Block]:
+        """Return runs of parameters whose entries compete."""
         if not self.whole:
             return [((name,), self._kept([name])) for name in order]
         dtypes = dict.fromkeys(self.site.parameters[name].dtype for name in order)
-        runs = [[n for n in order if self.site.parameters[n].dtype == dtype] for dtype in dtypes]
-        blocks = [(names, self._kept(names)) for names in runs]
-        # A model that is sent dense need not wait for its last layer.
-        return [
-            b for names, k in blocks for b in ([(names, k)] if k else [((n,), 0) for n in names])
-        ]
+        runs = [tuple(n for n in order if self.site.parameters[n].dtype == d) for d in dtypes]
+        return [(names, self._kept(names)) for names in runs]
 
     def _kept(self, names: Sequence[str]) -> int:
         """Return how many entries are sent; 0 where sending all costs no more."""
         parameters = [self.site.parameters[name] for name in names]
         numel = sum(parameter.numel() for parameter in parameters)
-        k = count_kept(numel, self.densities[names[0]])
-        dtype = parameters[0].dtype
-        value = value_dtype(dtype, self.wire).itemsize
-        return 0 if is_cheaper_dense(numel, k, value, self.site.size, dtype.itemsize) else k
-
-    def _parted(self, blocks: Sequence[Choice]) -> list[list[Choice]]:
-        """Part blocks of one kind and dtype into runs that fit a message."""
-        kinds: dict[tuple[torch.dtype, bool], list[Choice]] = {}
-        for names, k in blocks:
-            kinds.setdefault((self.site.parameters[names[0]].dtype, k == 0), []).append((names, k))
-        parted = []
-        for (dtype, dense), members in kinds.items():
-            entry = value_dtype(dtype, self.wire).itemsize + INDEX
-            sizes = [
-                sum(self.site.parameters[n].nbytes for n in names) if dense else k * entry
-                for names, k in members
-            ]
-            most = capacity(sum(sizes), BUCKET) if dense else int(self.message_mb * 2**20)
-            first = min(FIRST_BUCKET, most) if dense else most
-            parted += [[members[i] for i in run] for run in runs_within(sizes, most, first)]
-        return parted
+        density, dtype = self.densities[names[0]], parameters[0].dtype
+        return kept_entries(numel, density, dtype, self.site.size, self.wire)

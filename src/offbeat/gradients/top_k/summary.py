@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.functional import max_speedup, speedup
-from offbeat.gradients.message import Message
+from offbeat.gradients.message import FeedbackMessage
 from offbeat.gradients.top_k.timing import LayerTimes
 
 
 def summary(
     ratios: Mapping[str, float],
-    messages: Sequence[Message],
+    messages: Sequence[FeedbackMessage],
     times: LayerTimes | None,
     waited: float,
 ) -> dict[str, Any]:

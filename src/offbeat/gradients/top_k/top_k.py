@@ -1,30 +1,25 @@
 """LAGS-SGD: the largest entries of each layer, exchanged during backward, with residuals."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.collectives import peers_of_mean
-from offbeat.exchange import (
-    BoundGradients,
-    GradientExchange,
-    Saved,
-    Site,
-    Variable,
-    count_fault,
-    plain,
-)
+from offbeat.exchange import GradientExchange, Saved, Site, Variable, count_fault, plain
 from offbeat.functional import warm_density
 from offbeat.functional.sixteen_bits import Sixteen
-from offbeat.gradients.pipeline import Pipeline
+from offbeat.gradients.error_feedback import ErrorFeedback
+from offbeat.gradients.message import FeedbackMessage
 from offbeat.gradients.residuals import inherit_means
-from offbeat.gradients.saved_order import declared_order
 from offbeat.gradients.top_k.correction import Correction
+from offbeat.gradients.top_k.dense import DenseMessage
 from offbeat.gradients.top_k.density import OfLayer, densities_fault, layer_densities, mapping_fault
 from offbeat.gradients.top_k.plan import MessagePlan
+from offbeat.gradients.top_k.sparse import SparseMessage
 from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
 from offbeat.gradients.units import Units, optimizer_fault
@@ -176,10 +171,8 @@ class TopK(GradientExchange):
     def bind(self, site: Site) -> "BoundTopK":
         """Build the messages."""
         units = Units.of(site.registered, site.optimizers, site.scaler, self.units)
-        densities = self.densities_of(site.registered)
-        plan = self.plan_of(site, 0, densities)
-        bound = BoundTopK(site, self, Pipeline.on(site, units), plan, densities)
-        bound.build({}, {})
+        bound = BoundTopK(site, self, units=units, densities=self.densities_of(site.registered))
+        bound.build()
         return bound
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
@@ -217,21 +210,20 @@ class TopK(GradientExchange):
         return MessagePlan(site, densities, self.message_mb, self.wire, self.scope == "model")
 
 
+@final
 @dataclass(eq=False)
-class BoundTopK(BoundGradients):
-    """:class:`TopK` on one replica; residuals and velocities are in the messages of ``pipeline``.
+class BoundTopK(ErrorFeedback):
+    """:class:`TopK` on one replica; residuals and velocities are in the messages.
 
-    ``plan`` holds the densities from which they were made, and ``densities`` those before warm-up,
-    another object once they have changed. ``exchanges`` counts steps with an exchange, and
-    ``has_exchanged`` is whether this is one. ``timer`` measures backwards while adaptive ratios
-    need it, and ``times`` is what the last measurement has found.
+    ``densities`` are those before warm-up, and ``plan`` has those from which the messages were
+    made. ``exchanges`` counts steps with an exchange, and ``has_exchanged`` is whether this is one.
+    ``timer`` measures backwards while adaptive ratios need it, and ``times`` is what the last
+    measurement has found.
     """
 
-    site: Site
     settings: TopK
-    pipeline: Pipeline
-    plan: MessagePlan
-    densities: Mapping[str, float]
+    densities: Mapping[str, float] = field(kw_only=True)
+    plan: MessagePlan = field(init=False)
     exchanges: int = 0
     has_exchanged: bool = False
     timer: LayerTimer | None = None
@@ -239,7 +231,7 @@ class BoundTopK(BoundGradients):
 
     def state(self) -> Iterator[Variable]:
         """Yield what fixes the messages, and residuals and velocities of this rank by name."""
-        yield from declared_order(self.pipeline, self.site.parameters)
+        yield from super().state()
         yield plain("shared", self, "exchanges", count_fault)
         yield Variable(
             "densities",
@@ -249,38 +241,54 @@ class BoundTopK(BoundGradients):
             densities_fault,
             is_compared=True,
         )
-        yield Variable("residual", "own", lambda: self._kept("residual"))
-        yield Variable(
-            "velocity", "own", lambda: self._kept("velocity") if self.settings.momentum else {}
-        )
+        yield self.kept("residual")
+        yield self.kept("velocity")
 
     def load(self, saved: Saved) -> None:
-        """Restore what :meth:`save` returned, and build the messages that it fixes."""
+        """Restore what :meth:`save` returned; the next step is a new one."""
         super().load(saved)
         self.has_exchanged = False
+
+    def build(self) -> None:
+        """Build the messages of the present densities."""
         self.plan = self._new_plan()
-        self.build(saved["residual"], saved["velocity"])
+        super().build()
 
-    def ready(self, name: str) -> None:
-        """Add this parameter's gradient to its message; launch those that are full, in order."""
-        pipeline, timer, parameters = self.pipeline, self.timer, self.site.parameters
-        if timer is not None:
-            timer.enter(name)
-        pipeline.add(name)
-        if timer is not None:
-            timer.added(name)
-        while (sent := pipeline.launch_next()) is not None:
-            if timer is not None:
-                homes = pipeline.home.items()
-                timer.launched({n: parameters[n].numel() for n, home in homes if home is sent})
+    def new_messages(self) -> list[FeedbackMessage]:
+        """Return the messages of the plan."""
+        settings, given = self.settings, (self.site, self.group, self.units)
+        # In deep gradient compression a rank's gradient is its share, already divided by P.
+        limit = settings.clip_norm and settings.clip_norm * self.site.size**0.5
+        correction = Correction(settings.momentum, settings.masking, limit)
+        select = (
+            each_block(settings.selection)
+            if callable(settings.selection)
+            else top_k_of_blocks(self._device, exact=settings.selection == "exact")
+        )
+        dense, sparse = self.plan.dense(self.order), self.plan.sparse(self.order)
+        return [
+            *(DenseMessage(*given, names, correction) for names in dense),
+            *(SparseMessage(*given, b, correction, select, settings.wire) for b in sparse),
+        ]
 
-    def complete(self) -> bool:
-        """Return whether every message was launched."""
-        return self.pipeline.is_launched
+    def add(self, name: str) -> None:
+        """Add a gradient to its message; note when, while times are measured."""
+        if self.timer is None:
+            return super().add(name)
+        self.timer.enter(name)
+        super().add(name)
+        self.timer.added(name)
+
+    def launch(self) -> None:
+        """Launch the next message; note when, while times are measured."""
+        super().launch()
+        if self.timer is not None:
+            names = self.messages[self.launched - 1].names
+            self.timer.launched({name: self.site.parameters[name].numel() for name in names})
 
     def finish(self) -> None:
-        """Launch the messages that miss gradients too, wait, and hand out the results."""
-        self.pipeline.finish()
+        """Complete the exchange of a backward, and count the steps that have one."""
+        super().finish()
         if self.timer is not None:
             self.timer.finish()
         if not self.has_exchanged:
@@ -289,38 +297,23 @@ class BoundTopK(BoundGradients):
                 self._watch()
 
     def stepped(self) -> None:
-        """Rebuild the messages if the order was measured or the density has changed."""
-        self.pipeline.stepped()
+        """Begin a step; build new messages if the densities are others now."""
         self.has_exchanged = False
-        # Not in finish: a second backward of the same step must find what the first handed out.
-        if self.exchanges > 0:
-            plan = self._new_plan()
-            if not self.pipeline.is_current or plan != self.plan:
-                self.plan = plan
-                self.build(self._kept("residual"), self._kept("velocity"))
-
-    def accumulated(self, name: str) -> None:
-        """Note that this gradient was accumulated, but not exchanged."""
-        self.pipeline.handed.accumulated(name)
-
-    def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Note that the gradients of the optimizer's parameters were used."""
-        self.pipeline.handed.optimizer_stepped(optimizer)
+        self.is_current &= self._new_plan() == self.plan
+        super().stepped()
 
     def stats(self) -> Saved:
         """Return the compression ratio of every layer, and what the last measurement found."""
-        pipeline = self.pipeline
-        ratios = {name: 1 / self.plan.density_of(name) for name in pipeline.order}
-        return {"lags": summary(ratios, pipeline.messages, self.times, pipeline.waited)}
+        ratios = {name: 1 / self.plan.density_of(name) for name in self.order}
+        return {"lags": summary(ratios, self.messages, self.times, self.waited)}
 
     def _watch(self) -> None:
         """Measure some backwards, periodically; choose ratios that suit them, if adaptive."""
         phase = (self.exchanges - 1) % self.settings.retune
         if phase == 0:
-            self.timer = LayerTimer(next(iter(self.site.parameters.values())).device)
+            self.timer = LayerTimer(self._device)
         elif phase == WATCHED and self.timer is not None:
-            pipeline = self.pipeline
-            self.times = average_times(self.timer, pipeline.order, pipeline.group)
+            self.times = average_times(self.timer, self.order, self.group)
             self.timer = None
             if self.settings.density != "adaptive":
                 return
@@ -332,19 +325,6 @@ class BoundTopK(BoundGradients):
     def _new_plan(self) -> MessagePlan:
         return self.settings.plan_of(self.site, self.exchanges, self.densities)
 
-    def _kept(self, kind: Literal["residual", "velocity"]) -> dict[str, Tensor]:
-        return self.pipeline.by_name(kind, self.site.parameters)
-
-    def build(self, residual: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> None:
-        """Build the messages of the plan, which start from these residuals and velocities."""
-        settings, device = self.settings, next(iter(self.site.parameters.values())).device
-        # In deep gradient compression a rank's gradient is its share, already divided by P.
-        limit = settings.clip_norm and settings.clip_norm * self.site.size**0.5
-        correction = Correction(settings.momentum, settings.masking, limit)
-        select = (
-            each_block(settings.selection)
-            if callable(settings.selection)
-            else top_k_of_blocks(device, exact=settings.selection == "exact")
-        )
-        messages = self.plan.messages(self.pipeline.order, select=select, correction=correction)
-        self.pipeline.replace(messages, residual, velocity)
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.site.parameters.values())).device
