@@ -26,13 +26,13 @@ WAITS = {
     ("gradients/call_number:CallNumber.write", "synchronize"): (
         "for an event of the last backward, long over: its number must be read before the next"
     ),
-    ("gradients/mean:_spread_nonfinite", "aten.copy_.default"): (
+    ("gradients/mean:BoundMean._spread_nonfinite", "aten.copy_.default"): (
         "partition=True: all ranks of a node must decide alike whether to step"
     ),
     ("gradients/top_k/dense:DenseMessage.wait", "aten._local_scalar_dense.default"): (
         "residuals are kept or restored by whether any rank's gradient is finite"
     ),
-    ("gradients/top_k/sparse:SparseMessage.wait", "tolist"): (
+    ("gradients/message:FlatMessage.read_flags", "tolist"): (
         "the same, and which layers any rank has used"
     ),
     ("parameters/adasum/operands:Operands.redo", "tolist"): (
@@ -59,12 +59,13 @@ WAITS = {
 COPIES = {
     ("functional/packing:pack", "aten._foreach_copy_.default"),
     ("gradients/dot_grad:put", "aten.copy_.default"),
+    ("gradients/message:FlatMessage.write_flags", "aten.copy_.default"),
     ("gradients/top_k/payload:Payload.put", "aten.copy_.default"),
     ("gradients/top_k/payload:Payload.read", "aten.copy_.default"),
     ("gradients/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
     ("gradients/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
-    ("parameters/adasum/adasum_update:_broadcast_shares", "aten._to_copy.default"),
-    ("parameters/adasum/adasum_update:_broadcast_shares", "aten.copy_.default"),
+    ("parameters/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten._to_copy.default"),
+    ("parameters/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten.copy_.default"),
     ("parameters/stale_average/rotation:_as_memory", "aten.copy_.default"),
 }
 THROUGH_HOST = [

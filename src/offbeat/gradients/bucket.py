@@ -51,14 +51,8 @@ class Bucket(Message):
     """Gradients that are averaged as one message, followed by one flag for each and a call number.
 
     A flag that is not 0 after the exchange means that some rank has the gradient. The mean is for
-    all members, or for the member ``owner`` alone.
-
-    Args:
-        site: the parameters.
-        group: the members that exchange.
-        names: the parameters of the bucket, of one dtype.
-        narrow: the dtype in which they are sent, if that is smaller.
-        owner: the member that alone receives the mean.
+    all members, or for the member ``owner`` alone. Gradients are sent in the dtype ``narrow``, if
+    that is smaller than theirs.
     """
 
     def __init__(
@@ -77,7 +71,7 @@ class Bucket(Message):
         if narrow is not None and dtype.itemsize > narrow.itemsize:
             dtype = narrow
         device = message_device(group, parameters[0].device)
-        self.memory = Flat.of(site, names, dtype, device, len(names) + 1)
+        self.memory = Flat.of(site.parameters, names, dtype, device, len(names) + 1)
         self.call_number = CallNumber(group, self.memory.rest)
         self.is_marked = True  # with the call number, which is compared
         self.is_of_another = owner not in (None, group.rank)

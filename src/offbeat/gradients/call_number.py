@@ -1,7 +1,5 @@
 """A number in every message of gradients, which shows that its sender is in another step."""
 
-from dataclasses import InitVar, dataclass, field
-
 import torch
 from torch import Tensor
 
@@ -27,31 +25,18 @@ def require_same_call(group: Group, sent: int, *received: float) -> None:
         raise group.detector.condemn_pairing()
 
 
-@dataclass(eq=False)
 class CallNumber:
     """Fills one entry of an averaged message with the number of the call its sender is in.
 
     Messages pair up by their order alone. If one rank makes a backward more than the others, its
     next message meets theirs of the next step, all sizes fit, and nothing else would tell. Ranks
     whose numbers of calls are equal in every exchange also made equally many of them in each step.
-
-    Attributes:
-        group: the members that exchange.
-        like: any tensor of the message.
-        sent: the number of this rank.
-        echo: the entry after the exchange, on the host.
-        arrived: on an accelerator, when ``echo`` is there.
     """
 
-    group: Group
-    like: InitVar[Tensor]
-    sent: int = 0
-    echo: Tensor = field(init=False)
-    arrived: torch.Event | None = None
-
-    def __post_init__(self, like: Tensor) -> None:
-        """Allocate the copy on the host."""
-        self.echo = number_on_host(like)
+    def __init__(self, group: Group, like: Tensor) -> None:
+        self.group, self.sent = group, 0
+        self.echo = number_on_host(like)  # the entry after the exchange
+        self.arrived: torch.Event | None = None  # on an accelerator, when ``echo`` is there
 
     def write(self, entry: Tensor) -> None:
         """Fill ``entry`` (1), before the exchange."""

@@ -1,24 +1,27 @@
 """Compressed gradients, exchanged during backward, with error feedback."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
+import torch
 from torch import Tensor
 
-from offbeat.comm.group import Group
-from offbeat.exchange import GradientExchange, Saved, Site, Variable
+from offbeat.comm.collectives import all_reduce
+from offbeat.comm.group import Group, message_device
+from offbeat.exchange import Site, Variable
 from offbeat.gradients.bucket import in_buckets
-from offbeat.gradients.compressor import CompressedMessage, Compressor
+from offbeat.gradients.compressor import Compressor
 from offbeat.gradients.error_feedback import ErrorFeedback
-from offbeat.gradients.residuals import inherit_means
+from offbeat.gradients.message import FlatMessage
+from offbeat.gradients.residuals import FeedbackExchange
 from offbeat.gradients.units import Units
 from offbeat.settings import above, check_settings, describe
 
 
 @final
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Compressed(GradientExchange):
+class Compressed(FeedbackExchange):
     r"""Exchanges gradients through a :class:`Compressor`, with error feedback.
 
     .. math::
@@ -61,24 +64,12 @@ class Compressed(GradientExchange):
     def __repr__(self) -> str:
         return describe(self)
 
-    @property
-    def takes_shards(self) -> bool:
-        """Whether it exchanges between nodes: FSDP2 has averaged inside them, uncompressed."""
-        return self.over == "world"
-
     def bind(self, site: Site) -> "BoundCompressed":
         """Build the messages."""
         units = Units.of(site.registered, (), site.scaler, "gradient")
         bound = BoundCompressed(site, self, units=units)
         bound.build()
         return bound
-
-    def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
-        """Keep the mean of the residuals in a world of another size.
-
-        See :func:`offbeat.gradients.residuals.inherit_means`.
-        """
-        return inherit_means(saved, before, rank, size, ("residual",))
 
 
 @final
@@ -90,9 +81,9 @@ class BoundCompressed(ErrorFeedback):
     def state(self) -> Iterator[Variable]:
         """Yield the order of readiness, and this rank's residuals by name."""
         yield from super().state()
-        yield self.kept("residual")
+        yield Variable("residual", "own", lambda: self.kept("residual"))
 
-    def new_messages(self) -> list[CompressedMessage]:
+    def new_messages(self) -> "list[CompressedMessage]":
         """Return the messages, of one dtype."""
         site, settings = self.site, self.settings
         kinds = {name: site.parameters[name].dtype for name in self.order}
@@ -101,3 +92,48 @@ class BoundCompressed(ErrorFeedback):
             CompressedMessage(site, self.group, self.units, names, settings.compressor)
             for names in in_buckets(sizes, kinds, int(settings.message_mb * 2**20))
         ]
+
+
+@final
+class CompressedMessage(FlatMessage):
+    """Gradients that a :class:`Compressor` exchanges, with error feedback.
+
+    A small all-reduce beside each message counts the ranks that have a gradient of each
+    parameter, and the ranks on which a value is not finite; it also compares the calls.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        group: Group,
+        units: Units,
+        names: Sequence[str],
+        compressor: Callable[[Tensor, Group], Compressor],
+    ) -> None:
+        super().__init__(site, group, units, names)
+        like = self.mean.whole
+        self.compressor = compressor(like, group) if like.numel() else None
+        self.flags = torch.zeros(
+            len(names) + 2, dtype=torch.int32, device=message_device(group, like.device)
+        )
+
+    def launch(self) -> None:
+        """Compress and launch; subtract what was sent."""
+        acc = self.residual.next.whole
+        if self.compressor is not None:
+            acc.sub_(self.compressor.launch(acc))
+        # An infinity that was sent as one is a NaN here, and one that was clipped is left.
+        self.write_flags(self.flags, acc)
+        self.handle = all_reduce(self.flags, self.group)
+
+    def wait(self) -> bool:
+        """Wait for the mean; False if a value was not finite on some rank."""
+        self.arrived = self.compressor.wait() if self.compressor is not None else None
+        self.handle.wait()
+        return self.read_flags(self.flags[None], self.group.size)
+
+    def combine(self, mean: Tensor) -> None:
+        """Write the mean, which all members have found."""
+        if self.arrived is not None:
+            mean.copy_(self.arrived).mul_(self.units.scales[self.names[0]].loss)
+        self.arrived = None

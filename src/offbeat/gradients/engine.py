@@ -20,27 +20,19 @@ class Engine(BoundGradients, Generic[Kind]):
     """Launches messages during backward, as their gradients become ready, and completes them.
 
     Subclasses say what a message is and, where that differs, when its gradients are read
-    (:meth:`add`) and written (:meth:`collect`).
-
-    Attributes:
-        order: the parameters in the order in which they became ready on rank 0.
-        is_measured: whether that was measured; reverse order of registration before.
-        is_current: whether the messages are those that the next step needs.
-        messages: in the order of their launches, equal on all ranks.
-        home: the message of each parameter.
-        seen: parameters that are ready in this backward, in order.
-        launched: how many messages of this backward were launched.
+    (:meth:`add`) and written (:meth:`collect`). ``order`` is that in which the parameters became
+    ready on rank 0, once it is measured, and reverse order of registration before.
     """
 
     site: Site
     settings: Any
     order: list[str] = field(init=False)
     is_measured: bool = False
-    is_current: bool = False
-    messages: list[Kind] = field(default_factory=list)
-    home: dict[str, Kind] = field(default_factory=dict)
-    seen: dict[str, None] = field(default_factory=dict)
-    launched: int = 0
+    is_current: bool = False  # whether the messages are those that the next step needs
+    messages: list[Kind] = field(default_factory=list)  # in the order of launches, equal on all
+    home: dict[str, Kind] = field(default_factory=dict)  # the message of each parameter
+    seen: dict[str, None] = field(default_factory=dict)  # what is ready in this backward, in order
+    launched: int = 0  # messages of this backward
 
     def __post_init__(self) -> None:
         """Start in reverse order of registration, until a backward shows the real order."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.small_gathers import gather_numbers
-from offbeat.exchange import Saved, Variable
+from offbeat.exchange import Saved
+from offbeat.functional import accumulation_dtype
 from offbeat.gradients.engine import Engine
 from offbeat.gradients.handed import HandedGradients
 from offbeat.gradients.message import FeedbackMessage
@@ -18,26 +19,16 @@ from offbeat.gradients.units import Units
 
 @dataclass(eq=False)
 class ErrorFeedback(Engine[FeedbackMessage]):
-    """Adds gradients to residuals when they are ready, and keeps what was not sent of them.
-
-    Attributes:
-        units: the units of the residuals.
-        handed: the gradients of the last backward, and what became of them.
-        waited: seconds that the last backward waited at its end.
-    """
+    """Adds gradients to residuals when they are ready, and keeps what was not sent of them."""
 
     units: Units = field(kw_only=True)
     handed: HandedGradients = field(init=False)
-    waited: float = 0.0
+    waited: float = 0.0  # seconds, at the end of the last backward
 
     def __post_init__(self) -> None:
         """Watch the gradients of the site."""
         super().__post_init__()
         self.handed = HandedGradients(self.site.registered, self.site.optimizers)
-
-    def kept(self, kind: str) -> Variable:
-        """Declare the residuals, or velocities, of this rank; :meth:`load` restores them."""
-        return Variable(kind, "own", lambda: self.copy_of(kind))
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned, residuals in new messages."""
@@ -48,26 +39,22 @@ class ErrorFeedback(Engine[FeedbackMessage]):
     def build(self) -> None:
         """Build the messages, which go on with the residuals of those before them."""
         kinds = {kind for message in self.messages for kind in message.feedback}
-        kept = {kind: self.copy_of(kind) for kind in kinds}
+        kept = {kind: self.kept(kind) for kind in kinds}
         super().build()
         self._remember(kept)
 
-    def copy_of(self, kind: str) -> dict[str, Tensor]:
-        """Copy what messages keep, by parameter; zeros for those of which they keep nothing yet.
+    def kept(self, kind: str) -> dict[str, Tensor]:
+        """Copy residuals or velocities, by parameter; zeros for those of which nothing is kept.
 
         A gradient still in ``.grad`` that was not used before ``step()`` counts as discarded.
         """
         found = {}
         unused = self.handed.pending if self.handed.has_stepped else ()
         for name, parameter in self.site.parameters.items():
-            feedback = self.home[name].feedback.get(kind)
-            if feedback is None:
-                continue
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            dtype = accumulation_dtype(parameter.dtype)
             found[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            kept = (feedback.used if name in unused else feedback.latest).get(name)
-            if kept is not None:
-                found[name].copy_(kept)
+            if feedback := self.home[name].feedback.get(kind):
+                found[name].copy_((feedback.used if name in unused else feedback.latest)[name])
         return found
 
     def begin(self) -> None:
@@ -114,10 +101,9 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         self.handed.optimizer_stepped(optimizer)
 
     def _remember(self, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for name, message in self.home.items():
-            for kind, feedback in message.feedback.items():
-                if name in kept.get(kind, ()):
-                    feedback.remember(name, kept[kind][name])
+        for kind in ("residual", "velocity"):
+            for name, tensor in kept.get(kind, {}).items():
+                self.home[name].remember(kind, name, tensor)
         self.handed.pending.clear()
 
     def _wait(self) -> bool:

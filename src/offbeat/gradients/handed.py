@@ -18,17 +18,12 @@ class HandedGradients:
     A gradient is used when an optimizer that holds its parameter steps, or, until one ever does,
     when the parameter is changed in place. It is discarded when ``.grad`` was cleared, replaced or
     changed in place without that. While no use was ever seen, ``step()`` says that all are used.
-
-    Attributes:
-        parameters: by name, as optimizers hold them.
-        pending: by name, those of which is not known yet what becomes of them.
-        has_stepped: whether ``step()`` was called since.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizers: Collection[Optimizer]) -> None:
         self.parameters = parameters
-        self.pending: dict[str, Handed] = {}
-        self.has_stepped = False
+        self.pending: dict[str, Handed] = {}  # of which is not known yet what becomes of them
+        self.has_stepped = False  # whether step() was called since they were handed out
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._optimized: set[str] = set()  # since the gradients were handed out
         self._ever_optimized: set[str] = set()
@@ -78,9 +73,7 @@ class HandedGradients:
     def pop(self, name: str, *, accumulated: bool) -> tuple[bool, bool]:
         """Return whether a pending gradient was used, and whether it is still in ``.grad``.
 
-        Args:
-            name: the parameter, whose gradient is about to be exchanged again.
-            accumulated: whether this backward has added to ``.grad``.
+        It is about to be exchanged again; ``accumulated`` is whether this backward has added to it.
         """
         handed = self.pending.pop(name)
         is_used = self._is_used(name, handed)

@@ -1,7 +1,7 @@
 """Messages of gradients: what is sent together, with and without error feedback."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from offbeat.exchange import Site
 from offbeat.functional import LinkCost, accumulation_dtype
 from offbeat.gradients.call_number import number_of, require_same_call
 from offbeat.gradients.dot_grad import gradient_of, put, require_plain
-from offbeat.gradients.feedback import Feedback, FlatFeedback
+from offbeat.gradients.feedback import Feedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.units import Units
 
@@ -58,7 +58,11 @@ class FeedbackMessage(Message):
         feedback: what is kept, by kind: "residual", and "velocity" of momentum correction.
     """
 
-    feedback: Mapping[str, Feedback]
+    feedback: dict[str, Feedback]
+
+    def remember(self, kind: str, name: str, kept: Tensor) -> None:
+        """Start from what another message, or an earlier run, has kept of ``name``."""
+        self.feedback[kind].latest[name].copy_(kept)
 
     def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
         """Settle residuals and velocities, see :meth:`Feedback.settle`."""
@@ -94,9 +98,9 @@ class FlatMessage(FeedbackMessage):
         super().__init__(names)
         self.site, self.group, self.units = site, group, units
         self.dtype = accumulation_dtype(site.parameters[names[0]].dtype)
-        self.residual = FlatFeedback(site, names, self.dtype)
-        self.feedback: dict[str, FlatFeedback] = {"residual": self.residual}
-        self.mean = Flat.of(site, names, self.dtype)
+        self.residual = Feedback(site.parameters, names)
+        self.feedback = {"residual": self.residual}
+        self.mean = Flat.of(site.parameters, names, self.dtype)
         self.mine_has = dict.fromkeys(names, False)
         self.had: set[str] = set()  # parameters of which any rank had a gradient
 
@@ -108,12 +112,15 @@ class FlatMessage(FeedbackMessage):
         """Add the gradient to the residual."""
         # A further backward before the step adds to a mean that is in .grad already: that mean is
         # sent once more, and what is lost of it is part of the new residual.
-        grad = self.read(name)
+        self.accumulate(name, self.read(name), self.units.scales[name].enter)
+
+    def accumulate(self, name: str, change: Tensor | None, factor: float) -> None:
+        """Add ``factor`` times ``change`` to the residual, if there is any."""
         former, acc = self.residual.latest[name], self.residual.next.views[name]
-        if grad is None:
+        if change is None:
             acc.copy_(former)
         else:
-            torch.add(former, grad, alpha=self.units.scales[name].enter, out=acc)
+            torch.add(former, change, alpha=factor, out=acc)
 
     def read(self, name: str) -> Tensor | None:
         """Return the gradient of ``name``, and note whether there is one."""
@@ -142,8 +149,7 @@ class FlatMessage(FeedbackMessage):
     def commit(self) -> None:
         """Keep what was not sent, and put the mean into ``.grad``."""
         for feedback in self.feedback.values():
-            feedback.skip(self.mine_has.keys() - self.had)
-            feedback.commit()
+            feedback.commit(self.mine_has.keys() - self.had)
         self.mean = self.mean.unless_kept(self.site.registered)
         self.combine(self.mean.whole)
         self._hand_out()

@@ -34,16 +34,13 @@ class Scale(NamedTuple):
 class Units:
     """Units of the residuals: learning rate times gradient, or gradient.
 
-    Attributes:
-        groups: optimizer and index of the parameter group from which the learning rate of each
-            parameter is read; None for gradient units.
-        scaler: source of the loss scale.
-        scales: the scale of each gradient in this backward.
+    ``groups`` has optimizer and index of the parameter group from which the learning rate of each
+    parameter is read; None for gradient units.
     """
 
     groups: Mapping[str, tuple[Optimizer, int] | None]
     scaler: torch.amp.GradScaler | None
-    scales: dict[str, Scale] = field(default_factory=dict)
+    scales: dict[str, Scale] = field(default_factory=dict)  # of the gradients of this backward
 
     @classmethod
     def of(

@@ -22,10 +22,10 @@ def deltas(state: BoundTopK) -> dict[str, float]:
     """
     found, group = {}, state.group
     for name, parameter in state.site.registered.items():
-        grad, residual = stored(parameter), state.home[name].feedback["residual"].latest.get(name)
-        density = state.plan.density_of(name)
-        if residual is None or grad is None or density == 1:
+        grad, density = stored(parameter), state.plan.density_of(name)
+        if grad is None or density == 1:
             continue
+        residual = state.home[name].feedback["residual"].latest[name]
         left = residual.double().contiguous().view(-1).to(message_device(group, residual.device))
         all_reduce(left, group).wait()
         sent = grad.double().mul(state.units.scales[name].enter * group.size)

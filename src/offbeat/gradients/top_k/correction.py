@@ -11,16 +11,12 @@ from offbeat.functional import clip_factor
 class Correction:
     """Local clipping and momentum correction of one rank.
 
-    Attributes:
-        momentum: factor m of the velocity u = m u + g, which is added to the residual instead of
-            the gradient g; 0 for none.
-        masking: whether the velocity of an entry that is sent becomes zero.
-        limit: the largest norm of a layer's gradient on one rank; None for any.
+    With ``momentum`` m the velocity u = m u + g is added to the residual instead of the gradient g.
     """
 
     momentum: float = 0.0
-    masking: bool = False
-    limit: float | None = None
+    masking: bool = False  # whether the velocity of an entry that is sent becomes zero
+    limit: float | None = None  # the largest norm of a layer's gradient on one rank
 
     def clipped(self, grad: Tensor, loss: float) -> Tensor:
         """Return a gradient that is scaled by ``loss``, at most ``limit`` long without that."""

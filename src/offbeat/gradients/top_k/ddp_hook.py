@@ -1,7 +1,7 @@
 """LAGS-SGD as a communication hook of torch's DistributedDataParallel."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -17,11 +17,12 @@ from offbeat.comm.handle import Handle, when_arrived
 from offbeat.comm.small_gathers import raise_alike
 from offbeat.exchange import Exchanged, Saved
 from offbeat.functional import accumulation_dtype, extract, flat_view
-from offbeat.gradients.top_k.density import OfLayer, layer_densities
+from offbeat.gradients.feedback import Feedback
+from offbeat.gradients.top_k.density import OfLayer
 from offbeat.gradients.top_k.payload import PayloadFormat, kept_entries
 from offbeat.gradients.top_k.top_k import TopK
-from offbeat.gradients.units import Units, optimizer_fault
-from offbeat.kernels.dispatch import Select, checked_selection, top_k_selection
+from offbeat.gradients.units import Units
+from offbeat.kernels.dispatch import Select
 
 __all__ = ["LagsState", "lags_hook"]
 
@@ -63,26 +64,20 @@ class LagsState:
         module = model.module if isinstance(model, DistributedDataParallel) else model
         parameters = Exchanged(module).trained
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        if unfit := optimizer_fault(parameters, optimizers, units, momentum=0.0):
+        if unfit := self.exchange.fault(parameters, optimizers):
             raise ValueError(unfit)
-        self.densities = layer_densities(density, {n: p.numel() for n, p in parameters.items()})
+        self.densities = self.exchange.densities_of(parameters)
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.units = Units.of(parameters, optimizers, scaler, units)
         self.process_group = process_group  # a Group does not keep it alive
         self.group = Group.of(process_group)
         self.residual = {
-            name: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype), requires_grad=False)
-            for name, p in parameters.items()
-            if self.count_kept(name, p)
+            name: Feedback(parameters, [name])
+            for name, parameter in parameters.items()
+            if self.count_kept(name, parameter)
         }
-        self.fresh = {name: torch.zeros_like(r) for name, r in self.residual.items()}
-        device = next(iter(parameters.values())).device
-        self.select = (
-            checked_selection(selection)
-            if callable(selection)
-            else top_k_selection(device, exact=selection == "exact")
-        )
-        self.touched: set[str] = set()  # whose fresh residual belongs to the last backward
+        self.select = self.exchange.select_on(next(iter(parameters.values())).device)
+        self.touched: set[str] = set()  # whose next residual belongs to the last backward
         self.is_finite: list[Tensor] = []  # whether what the last backward's buckets brought is
 
     def count_kept(self, name: str, layer: Tensor) -> int:
@@ -97,15 +92,15 @@ class LagsState:
         """
         if all(self.is_finite):
             for name in self.touched:
-                swapped = self.fresh[name], self.residual[name]
-                self.residual[name], self.fresh[name] = swapped
+                self.residual[name].commit()
+                self.residual[name].settle((), (), is_last=True)
         self.touched.clear()
         self.is_finite.clear()
 
     def state_dict(self) -> Saved:
         """Return this rank's residuals; no communication."""
         self.settle()
-        residual = {name: tensor.clone() for name, tensor in self.residual.items()}
+        residual = {name: kept.latest[name].clone() for name, kept in self.residual.items()}
         return {f"rank{self.group.rank}": {"size": self.group.size, "residual": residual}}
 
     def load_state_dict(self, saved: Saved) -> None:
@@ -120,14 +115,14 @@ class LagsState:
             fault = str(error)
         raise_alike(fault, self.group)
         self.settle()
-        for name, tensor in self.residual.items():
-            tensor.zero_()
+        for name, kept in self.residual.items():
+            kept.latest[name].zero_()
             if name in residual:
-                tensor.copy_(residual[name])
+                kept.latest[name].copy_(residual[name])
 
     def _inherited(self, saved: Saved) -> dict[str, Tensor]:
         """Return the residuals that this rank takes over."""
-        parts = {int(key.removeprefix("rank")): part for key, part in _parts(saved)}
+        parts = _parts(saved)
         shapes = [{n: r.shape for n, r in part["residual"].items()} for part in parts.values()]
         if any(other != shapes[0] for other in shapes):
             raise ValueError(f"the residuals of ranks {list(parts)} are of different models")
@@ -138,7 +133,7 @@ class LagsState:
         # may be lost.
         for name, tensor in residual.items():
             shape = tuple(tensor.shape)
-            if name not in self.residual or self.residual[name].shape != shape:
+            if name not in self.residual or self.residual[name].latest[name].shape != shape:
                 raise ValueError(
                     f"there is a residual {shape} for {name!r}, but no sparse layer of that "
                     "name and shape here; load it with the same model and density"
@@ -148,8 +143,8 @@ class LagsState:
         return residual
 
 
-def _parts(saved: Saved) -> Iterator[tuple[str, Saved]]:
-    """Yield the key and the part of each rank; raise ``ValueError`` for what is none."""
+def _parts(saved: Saved) -> dict[int, Saved]:
+    """Return the part of each rank; raise ``ValueError`` for what is none."""
     if not isinstance(saved, dict) or not saved:
         raise ValueError(f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned")
     for key, part in saved.items():
@@ -163,7 +158,7 @@ def _parts(saved: Saved) -> Iterator[tuple[str, Saved]]:
             raise ValueError(
                 f"cannot load {ascii(part)[:60]} as {key!a}; pass what state_dict() returned"
             )
-        yield key, part
+    return {int(key.removeprefix("rank")): part for key, part in saved.items()}
 
 
 def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
@@ -193,7 +188,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
         assert flat is not None, "buckets hold gradients without gaps"
         name = state.names[id(parameter)]
         if k := state.count_kept(name, parameter):
-            values, chosen = _select(state, name, flat, k)
+            values, chosen = _select(state, name, grad, k)
             sparse.append((values, chosen + (int(flat.storage_offset()) - first)))
         else:
             whole.append(flat)
@@ -231,15 +226,10 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
 
 def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return what is sent of a layer, in units of the gradient, and its positions."""
-    before, acc, scale = (
-        flat_view(state.residual[name]),
-        flat_view(state.fresh[name]),
-        state.units.scales[name],
-    )
-    assert before is not None, "residuals have no gaps"
-    assert acc is not None, "residuals have no gaps"
-    torch.add(before, grad, alpha=scale.enter, out=acc)
+    residual, scale = state.residual[name], state.units.scales[name]
+    torch.add(residual.latest[name], grad, alpha=scale.enter, out=residual.next.views[name])
     state.touched.add(name)
-    chosen = state.select(acc, k)
+    acc = residual.next.whole
+    chosen = state.select(acc, [(0, acc.numel(), k)])
     values = extract(acc, chosen) if scale.rate else acc[chosen]  # a rate of 0 sends zeros
     return values.mul_(scale.leave), chosen

@@ -1,7 +1,7 @@
 """Layers that are sent whole, with residuals of earlier, sparse messages."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 import torch
@@ -11,15 +11,18 @@ from offbeat.comm.group import Group
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost
 from offbeat.gradients.bucket import Bucket
-from offbeat.gradients.feedback import LayerFeedback
+from offbeat.gradients.feedback import Feedback
 from offbeat.gradients.message import FeedbackMessage
 from offbeat.gradients.top_k.correction import Correction
-from offbeat.gradients.units import Units
+from offbeat.gradients.units import Scale, Units
 
 
 @final
 class DenseMessage(FeedbackMessage):
-    """Bucket whose gradients are added to the residuals that earlier, sparse messages left."""
+    """Bucket whose gradients are added to the residuals that earlier, sparse messages left.
+
+    Once these were used it has none, and no memory for them.
+    """
 
     def __init__(
         self,
@@ -30,17 +33,24 @@ class DenseMessage(FeedbackMessage):
         correction: Correction,
     ) -> None:
         super().__init__(names)
+        self.parameters, self.units, self.correction = site.parameters, units, correction
         self.bucket = Bucket(site, group, names)
-        self.units, self.correction = units, correction
-        self.residual = LayerFeedback({})
-        self.velocity = LayerFeedback(
-            {n: _wide(site.parameters[n]) for n in names if correction.momentum}
-        )
-        self.feedback = {"residual": self.residual}
+        self.feedback: dict[str, Feedback] = {}
         if correction.momentum:
-            self.feedback["velocity"] = self.velocity
-        self.faster: dict[str, Tensor] = {}  # the velocities of this backward
-        self.sent: set[str] = set()  # whose residual is part of it
+            self.feedback["velocity"] = Feedback(site.parameters, names)
+
+    def remember(self, kind: str, name: str, kept: Tensor) -> None:
+        """Start from what another message has left, unless it is nothing."""
+        if kept.any():
+            if kind not in self.feedback:
+                self.feedback[kind] = Feedback(self.parameters, self.names)
+            super().remember(kind, name, kept)
+
+    def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
+        """Settle residuals, and forget them once all were used."""
+        super().settle(used, discarded, is_last=is_last)
+        if is_last and "residual" in self.feedback and self.feedback["residual"].is_zero:
+            del self.feedback["residual"]
 
     def add(self, name: str, *, continues: bool) -> None:
         """Do nothing: a bucket is filled in one pass at its launch."""
@@ -48,20 +58,9 @@ class DenseMessage(FeedbackMessage):
     def launch(self) -> None:
         """Fill the bucket, add velocities and residuals, and launch its all-reduce."""
         self.bucket.fill()
-        scales = self.units.scales
-        if self.correction.limit is not None:
+        if self.feedback or self.correction.limit is not None:
             for name, view in self.bucket.views.items():
-                view.copy_(self.correction.clipped(view, scales[name].loss))
-        for name, before in self.velocity.latest.items():
-            view, loss = self.bucket.views[name], scales[name].loss
-            now = before.mul(self.correction.momentum).add_(view.to(before.device), alpha=1 / loss)
-            self.faster[name] = now
-            view.copy_(now).mul_(loss)
-        residual = self.residual.latest
-        self.sent = {name for name in residual if scales[name].rate}
-        for name in self.sent:
-            view = self.bucket.views[name]
-            view.add_(residual[name].to(view.device), alpha=scales[name].leave)
+                self._correct(name, view, self.units.scales[name])
         self.bucket.send()
 
     def wait(self) -> bool:
@@ -71,11 +70,11 @@ class DenseMessage(FeedbackMessage):
 
     def commit(self) -> None:
         """Put the means into ``.grad`` and drop the residuals that were sent."""
-        had = self._had() if self.sent or self.faster else set()
-        gone, latest = self.sent & had, self.residual.latest
-        self.residual.commit({name: left for name, left in latest.items() if name not in gone})
-        faster = {name: now for name, now in self.faster.items() if name in had}
-        self.velocity.commit({**self.velocity.latest, **faster})
+        if self.feedback:
+            flags = zip(self.names, self.bucket.flags.tolist(), strict=True)
+            unused = [name for name, had in flags if not had]
+            for feedback in self.feedback.values():
+                feedback.commit(unused)
         self.bucket.commit()
 
     def undo(self) -> None:
@@ -88,11 +87,15 @@ class DenseMessage(FeedbackMessage):
         """Return the duration of an all-reduce of the bucket."""
         return link.all_reduce(self.bucket.buffer.nbytes)
 
-    def _had(self) -> set[str]:
-        flags = self.bucket.flags.tolist()
-        return {name for name, had in zip(self.bucket.views, flags, strict=True) if had}
-
-
-def _wide(parameter: Tensor) -> Tensor:
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    def _correct(self, name: str, grad: Tensor, scale: Scale) -> None:
+        grad.copy_(self.correction.clipped(grad, scale.loss))
+        if (velocity := self.feedback.get("velocity")) is not None:
+            now = velocity.next.views[name]
+            torch.mul(velocity.latest[name], self.correction.momentum, out=now)
+            now.add_(grad.to(now.device), alpha=1 / scale.loss)
+            grad.copy_(now).mul_(scale.loss)
+        if (residual := self.feedback.get("residual")) is not None:
+            left = residual.next.views[name].copy_(residual.latest[name])
+            if scale.rate:  # at a learning rate of 0 nothing is sent
+                grad.add_(left.to(grad.device), alpha=scale.leave)
+                left.zero_()

@@ -14,12 +14,7 @@ def layer_densities(
 
     In a mapping a name comes before patterns (of :mod:`fnmatch`), and an earlier pattern before a
     later one. Raises ``ValueError`` for a key that matches no layer, a layer that no key matches,
-    and a density outside (0, 1].
-
-    Args:
-        density: a number, a mapping from names or patterns to numbers, or a function of name and
-            number of entries that returns one.
-        sizes: the number of entries of each layer, by name.
+    and a density outside (0, 1]. ``sizes`` are the numbers of entries.
 
     >>> sizes = {"embed.weight": 4000, "head.weight": 1000, "head.bias": 10}
     >>> layer_densities({"head.bias": 1.0, "head.*": 0.01, "*": 0.001}, sizes)
@@ -65,9 +60,8 @@ def _by_pattern(density: Mapping[str, float], sizes: Mapping[str, int]) -> dict[
 def _key_of(name: str, density: Mapping[str, float]) -> str:
     if name in density:
         return name
-    for key in density:
-        if fnmatchcase(name, key):
-            return key
+    if found := [key for key in density if fnmatchcase(name, key)]:
+        return found[0]
     raise ValueError(
         f"density: no name or pattern matches parameter {name!r}; add a last pattern '*' for all "
         "others"

@@ -15,21 +15,13 @@ Block = tuple[tuple[str, ...], int]  # parameters, and how many of their entries
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """Density of each layer; two plans are equal if they send the same.
-
-    Attributes:
-        site: the parameters and the group.
-        densities: the share of entries that is sent, by parameter.
-        message_mb: MiB of a sparse message.
-        wire: the format of values of 16 bits in sparse messages, None for full precision.
-        whole: select among all entries of the model (of each dtype), not of each parameter.
-    """
+    """Density of each layer; two plans are equal if they send the same."""
 
     site: Site = field(compare=False)
     densities: Mapping[str, float]
-    message_mb: float
+    message_mb: float  # of a sparse message
     wire: Sixteen | None = None
-    whole: bool = False
+    whole: bool = False  # select among all entries of a dtype, not of each parameter
 
     def dense(self, order: Sequence[str]) -> list[list[str]]:
         """Return the parameters of each dense message, filled in this order."""

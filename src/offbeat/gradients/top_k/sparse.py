@@ -11,7 +11,7 @@ from offbeat.comm.group import Group, message_device
 from offbeat.exchange import Site
 from offbeat.functional import LinkCost, extract
 from offbeat.functional.sixteen_bits import Sixteen
-from offbeat.gradients.feedback import FlatFeedback
+from offbeat.gradients.feedback import Feedback
 from offbeat.gradients.flat import Flat
 from offbeat.gradients.message import FlatMessage
 from offbeat.gradients.top_k.correction import Correction
@@ -34,14 +34,8 @@ class Range(NamedTuple):
 class SparseMessage(FlatMessage):
     """Values and int32 indices of the largest entries, and one flag for each parameter.
 
-    Args:
-        site: the parameters.
-        group: the members that exchange.
-        units: the units of the residuals.
-        blocks: runs of parameters, and how many entries are sent of each run.
-        correction: clipping and momentum correction.
-        select: returns indices into a flat tensor, given the tensor and the ranges of the blocks.
-        wire: the format of values of 16 bits, None for full precision.
+    ``blocks`` are runs of parameters, and how many entries are sent of each run; ``select`` returns
+    indices into a flat tensor, given the tensor and the ranges of the blocks.
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class SparseMessage(FlatMessage):
     ) -> None:
         super().__init__(site, group, units, [name for names, _ in blocks for name in names])
         self.select, self.correction = select, correction
-        self.speed = FlatFeedback(site, self.names, self.dtype) if correction.momentum else None
+        self.speed = Feedback(site.parameters, self.names) if correction.momentum else None
         if self.speed is not None:
             self.feedback["velocity"] = self.speed
         self.blocks = _lay_out(site, blocks)
@@ -75,21 +69,17 @@ class SparseMessage(FlatMessage):
     def add(self, name: str, *, continues: bool) -> None:
         """Add the gradient, or its velocity, to the residual."""
         grad, scale = self.read(name), self.units.scales[name]
-        into, residual = self.residual.next.views[name], self.residual.latest[name]
         if grad is not None:
             if continues:
                 grad = self._new_part(name, grad)
             grad = self.correction.clipped(grad, scale.loss)
-        if self.speed is not None:  # u = m u + g, and u is what is added up
-            now = self.speed.next.views[name]
-            torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
-            if grad is not None:
-                now.add_(grad, alpha=1 / scale.loss)
-            torch.add(residual, now, alpha=scale.rate, out=into)
-        elif grad is None:
-            into.copy_(residual)
-        else:
-            torch.add(residual, grad, alpha=scale.enter, out=into)
+        if self.speed is None:
+            return self.accumulate(name, grad, scale.enter)
+        now = self.speed.next.views[name]  # u = m u + g, and u is what is added up
+        torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
+        if grad is not None:
+            now.add_(grad, alpha=1 / scale.loss)
+        self.accumulate(name, now, scale.rate)
 
     def launch(self) -> None:
         """Select and launch; a value that is not finite is selected, so only these are checked."""
@@ -158,7 +148,7 @@ class SparseMessage(FlatMessage):
         """Return what was added to ``.grad`` since the last exchange's result was put there."""
         if self.earlier is None:
             # The rows of the last exchange: ours is overwritten when this message is launched.
-            self.earlier = self.carried or Flat.of(self.site, self.names, self.dtype)
+            self.earlier = self.carried or Flat.of(self.site.parameters, self.names, self.dtype)
             self._spread(self.earlier.whole)
         self.again.add(name)
         return grad - self.earlier.views[name]

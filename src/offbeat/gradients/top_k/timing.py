@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.small_gathers import gather_numbers
 from offbeat.device import wait_for_stream
-from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds
+from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds, max_speedup, speedup
 from offbeat.functional.cost import INDEX
 from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.bucket import BUCKET, capacity
@@ -28,24 +29,17 @@ class LayerTimer:
     """Timer of a few backwards, layer by layer, in seconds.
 
     On an accelerator each reading synchronizes the stream; only in backwards that are measured.
-
-    Attributes:
-        device: the device of the model.
-        compute: time of backward itself until a layer's gradient was ready.
-        select: time to add the gradient, and a share by size of the launch of its message.
-        forward: time outside of backward.
-        ended: when the last backward was over.
-        left: when backward last resumed after the exchange's own work.
-        entered: when the last gradient was ready.
+    ``compute`` is the time of backward itself until a layer's gradient was ready, ``select`` that
+    to add it, with a share by size of the launch of its message, ``forward`` that outside.
     """
 
     device: torch.device
     compute: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     select: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     forward: list[float] = field(default_factory=list)
-    ended: float | None = None
-    left: float | None = None
-    entered: float = 0.0
+    ended: float | None = None  # when the last backward was over
+    left: float | None = None  # when backward last resumed after the exchange's own work
+    entered: float = 0.0  # when the last gradient was ready
 
     def enter(self, name: str) -> None:
         """Note that the gradient of ``name`` is ready."""
@@ -102,12 +96,7 @@ class LayerTimes:
 
         That equation lets an exchange overlap with the next layer's backward alone, even if that
         layer is a bias; an exchange that ends later may still overlap with further layers.
-
-        Args:
-            parameters: by name.
-            limit: the largest ratio.
-            message: bytes of a sparse message.
-            wire: the format of values of 16 bits in it.
+        ``limit`` is the largest ratio, ``message`` the bytes of a sparse message.
         """
         bucket = capacity(sum(parameters[name].nbytes for name in self.compute), BUCKET)
         after = [*list(self.compute.values())[1:], 0.0]
@@ -134,6 +123,26 @@ class LayerTimes:
         selecting = sum(self.select[name] for name, ratio in ratios.items() if ratio > 1)
         quicker = exposed_seconds(dense) <= exposed_seconds(mixed) + selecting
         return dict.fromkeys(ratios, 1.0) if quicker else ratios
+
+    def summary(self, exchange: float, waited: float) -> dict[str, Any]:
+        """Return these times for ``replica.stats()``, and what they allow.
+
+        ``S_max`` is the bound of eq. 19 and ``share`` the share of its gain that is reached: the
+        exchange takes t_c in all, of which the last step ``waited``.
+        """
+        hidden = min(max(0.0, exchange - waited), self.backward)
+        bound = max_speedup(self.forward, self.backward, exchange) if exchange > 0 else 1.0
+        reached = speedup(self.forward, self.backward, exchange, hidden)
+        return {
+            "t_comp": dict(self.compute),
+            "t_spar": dict(self.select),
+            "t_forward": self.forward,
+            "t_comm": exchange,
+            "latency": self.link.latency,
+            "seconds_per_byte": self.link.per_byte,
+            "S_max": bound,
+            "share": (reached - 1) / (bound - 1) if bound > 1 else 1.0,
+        }
 
     def _link(self, share: float) -> LinkCost:
         return replace(self.link, latency=self.link.latency * min(1.0, share))

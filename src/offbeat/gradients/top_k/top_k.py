@@ -9,21 +9,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.comm.collectives import peers_of_mean
-from offbeat.exchange import GradientExchange, Saved, Site, Variable, count_fault, plain
+from offbeat.exchange import Saved, Site, Variable, count_fault, plain
 from offbeat.functional import warm_density
 from offbeat.functional.sixteen_bits import Sixteen
 from offbeat.gradients.error_feedback import ErrorFeedback
 from offbeat.gradients.message import FeedbackMessage
-from offbeat.gradients.residuals import inherit_means
+from offbeat.gradients.residuals import FeedbackExchange
 from offbeat.gradients.top_k.correction import Correction
 from offbeat.gradients.top_k.dense import DenseMessage
 from offbeat.gradients.top_k.density import OfLayer, densities_fault, layer_densities, mapping_fault
 from offbeat.gradients.top_k.plan import MessagePlan
 from offbeat.gradients.top_k.sparse import SparseMessage
-from offbeat.gradients.top_k.summary import summary
 from offbeat.gradients.top_k.timing import LayerTimer, LayerTimes, average_times
 from offbeat.gradients.units import Units, optimizer_fault
-from offbeat.kernels.dispatch import Select, each_block, top_k_of_blocks
+from offbeat.kernels.dispatch import BlockSelect, Select, each_block, top_k_of_blocks
 from offbeat.settings import above, at_least, between, check_settings, describe
 
 WATCHED = 5  # backwards whose times decide about ratios
@@ -31,7 +30,7 @@ WATCHED = 5  # backwards whose times decide about ratios
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TopK(GradientExchange):
+class TopK(FeedbackExchange):
     r"""Exchanges the k largest entries of every layer; the others are residuals (LAGS-SGD).
 
     .. math::
@@ -143,11 +142,6 @@ class TopK(GradientExchange):
     def __repr__(self) -> str:
         return describe(self)
 
-    @property
-    def takes_shards(self) -> bool:
-        """Whether it exchanges between nodes: FSDP2 has averaged inside them, all entries."""
-        return self.over == "world"
-
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[Optimizer]
     ) -> str | None:
@@ -175,13 +169,6 @@ class TopK(GradientExchange):
         bound.build()
         return bound
 
-    def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
-        """Keep the mean of residuals and velocities in a world of another size.
-
-        See :func:`offbeat.gradients.residuals.inherit_means`.
-        """
-        return inherit_means(saved, before, rank, size, ("residual", "velocity"))
-
     def remarks(self, site: Site) -> list[str]:
         """Return what follows from an optimizer or a scaler that was not given."""
         notes = []
@@ -202,6 +189,12 @@ class TopK(GradientExchange):
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         first = 1 / self.max_ratio if isinstance(self.density, str) else self.density
         return layer_densities(first, sizes)
+
+    def select_on(self, device: torch.device) -> BlockSelect:
+        """Return how entries are found in the blocks of a flat tensor on ``device``."""
+        if callable(self.selection):
+            return each_block(self.selection)
+        return top_k_of_blocks(device, exact=self.selection == "exact")
 
     def plan_of(self, site: Site, exchanges: int, densities: Mapping[str, float]) -> MessagePlan:
         """Return what fixes the messages after so many exchanges."""
@@ -241,8 +234,10 @@ class BoundTopK(ErrorFeedback):
             densities_fault,
             is_compared=True,
         )
-        yield self.kept("residual")
-        yield self.kept("velocity")
+        yield Variable("residual", "own", lambda: self.kept("residual"))
+        yield Variable(
+            "velocity", "own", lambda: self.kept("velocity") if self.settings.momentum else {}
+        )
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned; the next step is a new one."""
@@ -260,11 +255,7 @@ class BoundTopK(ErrorFeedback):
         # In deep gradient compression a rank's gradient is its share, already divided by P.
         limit = settings.clip_norm and settings.clip_norm * self.site.size**0.5
         correction = Correction(settings.momentum, settings.masking, limit)
-        select = (
-            each_block(settings.selection)
-            if callable(settings.selection)
-            else top_k_of_blocks(self._device, exact=settings.selection == "exact")
-        )
+        select = settings.select_on(self._device)
         dense, sparse = self.plan.dense(self.order), self.plan.sparse(self.order)
         return [
             *(DenseMessage(*given, names, correction) for names in dense),
@@ -303,9 +294,16 @@ class BoundTopK(ErrorFeedback):
         super().stepped()
 
     def stats(self) -> Saved:
-        """Return the compression ratio of every layer, and what the last measurement found."""
+        """Return the ratios c of all layers, and what the last measurement found.
+
+        ``c_max`` is the largest ratio, with which the bound on convergence grows (eq. 17).
+        """
         ratios = {name: 1 / self.plan.density_of(name) for name in self.order}
-        return {"lags": summary(ratios, self.messages, self.times, self.waited)}
+        found = {"c": ratios, "c_max": max(ratios.values()), "messages": len(self.messages)}
+        if self.times is not None:
+            seconds = sum(message.seconds(self.times.link) for message in self.messages)
+            found |= self.times.summary(seconds, self.waited)
+        return {"lags": found}
 
     def _watch(self) -> None:
         """Measure some backwards, periodically; choose ratios that suit them, if adaptive."""
