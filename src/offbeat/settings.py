@@ -116,7 +116,9 @@ def check_settings(settings: Any) -> None:
 def describe(settings: Any) -> str:
     """Return the repr of a dataclass with functions and classes by name, without an address.
 
-    Ranks compare the reprs of their settings, so these must be equal in all processes.
+    Ranks compare the reprs of their settings, so these must be equal in all processes. A field
+    with ``repr=False`` is shown where it is not the default: it is newer than saved states, which
+    are compared with the repr, too.
 
     >>> @dataclass(frozen=True)
     ... class Mapped:
@@ -124,8 +126,8 @@ def describe(settings: Any) -> str:
     >>> describe(Mapped(abs))
     'Mapped(function=abs)'
     """
-    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    shown = [f"{name}={_without_address(value)}" for name, value in values.items()]
+    values = [(field, getattr(settings, field.name)) for field in fields(settings)]
+    shown = [f"{f.name}={_without_address(v)}" for f, v in values if f.repr or v != f.default]
     return f"{type(settings).__name__}({', '.join(shown)})"
 
 

@@ -41,6 +41,9 @@ class GradientExchange(Exchange):
     over: Literal["world", "local"]
     # Each gradient is reduced to one rank of the node, which steps the parameter for all of them.
     partition: bool = False
+    # Whether the buffers of the first rank of the group reach the others in every exchange; None:
+    # they do over "world".
+    broadcast_buffers: bool | None = False
     # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
     is_wrapper: ClassVar[bool] = False
 

@@ -1,7 +1,7 @@
 """Compressed gradients, exchanged during backward, with error feedback."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 import torch
@@ -43,6 +43,7 @@ class Compressed(FeedbackExchange):
             group. Its name must be equal on all ranks.
         message_mb: MiB of gradients in a message, before compression, at most.
         over: "world", or "local" for the ranks of a node.
+        broadcast_buffers: as in :class:`Mean`.
 
     Bytes sent per step: the compressor's, and 8 (P-1)/P for each parameter and message. Extra
     memory: two models (three once several backwards exchange before a gradient is used), one copy
@@ -56,6 +57,7 @@ class Compressed(FeedbackExchange):
     compressor: Callable[[Tensor, Group], Compressor]
     message_mb: Annotated[float, above(0, "MiB")] = 25.0
     over: Literal["world", "local"] = "world"
+    broadcast_buffers: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -1,7 +1,7 @@
 """The mean gradient, exchanged in buckets during backward."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
 import torch
@@ -11,11 +11,11 @@ from offbeat.comm.group import message_device
 from offbeat.exchange import GradientExchange, Site
 from offbeat.gradients.bucket import Bucket, in_buckets
 from offbeat.gradients.engine import Engine
-from offbeat.settings import above, check_settings
+from offbeat.settings import above, check_settings, describe
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Mean(GradientExchange):
     r"""Averages the gradients of all ranks, overlapped with backward.
 
@@ -36,10 +36,14 @@ class Mean(GradientExchange):
     script keeps after it has cleared or replaced ``.grad``, or a view of one, is left alone, as in
     plain torch: its bucket then takes new memory. What is still in ``.grad`` changes in place.
 
-    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"). Extra memory:
-    the buckets, one copy of the gradients, in full precision only until ``.grad`` becomes a view
-    of them at the end of backward; with "bf16" the 16-bit copy, twice; with a partition the
-    rank's share, and what is in flight.
+    ``broadcast_buffers`` copies the buffers of the first rank of the group to the others at the end
+    of every backward that exchanges: those that the model has at the attach, of any dtype. By
+    default it does so over "world", as torch's DistributedDataParallel.
+
+    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"), and the buffers.
+    Extra memory: a copy of the buffers; the buckets, one copy of the gradients, in full
+    precision only until ``.grad`` becomes a view of them at the end of backward; with "bf16" the
+    16-bit copy, twice; with a partition the rank's share, and what is in flight.
     Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
 
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.
@@ -49,15 +53,21 @@ class Mean(GradientExchange):
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     partition: bool = False
+    broadcast_buffers: bool | Annotated[None, 'True over "world"'] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings, and that a partition stays inside a node."""
         check_settings(self)
+        if self.broadcast_buffers is (self.over == "world"):
+            object.__setattr__(self, "broadcast_buffers", None)  # one text for one setting
         if self.partition and (self.over != "local" or self.wire is not None):
             raise ValueError(
                 f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients are "
                 "reduced inside a node, in full precision; use over='local' and wire=None"
             )
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     @property
     def takes_shards(self) -> bool:

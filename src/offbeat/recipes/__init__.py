@@ -1,18 +1,14 @@
 """Recipes: the algorithm of each method by name."""
 
+from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
 from offbeat.recipes.methods import (
     RECIPES,
     ad_psgd,
     adasum,
-    alone,
     d_psgd,
     daso,
-    ddp,
-    lags,
     local_sgd,
     sgp,
-    slgs,
-    torch_ddp,
 )
 from offbeat.recipes.outer import diloco, sparse_loco
 from offbeat.recipes.text import ALGORITHM_VARIABLE, algorithm

@@ -17,6 +17,7 @@ from offbeat.comm.process_group import collectives_launched, default_group, worl
 from offbeat.comm.several_replicas import others_of
 from offbeat.exchange import BoundGradients
 from offbeat.replica import optimizer_steps
+from offbeat.replica.buffers import BufferBroadcast
 from offbeat.replica.first_step import digest
 from offbeat.replica.shared_steps import have_equal_gradients, sharding_fault
 
@@ -36,8 +37,10 @@ class BackwardWatch:
         slot: BoundGradients,
         require_open: Callable[[], None],
         heartbeat: Heartbeat | None,
+        buffers: BufferBroadcast | None = None,
     ) -> None:
         """Register the hooks; ``require_open`` raises where no backward is allowed."""
+        self._buffers = buffers
         self.parameters, self.slot = parameters, slot
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready, self._unsent = slot.ready, slot.accumulated
@@ -136,8 +139,12 @@ class BackwardWatch:
         self.is_open, self._outer_task = False, -1
         self.exchanged = True
         self._unsent_names.clear()
+        if self._buffers is not None and (fault := self._buffers.fault()) is not None:
+            raise self._condemn(fault)
         with self._calling():
             self.slot.finish()
+            if self._buffers is not None:
+                self._buffers.copy()
 
     def _calling(self) -> AbstractContextManager[None]:
         site = self.slot.site

@@ -1,34 +1,106 @@
 """The average model of all replicas."""
 
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
 
 from offbeat.comm.collectives import all_reduce, broadcast
 from offbeat.comm.group import Group, message_device
-from offbeat.comm.sharding import reshard
+from offbeat.comm.sharding import gathering_modules, local, reshard
 from offbeat.comm.small_gathers import gather_bytes, gather_numbers, gather_rows
 from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.functional import distances_to_mean, pack, sketch
+from offbeat.replica.availability import SHOWN, Availability
+from offbeat.replica.membership import Membership
 
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 
 
-class OwnValues:
-    """This rank's own parameters and buffers by name, while its model shows the average."""
+@final
+class Consensus:
+    """Shows the average of all replicas in place of this rank's own values, or sets it for good."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], gathering: Sequence[nn.Module]) -> None:
-        """Copy the values of ``tensors``, of which ``gathering`` modules may hold copies."""
-        self._tensors, self._gathering = tensors, gathering
-        self.copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    def __init__(self, model: Exchanged, members: Membership, use: Availability) -> None:
+        """Show the own values at first."""
+        self._use = use
+        self.model, self._members, self._gathering = model, members, gathering_modules(model.module)
+        self._held = {name: local(parameter) for name, parameter in model.trained.items()}
+        self._replaced: dict[str, Tensor] = {}
+        self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
 
-    def restore(self) -> None:
-        """Write the copies back."""
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model shows the average."""
+        return bool(self.own)
+
+    def show(self, steps: int) -> None:
+        """Show the average, or the own values if that fails; all ranks call."""
+        self._replaced = self._held | self.model.buffers
+        self.own = {name: tensor.detach().clone() for name, tensor in self._replaced.items()}
+        try:
+            self.reach("consensus", steps)
+        except BaseException:
+            self.hide()
+            raise
+        self._use.closed = SHOWN
+
+    def hide(self) -> None:
+        """Write the own values back."""
         reshard(self._gathering)
-        pack(self._tensors.values(), self.copies.values())
+        pack(self._replaced.values(), self.own.values())
+        self._replaced, self.own = {}, {}
+        if self._use.closed == SHOWN:
+            self._use.closed = None
+
+    def reach(self, verb: str, steps: int) -> None:
+        """Set parameters and buffers to the average, after ``steps`` on all ranks; all call."""
+        control = self._members.connection.control
+        require_equal_steps(steps, verb, control)
+        buffers = shared_buffers(self.model, verb, control)
+        with torch.no_grad():
+            average_parameters(self._members.parameters)
+            average_buffers(list(buffers.values()), control)
+
+    def measured(
+        self, loader: Iterable[Any], device: torch.device | None, is_one_model: bool
+    ) -> Callable[[], None]:
+        """Compute BatchNorm statistics on this rank's batches; return what averages them."""
+        if not (is_one_model or self.is_shown):
+            raise ValueError(
+                "update_bn() was called where ranks hold different models; call it inside "
+                "consensus(), on their average, or after finish()"
+            )
+        model = self.model.module
+        modes = {module: module.training for module in model.modules()}
+        count = itertools.count()
+        update_bn((batch for batch, _ in zip(loader, count, strict=False)), model, device)
+        for module, mode in modes.items():
+            module.training = mode  # torch gives frozen layers the mode of the model
+        batches = next(count)
+        own = {name: buffer.clone() for name, buffer in self.model.buffers.items()}
+
+        def average() -> None:
+            control = self._members.connection.control
+            total = sum(n for (n,) in gather_numbers([batches], control)) if control else batches
+            if not total and any(isinstance(module, _BatchNorm) for module in modes):
+                raise ValueError("update_bn() got no batches; pass a loader that has some")
+            buffers = shared_buffers(self.model, "update_bn", control)
+            pack(buffers.values(), (own[name] for name in buffers))  # a first try may have failed
+            average_buffers([*buffers.values()], control if total else None, batches, total)
+
+        return average
+
+    def distance(self) -> dict[str, float]:
+        """Return the distance of the replicas from their average; all ranks call."""
+        nodes = self._members.world.nodes if self._gathering else None
+        return consensus_distance(self._held, self._members.connection.control, nodes)
 
 
 def average_parameters(slot: BoundParameters) -> None:
@@ -51,14 +123,19 @@ def average_parameters(slot: BoundParameters) -> None:
     pack(site.parameters.values(), views.values())
 
 
-def average_buffers(buffers: Sequence[Tensor], group: Group | None) -> None:
-    """Average float buffers over all ranks; copy other buffers from the first rank."""
+def average_buffers(
+    buffers: Sequence[Tensor], group: Group | None, weight: float = 1.0, total: float | None = None
+) -> None:
+    """Average float buffers over all ranks; copy other buffers from the first rank.
+
+    ``weight`` is that of this rank's; ``total`` is their sum, by default the number of ranks.
+    """
     if group is None:
         return
     for buffer in buffers:
         message = buffer.detach().to(message_device(group, buffer.device)).contiguous().view(-1)
         if buffer.is_floating_point():
-            _average(message, group.size, group)
+            _average(message, total or group.size, group, weight)
         else:
             broadcast(message, 0, group).wait()
         buffer.detach().copy_(message.view(buffer.shape))
@@ -134,8 +211,8 @@ def consensus_distance(
     return {"mean": mean, "max": largest}
 
 
-def _average(flat: Tensor, total: float, group: Group) -> None:
+def _average(flat: Tensor, total: float, group: Group, weight: float = 1.0) -> None:
     for piece in flat.split(PIECE) if flat.numel() > 0 else ():
-        wide = piece.double()
+        wide = piece.double().mul_(weight)
         all_reduce(wide, group).wait()
         piece.copy_(wide.div_(total))

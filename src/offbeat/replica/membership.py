@@ -15,6 +15,7 @@ from offbeat.comm.world import World
 from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
 from offbeat.replica import survivors
 from offbeat.replica.admission import Admission, let_in, sponsor_in, sponsor_of
+from offbeat.replica.buffers import BufferBroadcast
 from offbeat.replica.connection import Connection
 from offbeat.replica.handover import Place, give, take
 from offbeat.replica.node import Node
@@ -64,6 +65,16 @@ class Membership:
             near = self.connection if self.node is None else self.node
             self._gradients = self._filler.gradients(near.links, near.control)
         return self._gradients
+
+    @property
+    def buffers(self) -> BufferBroadcast | None:
+        """The broadcast of the gradients slot, where it makes one."""
+        exchange, slot = self.algorithm.gradients, self.gradients
+        if exchange is None or slot.is_empty:
+            return None
+        chosen = exchange.broadcast_buffers
+        is_wanted = exchange.over == "world" if chosen is None else chosen
+        return BufferBroadcast(slot.site, self._filler.model.buffers) if is_wanted else None
 
     @property
     def world(self) -> World:

@@ -1,26 +1,44 @@
-"""The norm of gradients that the ranks of a node hold in shares."""
+"""The parameters that the ranks of a node step in shares, and the norm of all their gradients."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from offbeat.comm.collectives import all_gather
 from offbeat.comm.group import Group, message_device
 from offbeat.comm.sharding import whole
+from offbeat.exchange import Exchanged, Site
 
 
-def clip_norm(
-    parameters: Collection[Tensor], max_norm: float, norm_type: float, group: Group | None
-) -> Tensor:
-    """Scale gradients to a norm of at most ``max_norm``; return the norm they had.
+@final
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What this rank steps: all parameters, or a part where ``site`` says who shares them."""
 
-    The norm is :func:`total_norm`; of sharded gradients that of the whole ones.
-    """
-    norm = total_norm(parameters, norm_type, group)
-    clip_grads_with_norm_(parameters, max_norm, norm)
-    return whole(norm)
+    model: Exchanged
+    site: Site | None
+
+    def owned(self) -> list[nn.Parameter]:
+        """Return the parameters that this rank steps, ignored ones last."""
+        trained = self.model.trained
+        if self.site is not None:
+            owners, mine = self.site.owners(), self.site.world.local_rank
+            trained = {name: p for name, p in trained.items() if owners[name] == mine}
+        return [*trained.values(), *self.model.own]
+
+    def clip(self, max_norm: float, norm_type: float) -> Tensor:
+        """Scale gradients to a norm of at most ``max_norm``; return the norm they had.
+
+        The norm is :func:`total_norm`; of sharded gradients that of the whole ones.
+        """
+        parameters, group = self.model.trained.values(), self.site.group if self.site else None
+        norm = total_norm(parameters, norm_type, group)
+        clip_grads_with_norm_(parameters, max_norm, norm)
+        return whole(norm)
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:

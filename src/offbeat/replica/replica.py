@@ -1,7 +1,7 @@
 """The operations of a replica: a model that trains together with its copies on other ranks."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, final
 
@@ -9,23 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.comm.sharding import gathering_modules, local, reshard
+from offbeat.comm.sharding import gathering_modules, reshard
 from offbeat.comm.world import World
-from offbeat.exchange import Exchanged, Saved, Site
+from offbeat.exchange import Exchanged, Saved
 from offbeat.replica import checkpoint, checks
+from offbeat.replica.availability import DETACHED, Availability
 from offbeat.replica.backward import BackwardWatch
-from offbeat.replica.consensus import (
-    OwnValues,
-    average_buffers,
-    average_parameters,
-    consensus_distance,
-    require_equal_steps,
-    shared_buffers,
-)
+from offbeat.replica.consensus import Consensus
 from offbeat.replica.first_step import check_start, drift_note, keeps_equal
 from offbeat.replica.install import bare_optimizer
 from offbeat.replica.membership import Membership
-from offbeat.replica.norm import clip_norm
+from offbeat.replica.norm import Share
 from offbeat.telemetry.recorder import Recorder
 
 Result = TypeVar("Result")
@@ -36,8 +30,9 @@ class Replica:
     """Trains a model together with its copies on other ranks; :func:`replicate` returns it.
 
     Parameters are a valid model at any moment outside of offbeat's own calls. All ranks call
-    ``step``, ``finish``, ``consensus``, ``consensus_distance`` and ``load_state_dict``, in the
-    same order; every other method is local. ``gradients`` and ``parameters`` are the two slots.
+    ``step``, ``finish``, ``consensus``, ``show_average``, ``update_bn``, ``consensus_distance`` and
+    ``load_state_dict``, in the same order; every other method is local. ``gradients`` and
+    ``parameters`` are the two slots.
     """
 
     def __init__(self, model: Exchanged, members: Membership) -> None:
@@ -47,18 +42,19 @@ class Replica:
         self.lost, self.joined, self.settled = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
-        self._trained, self._held = model.trained, {n: local(p) for n, p in model.trained.items()}
+        self._trained = model.trained
         self._gathering = gathering_modules(model.module)
         self._before = checks.Snapshot(model)
         place = {"rank": self.world.rank, "nodes": self.world.nodes}
         texts = {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
         self._recorder = Recorder(members.meter, texts | place, self._trained)
-        self._closed: str | None = None
-        self._own: OwnValues | None = None  # inside consensus()
+        self._use = Availability(members)
+        self._consensus = Consensus(model, members, self._use)
+        partition = self.algorithm.gradients is not None and self.algorithm.gradients.partition
+        self._share = Share(model, self.gradients.site if partition else None)
         self._installed: Any = None
-        self._watch = BackwardWatch(
-            self._trained, self.gradients, self._require_open, members.heartbeat
-        )
+        given = self.gradients, self._use.require_open, members.heartbeat, members.buffers
+        self._watch = BackwardWatch(self._trained, *given)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
@@ -70,7 +66,7 @@ class Replica:
         method that keeps them equal, or if the model was wrapped meanwhile. Raises
         :class:`PeerLost` if a rank is lost.
         """
-        self._require_open()
+        self._use.require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
         self._together(None, self._admit)
@@ -92,7 +88,7 @@ class Replica:
         Call it on all ranks before the last evaluation or save; training may continue. Float
         buffers are averaged, other buffers come from the first rank.
         """
-        self._require_open()
+        self._use.require_open()
         self._recorder.finished(self._together("finish", self._finish))
         self._watch.finished()
         self.settled = True
@@ -105,31 +101,48 @@ class Replica:
         All ranks enter. Training continues as if the block had not been there. A block inside the
         block shows the same average and sends nothing. Extra memory inside the block: one model.
         """
-        if self._closed == _SHOWN:
-            yield self.model
-            return
-        self._require_open()
-        own = OwnValues(self._held | self._exchanged.buffers, self._gathering)
-        self._together("consensus", lambda: self._average("consensus", own))
-        self._closed, self._own = _SHOWN, own
+        is_outer = not self._consensus.is_shown
         try:
-            yield self.model
+            yield self.show_average()
         finally:
-            if self._closed == _SHOWN:
-                self._closed = None
-            self._own = None
-            own.restore()
+            if is_outer:
+                self.show_own()
+
+    def show_average(self) -> nn.Module:
+        """Show the average model until :meth:`show_own`, as inside :meth:`consensus`; all call.
+
+        Returns the model. Does nothing more where the average is shown already.
+        """
+        self._use.require_open(also_shown=True)
+        if not self._consensus.is_shown:
+            self._together("consensus", lambda: self._consensus.show(self.steps))
+        return self.model
+
+    def show_own(self) -> None:
+        """Restore this rank's own parameters and buffers after :meth:`show_average`, if shown."""
+        if self._consensus.is_shown:
+            self._consensus.hide()
             self._restart_clock()
+
+    def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
+        """Compute the BatchNorm statistics of the average model on the batches of all ranks.
+
+        All ranks call, inside :meth:`consensus` or after :meth:`finish`, each with batches of its
+        own, as ``torch.optim.swa_utils.update_bn(loader, model, device)``: one forward of each in
+        training mode. The result is that of one process with all batches. Raises ``ValueError`` on
+        all ranks elsewhere, or if no rank has a batch. Bytes sent: 2 (n-1)/n of the buffers'.
+        """
+        self._use.require_open(also_shown=True)
+        is_one_model = self.settled or keeps_equal(self.algorithm)
+        self._together("update_bn", self._consensus.measured(loader, device, is_one_model))
+        self._restart_clock()
 
     def owned_parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer steps: all parameters, or its share of them.
 
         With ``adasum(partition=True)`` ranks of a node share the parameters, but not ignored ones.
         """
-        owners = self._shared_site.owners() if self._shared_site is not None else {}
-        mine = self.world.local_rank
-        owned = [p for name, p in self._trained.items() if owners.get(name, mine) == mine]
-        return owned + self._exchanged.own
+        return self._share.owned()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients to a norm of at most ``max_norm``; returns the norm they had.
@@ -138,18 +151,17 @@ class Replica:
         ``adasum(partition=True)``, and of a sharded model, the norm is that of all gradients of the
         node. All its ranks call, between backward and the next step.
         """
-        self._require_open()
-        site, parameters = self._shared_site, self._trained.values()
-        with self._connection.calling("clip_grad_norm_" if site else None):
-            return clip_norm(parameters, max_norm, norm_type, site.group if site else None)
+        self._use.require_open()
+        with self._connection.calling("clip_grad_norm_" if self._share.site else None):
+            return self._share.clip(max_norm, norm_type)
 
     def consensus_distance(self) -> dict[str, float]:
         """Return the distance of the replicas from their average.
 
         All ranks call; see :func:`offbeat.replica.consensus.consensus_distance`.
         """
-        self._require_open()
-        distance = self._together("consensus_distance", self._distance)
+        self._use.require_open()
+        distance = self._together("consensus_distance", self._consensus.distance)
         self._restart_clock()
         return distance
 
@@ -173,7 +185,7 @@ class Replica:
         For one optimizer, or what a framework has wrapped around it, and not with ``GradScaler``:
         the scaler may skip the step of one rank, while the others wait for it.
         """
-        self._require_open()
+        self._use.require_open()
         bare = bare_optimizer(optimizer, earlier=self._installed is not None)
         self._installed = bare.register_step_post_hook(lambda *_: self.step())
 
@@ -189,11 +201,9 @@ class Replica:
         With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``.
         States saved at that moment may be of different worlds: resume from another one.
         """
-        if self._closed != _SHOWN:
-            self._require_open()
+        self._use.require_open(also_shown=True)
         self._watch.require_spent()
-        own = self._own.copies if self._own is not None else {}
-        about = self.steps, self.settled, own
+        about = self.steps, self.settled, self._consensus.own
         return self._together(None, lambda: checkpoint.save(self._saved_parts(), *about))
 
     def load_state_dict(self, saved: Saved) -> None:
@@ -206,7 +216,7 @@ class Replica:
         Raises ``ValueError``, the same on all ranks and before anything is written, if the state
         of any rank is damaged, does not fit this replica, or is of another moment or run.
         """
-        self._require_open()
+        self._use.require_open()
         self.steps, self.settled = self._together(
             "load_state_dict",
             lambda: checkpoint.load(self._saved_parts(), saved, self._connection.control),
@@ -241,15 +251,14 @@ class Replica:
 
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
-        if self._closed != _SHOWN:
-            self._require_open()
+        self._use.require_open(also_shown=True)
         return self._together("gather", self._members.gather(text))
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
-        if self._closed == _DETACHED:
+        if self._use.closed == DETACHED:
             return
-        self._closed = _DETACHED
+        self._use.closed = DETACHED
         self._watch.remove()
         if self._installed is not None:
             self._installed.remove()
@@ -260,12 +269,6 @@ class Replica:
     def world(self) -> World:
         """The layout of the ranks that take part."""
         return self._members.world
-
-    @property
-    def _shared_site(self) -> Site | None:
-        """The site inside the node if its ranks share the parameters."""
-        slot = self.algorithm.gradients
-        return self.gradients.site if slot is not None and slot.partition else None
 
     def _saved_parts(self) -> checkpoint.Parts:
         return checkpoint.Parts(
@@ -286,8 +289,8 @@ class Replica:
     def _step(self) -> None:
         if self._watch.is_first:
             start = self._watch.start, self._watch.is_changed, self.settled
-            if note := check_start(self._exchanged, self.algorithm, self._connection, *start):
-                self.notes.append(note)
+            note = check_start(self._exchanged, self.algorithm, self._connection, *start)
+            self.notes += [note] if note else []
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         if self.steps >= self._members.exchanges_from:
             with torch.no_grad():
@@ -297,26 +300,12 @@ class Replica:
 
     def _finish(self) -> dict[str, float]:
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
-        distance = self._distance()
+        distance = self._consensus.distance()
         if keeps_equal(self.algorithm) and distance["max"] > 0:
             self._note(drift_note(self.algorithm, distance["max"]))
-        self._average("finish")
+        self._consensus.reach("finish", self.steps)
         self.parameters.settle()
         return distance
-
-    def _distance(self) -> dict[str, float]:
-        nodes = self.world.nodes if self._gathering else None
-        return consensus_distance(self._held, self._connection.control, nodes)
-
-    def _average(self, verb: str, own: OwnValues | None = None) -> None:
-        control = self._connection.control
-        require_equal_steps(self.steps, verb, control)
-        buffers = shared_buffers(self._exchanged, verb, control)
-        if own is not None:
-            own.restore()  # a first try may have ended half way, by the loss of a rank
-        with torch.no_grad():
-            average_parameters(self.parameters)
-            average_buffers(list(buffers.values()), control)
 
     def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
         reshard(self._gathering)
@@ -338,13 +327,3 @@ class Replica:
         if note is not None and note not in self.notes:
             self.notes.append(note)
             warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)
-
-    def _require_open(self) -> None:
-        closed = self._closed or (_INHERITED if self._connection.is_inherited else None)
-        if closed is not None:
-            raise ValueError(f"this replica cannot be used {closed}")
-
-
-_SHOWN = "inside consensus(): leave the block first"
-_INHERITED = "in a forked child of its process: its connections are the parent's"
-_DETACHED = "after detach(): call replicate() again"

@@ -53,18 +53,17 @@ class TopK(FeedbackExchange):
     a flat tensor.
 
     ``scope="model"`` chooses among all entries of the model at once, after backward (SLGS-SGD).
-    ``over="local"`` exchanges inside each node only, beside an exchange between nodes.
+    ``over="local"`` exchanges inside nodes only. ``broadcast_buffers`` is that of :class:`Mean`.
 
-    Of deep gradient compression: ``momentum`` is momentum correction, which adds the velocity
-    u = m u + G to the residual instead of G. ``masking`` sets the velocity to zero where an entry
-    is sent (momentum factor masking), except in layers that are sent whole. It is off by default:
-    the benchmark ``lags/correction`` compares both. ``warmup`` is the number of steps in which the
-    density falls from 1/4 to its value. ``clip_norm`` shortens each
-    layer's share in the mean, :math:`G^p / P`, to the norm clip_norm / sqrt(P) before anything
-    else: the sum of P independent shares of that norm has about the norm clip_norm. It is the norm
-    of one layer, since that of all is known only after backward. Clipping ``.grad`` after backward
-    limits what arrives at once, of which most is older than the step, and leaves an outlier in the
-    residual of its rank, from where it is sent later.
+    Of deep gradient compression: ``momentum`` is momentum correction, which adds the velocity u = m
+    u + G to the residual instead of G. ``masking`` sets the velocity to zero where an entry is sent
+    (momentum factor masking), except in layers that are sent whole. It is off by default: the
+    benchmark ``lags/correction`` compares both. ``warmup`` is the number of steps in which the
+    density falls from 1/4 to its value. ``clip_norm`` shortens each layer's share in the mean,
+    :math:`G^p / P`, to the norm clip_norm / sqrt(P) before anything else: the sum of P independent
+    shares of that norm has about the norm clip_norm. It is the norm of one layer, since that of all
+    is known only after backward. Clipping ``.grad`` after backward limits what arrives at once, of
+    which most is older than the step, and leaves an outlier in the residual of its rank.
 
     Of a model that FSDP2 shards, a layer is this rank's shard of a parameter, P the number of nodes
     and :math:`G^p` the mean gradient of node p. Each rank chooses k entries of its shard, which are
@@ -117,6 +116,7 @@ class TopK(FeedbackExchange):
     retune: Annotated[int, at_least(WATCHED + 1, "steps")] = 1000
     measure: bool = False
     over: Literal["world", "local"] = "world"
+    broadcast_buffers: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings, and that densities by layer have layers to choose for."""

@@ -1,0 +1,112 @@
+"""Recipes that exchange gradients alone, and the baselines beside them."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from offbeat.exchange import Algorithm
+from offbeat.gradients import Mean, TopK, TorchDDP
+from offbeat.gradients.top_k.density import OfLayer
+from offbeat.kernels.dispatch import Select
+from offbeat.recipes.recipe import recipe
+
+
+@recipe
+def ddp(
+    wire: Literal["bf16"] | None = None, *, bucket_mb: float = 25.0, broadcast_buffers: bool = True
+) -> Algorithm:
+    """Average the gradients of all ranks in every backward (the baseline).
+
+    The buffers of rank 0 reach all ranks in the same backward, unless ``broadcast_buffers=False``.
+    See :class:`offbeat.gradients.Mean`.
+
+    >>> ddp(wire="bf16").parameters is None
+    True
+    """
+    mean = Mean(wire=wire, bucket_mb=bucket_mb, broadcast_buffers=broadcast_buffers)
+    return Algorithm(gradients=mean)
+
+
+@recipe
+def lags(
+    density: float | Literal["adaptive"] | Mapping[str, float] | OfLayer = 0.001,
+    *,
+    max_ratio: float = 1000.0,
+    selection: Literal["sampled", "exact"] | Select = "sampled",
+    momentum: float = 0.0,
+    masking: bool = False,
+    clip_norm: float | None = None,
+    warmup: int | None = None,
+    wire: Literal["bf16", "fp16"] | None = None,
+    message_mb: float = 1 / 16,
+    units: Literal["lr", "gradient"] | None = None,
+    retune: int = 1000,
+    measure: bool = False,
+    broadcast_buffers: bool = False,
+) -> Algorithm:
+    """Exchange the largest gradients of each layer in every backward, the others later (LAGS-SGD).
+
+    Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` a gradient is scaled by
+    the learning rate of the step in which it was computed, as in the paper.
+    ``density="adaptive"`` sends of each layer what backward can hide, and at least
+    1/``max_ratio``; a mapping from names or patterns of them, or a function of name and size, gives
+    each layer a density of its own. See :class:`offbeat.gradients.TopK`.
+
+    >>> lags(density=0.01).gradients.density
+    0.01
+    >>> lags({"head.*": 0.01, "*": 0.001}).gradients.density
+    {'head.*': 0.01, '*': 0.001}
+    """
+    top_k = TopK(
+        density=density,
+        selection=selection,
+        momentum=momentum,
+        masking=masking,
+        clip_norm=clip_norm,
+        warmup=warmup,
+        wire=wire,
+        message_mb=message_mb,
+        units=units,
+        max_ratio=max_ratio,
+        retune=retune,
+        measure=measure,
+        broadcast_buffers=broadcast_buffers,
+    )
+    return Algorithm(gradients=top_k)
+
+
+@recipe
+def slgs(density: float = 0.001, *, broadcast_buffers: bool = False) -> Algorithm:
+    """Exchange the largest gradients of the whole model after backward (SLGS-SGD).
+
+    The baseline of :func:`lags`: the same selection and residuals, without overlap. See
+    :class:`offbeat.gradients.TopK`.
+
+    >>> slgs().gradients.scope
+    'model'
+    """
+    top_k = TopK(density=density, scope="model", broadcast_buffers=broadcast_buffers)
+    return Algorithm(gradients=top_k)
+
+
+@recipe
+def alone() -> Algorithm:
+    """Exchange nothing: every rank trains by itself (a lower bound on the time per step).
+
+    For comparison only: the models of the ranks drift apart.
+
+    >>> alone().gradients is None
+    True
+    """
+    return Algorithm()
+
+
+@recipe
+def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
+    """Average gradients with torch's own DistributedDataParallel, for comparison.
+
+    See :class:`offbeat.gradients.TorchDDP`.
+
+    >>> torch_ddp().gradients
+    TorchDDP(bucket_mb=25.0, over='world')
+    """
+    return Algorithm(gradients=TorchDDP(bucket_mb=bucket_mb))

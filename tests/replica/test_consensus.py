@@ -1,0 +1,146 @@
+"""The average of all replicas, shown and measured: verbs for flat scripts, BatchNorm statistics."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+import offbeat
+from offbeat.comm.world import World
+from offbeat.testing import ThreadWorld
+
+SIZE = 2
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def batches(rank: int, count: int) -> list[tuple[Tensor, int]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [(torch.randn(6, 2, generator=generator) + rank, 0) for _ in range(count)]
+
+
+def apart(world: World, text: str = "local_sgd(every=99)") -> tuple[nn.Sequential, offbeat.Replica]:
+    """A replica that has moved away from the others."""
+    model = net()
+    replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, _ in batches(world.rank, 3):
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    return model, replica
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(model.state_dict())
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_verbs_are_the_two_ends_of_the_block() -> None:
+    def work(world: World) -> None:
+        model, replica = apart(world)
+        own = state(model)
+        with replica.consensus():
+            average = state(model)
+        assert replica.show_average() is model
+        replica.show_average()
+        with replica.consensus():
+            assert same(state(model), average)
+        assert same(state(model), average)
+        with pytest.raises(ValueError, match="call show_own"):
+            replica.step()
+        replica.show_own()
+        replica.show_own()
+        assert same(state(model), own)
+        assert not same(average, own)
+        replica.step()
+        replica.show_average()
+        replica.detach()
+        replica.show_own()
+        assert same(state(model), own)
+
+    ThreadWorld(SIZE).run(work)
+
+
+@pytest.mark.fault(
+    "an average fails on all ranks, in consensus() or show_average()",
+    "ValueError on all ranks; each has its own model back, and training can go on",
+    group="Calls that differ between ranks",
+)
+def test_an_average_that_fails_gives_the_own_values_back() -> None:
+    def work(world: World) -> None:
+        model, replica = apart(world)
+        own = state(model)
+        model.register_buffer("late", torch.ones(1 + world.rank))
+        with pytest.raises(ValueError, match="found different buffers"):
+            replica.show_average()
+        del model.late
+        assert same(state(model), own)
+        replica.step()
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work)
+
+
+def test_update_bn_equals_torchs_on_the_batches_of_all_ranks() -> None:
+    """Also where ranks have different numbers of them; gone with the block."""
+
+    def work(world: World) -> None:
+        model, replica = apart(world)
+        model[1].eval()  # frozen: it stays so
+        own = state(model)
+        with replica.consensus():
+            alone = copy.deepcopy(model)
+            replica.update_bn(batches(world.rank, 1 + 2 * world.rank))
+            assert not model[1].training
+            update_bn([b for rank in range(SIZE) for b in batches(rank, 1 + 2 * rank)], alone)
+            for ours, theirs in zip(model[1].buffers(), alone[1].buffers(), strict=True):
+                if ours.is_floating_point():
+                    torch.testing.assert_close(ours, theirs)
+        assert same(state(model), own)
+        replica.finish()
+        replica.update_bn(batches(world.rank, 2))
+        assert len({*replica.gather(str(model[1].running_var))}) == 1
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work)
+
+
+def no_batches(replica: offbeat.Replica) -> None:
+    with replica.consensus():
+        replica.update_bn([])
+
+
+@pytest.mark.fault(
+    "update_bn() outside of consensus(), or without a batch on any rank",
+    "ValueError on all ranks; says where to call it",
+    group="Calls that differ between ranks",
+)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda replica: replica.update_bn(batches(0, 1)), r"call it inside consensus\(\)"),
+        (no_batches, "got no batches"),
+    ],
+)
+def test_update_bn_refuses(call: Callable[[offbeat.Replica], None], text: str) -> None:
+    def work(world: World) -> None:
+        model, replica = apart(world)
+        own = state(model)
+        with pytest.raises(ValueError, match=text):
+            call(replica)
+        assert same(state(model), own)
+        replica.step()
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work)
