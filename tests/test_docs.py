@@ -312,10 +312,11 @@ def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) 
     path = tmp_path / "resume.py"
     path.write_text(script("docs/saving.md", "resume.py"))
     torchrun_forked(2, path, logs=tmp_path / "logs")
-    kept = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
-    assert kept == [f"step{step:06d}-rank{rank}.pt" for step in (250, 300) for rank in (0, 1)]
-    (tmp_path / "checkpoints" / "step000300-rank1.pt").unlink()  # as if it had died while saving
-    assert "250 steps were done before" in torchrun(2, path)
+    folder = tmp_path / "checkpoints"
+    kept = sorted(file.name for file in folder.iterdir())
+    assert kept == [f"offbeat-save6-rank{rank}-of-2.pt" for rank in (0, 1)]
+    (folder / "offbeat-save7-rank1-of-2.pt").touch()  # as if rank 0 had died while saving
+    assert "300 steps were done before" in torchrun(2, path)
 
 
 @pytest.mark.processes

@@ -6,11 +6,13 @@ import os
 import pickle
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import offbeat
-from offbeat.integrations.accelerate import prepare
+from offbeat.integrations.accelerate import newest_checkpoint, prepare
+from offbeat.replica.rank_files import RankFiles
 
 FOLDER, PAGE = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -203,6 +206,30 @@ def again() -> dict[str, Any]:
     return {"same_files": os.listdir(FOLDER / "first") == os.listdir(FOLDER / "second")}
 
 
+def interrupted() -> dict[str, Any]:
+    """Rank 1 cannot write its file of the third checkpoint; the host has written all of its own."""
+    folder = FOLDER / "interrupted"
+    before = newest_checkpoint(folder)
+    train("sgp(overlap=1)", save=folder / "v1.0_9", steps=HALF)
+    train("sgp(overlap=1)", save=folder / "v1.0_10", steps=HALF)
+    with patch.object(RankFiles, "write", side_effect=OSError("full") if RANK == 1 else None):
+        refused = error(lambda: train("sgp(overlap=1)", save=folder / "v1.0_11", steps=HALF))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        newest = newest_checkpoint(folder)
+        train("sgp(overlap=1)", save=folder / "v1.0_10", steps=HALF)
+    said = [str(w.message) for w in caught]
+    return {
+        "before": before,
+        "refused": refused,
+        "host": (folder / "v1.0_11" / "model.safetensors").exists(),
+        "newest": newest.name,
+        "incomplete": sum("['v1.0_11'] are incomplete" in text for text in said),
+        "overwrites": sum("overwrites the files in" in text for text in said),
+        "resumed": equal(train("sgp(overlap=1)").own, train("sgp(overlap=1)", resume=newest).own),
+    }
+
+
 def errors() -> dict[str, Any]:
     model, optimizer, *_ = objects()
     other, other_optimizer, *_ = objects()
@@ -231,7 +258,7 @@ def errors() -> dict[str, Any]:
     loaded = error(lambda: plain.load_state(FOLDER / "registered"))
     replica.detach()
     if RANK == 0:
-        (FOLDER / "sgp(overlap=1)" / "offbeat-rank1.pt").unlink()
+        (FOLDER / "sgp(overlap=1)" / "offbeat-save1-rank1-of-2.pt").unlink()
     dist.barrier()
     lost = error(lambda: train("sgp(overlap=1)", resume=FOLDER / "sgp(overlap=1)"))
     return {
@@ -254,6 +281,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "gan": gan,
     "copies": copies,
     "again": again,
+    "interrupted": interrupted,
     "errors": errors,
 }
 

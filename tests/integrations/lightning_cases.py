@@ -8,9 +8,10 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader
 import offbeat
 from offbeat.integrations import lightning as integration
 from offbeat.integrations.lightning import OffbeatStrategy
+from offbeat.replica.rank_files import RankFiles
 
 STEPS = 10  # of an epoch
 FOLDER = Path(sys.argv[1])
@@ -279,13 +281,59 @@ def missing_file() -> dict[str, Any]:
     path = FOLDER / "missing" / "epoch=0.ckpt"
     dist.barrier()
     if dist.get_rank() == 0:
-        Path(f"{path}.offbeat", "offbeat-rank1.pt").unlink()
+        Path(f"{path}.offbeat", "offbeat-save1-rank1-of-2.pt").unlink()
     dist.barrier()
     try:
         trainer(OffbeatStrategy("sgp")).fit(Net(), loader(), ckpt_path=path)
     except ValueError as error:
         return {"error": str(error)}
     return {}
+
+
+def overwritten(where: str) -> dict[str, Any]:
+    """The second save to one path fails on one rank; the checkpoint is still the first."""
+    path, ends = FOLDER / f"overwritten-{where}" / "v1.0.ckpt", []
+    for resumes in (False, True):
+        values = Values()
+        run = trainer(OffbeatStrategy("sgp(overlap=1)"), values)
+        run.fit(Net(), loader(), ckpt_path=path if resumes else None)
+        ends.append(values.last)
+        if not resumes:
+            error = _save_twice(path, where)
+    return {
+        "equal": same(*ends),
+        "error": error,
+        "files": len([*Path(f"{path}.offbeat").iterdir()]),
+    }
+
+
+def _save_twice(path: Path, where: str) -> str:
+    """Save after one epoch and, in part, after another; return why not all of it."""
+    run = trainer(OffbeatStrategy("sgp(overlap=1)"), _SaveTo(path, where), max_epochs=3)
+    try:
+        run.fit(Net(), loader())
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return repr(error)
+    return ""
+
+
+class _SaveTo(Callback):
+    """Saves after each epoch to one path; the second time, one rank fails."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        self.path, self.where = path, where
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        fails = trainer.current_epoch == 1
+        host = type(trainer.strategy.checkpoint_io)
+        owner, name, rank = (RankFiles, "write", 1)
+        if self.where == "host":
+            owner, name, rank = (host, "save_checkpoint", 0)
+        failing = fails and trainer.global_rank == rank
+        with patch.object(owner, name, side_effect=OSError("full")) if failing else nullcontext():
+            trainer.save_checkpoint(self.path)
 
 
 def an_exception_on_all_ranks() -> dict[str, Any]:
@@ -439,6 +487,8 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (last_is_a_link, ()),
     (from_a_run_of_ddp, ()),
     (missing_file, ()),
+    (overwritten, ("ranks",)),
+    (overwritten, ("host",)),
     (an_exception_on_all_ranks, ()),
     (an_exception_on_one_rank, ()),
     (by_name, ()),

@@ -24,7 +24,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe:
     for found in (first, second):
         assert found["own"]
         assert found["end"]
-        assert {"offbeat-rank0.pt", "offbeat-rank1.pt"} <= {*found["files"]}
+        assert {"offbeat-save1-rank0-of-2.pt", "offbeat-save1-rank1-of-2.pt"} <= {*found["files"]}
     assert first["at_half"] != second["at_half"]  # there was something to keep apart
 
 
@@ -60,6 +60,23 @@ def test_a_copy_of_the_model_is_plain(cases: Cases) -> None:
 
 def test_an_accelerator_trains_again(cases: Cases) -> None:
     assert all(found["same_files"] for found in cases["again"])
+
+
+@pytest.mark.fault(
+    "a rank cannot write its file of a checkpoint of Accelerate",
+    "`ValueError` on all ranks; `newest_checkpoint` returns the one before",
+    group="Checkpoints",
+)
+def test_the_newest_checkpoint_is_one_of_all_ranks(cases: Cases) -> None:
+    first, second = cases["interrupted"]
+    for found in (first, second):
+        assert found["before"] is None
+        assert "rank 1: cannot write its state to" in found["refused"]
+        assert found["host"]
+        assert found["newest"] == "v1.0_10"
+        assert found["resumed"]
+    assert (first["incomplete"], second["incomplete"]) == (1, 0)
+    assert (first["overwrites"], second["overwrites"]) == (1, 0)
 
 
 @pytest.mark.parametrize(

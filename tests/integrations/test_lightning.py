@@ -43,7 +43,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(cases: dict[str, Ranks], tex
     for rank in (first, second):
         assert rank["equal"]
         assert rank["later"]
-        assert rank["files"] == ["offbeat-rank0.pt", "offbeat-rank1.pt"]
+        assert rank["files"] == ["offbeat-save1-rank0-of-2.pt", "offbeat-save1-rank1-of-2.pt"]
     # Ranks of sgp differ until the end; those of local_sgd agree after 20 steps.
     assert (first["own"] != second["own"]) == text.startswith("sgp")
 
@@ -94,6 +94,19 @@ def test_a_missing_file_is_an_error_on_all_ranks(cases: dict[str, Ranks]) -> Non
     first, second = cases["missing_file"]
     assert first == second
     assert "rank 1's file is missing" in first["error"]
+
+
+@pytest.mark.fault(
+    "a rank fails while a checkpoint of Lightning is overwritten",
+    "an error on all ranks; the checkpoint and the files of the ranks beside it are those before",
+    group="Checkpoints",
+)
+@pytest.mark.parametrize("where", ["ranks", "host"])
+def test_an_overwritten_checkpoint(cases: dict[str, Ranks], where: str) -> None:
+    for rank in cases[f"overwritten[{where}]"]:
+        assert rank["equal"]
+        assert "full" in rank["error"]
+        assert rank["files"] == (2 if where == "ranks" else 4)
 
 
 def test_an_exception_saves_without_waiting(cases: dict[str, Ranks]) -> None:

@@ -65,7 +65,11 @@ def test_the_run_equals_an_uninterrupted_one_bit_for_bit(run: dict[str, Any]) ->
 
 def test_a_checkpoint_holds_the_parts_of_all_workers_and_the_average(run: dict[str, Any]) -> None:
     assert run["reports"] == [4, 8, 12]
-    assert run["files"] == ["model.pt", "offbeat-rank0.pt", "offbeat-rank1.pt"]
+    assert run["files"] == [
+        "model.pt",
+        "offbeat-save1-rank0-of-2.pt",
+        "offbeat-save1-rank1-of-2.pt",
+    ]
     assert run["average"] == [True, True]
 
 

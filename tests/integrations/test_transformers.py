@@ -30,8 +30,19 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe:
     for found in (first, second):
         assert found["own"]
         assert found["end"]
-        assert {"offbeat-rank0.pt", "offbeat-rank1.pt"} <= {*found["files"]}
+        assert {"offbeat-save1-rank0-of-2.pt", "offbeat-save1-rank1-of-2.pt"} <= {*found["files"]}
     assert first["at_half"] != second["at_half"]  # there was something to keep apart
+
+
+@pytest.mark.fault(
+    "a rank cannot write its file of a checkpoint of the Trainer",
+    "`ValueError` on all ranks; `resume_from_checkpoint=True` takes the one before",
+    group="Checkpoints",
+)
+def test_an_interrupted_checkpoint_is_not_taken(cases: Cases) -> None:
+    for found in cases["interrupted"]:
+        assert "rank 1: cannot write its state to" in found["refused"]
+        assert found["equal"]
 
 
 @pytest.mark.parametrize(("recipe", "scales"), [("sgp", [65536, 32768]), ("ddp", [32768] * 2)])

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from offbeat.integrations.transformers import attach
+from offbeat.replica.rank_files import RankFiles
 
 FOLDER, PAGE = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -136,6 +137,23 @@ def resume(algorithm: str) -> dict[str, Any]:
     }
 
 
+def interrupted() -> dict[str, Any]:
+    """Rank 1 cannot write its file of the second checkpoint, and the run starts again."""
+    more = {"save_strategy": "steps", "save_steps": HALF // 2}
+    whole, rest = Watch(), Watch()
+    make("sgp(overlap=1)", "uninterrupted", whole).train()
+    make("sgp(overlap=1)", "interrupted", Watch(stop=HALF // 2), **more).train()
+    with patch.object(RankFiles, "write", side_effect=OSError("full") if RANK == 1 else None):
+        again = make("sgp(overlap=1)", "interrupted", Watch(stop=HALF), **more)
+        refused = error(lambda: again.train(resume_from_checkpoint=True))
+    last = make("sgp(overlap=1)", "interrupted", rest, **more)
+    last.train(resume_from_checkpoint=True)
+    return {
+        "refused": refused,
+        "equal": equal(whole.own, rest.own),
+    }
+
+
 def overflow(algorithm: str) -> dict[str, Any]:
     trainer = make(algorithm, "overflow", Watch(), Overflowing)
     trainer.model.transformer.wpe.weight.requires_grad_(False)
@@ -209,7 +227,7 @@ def errors() -> dict[str, Any]:
     attach(used, "ddp")
     wrapped = error(used.train)
     if RANK == 0:
-        (FOLDER / "sgp(overlap=1)" / f"checkpoint-{HALF}" / "offbeat-rank1.pt").unlink()
+        (FOLDER / "sgp(overlap=1)" / f"checkpoint-{HALF}" / "offbeat-save1-rank1-of-2.pt").unlink()
     dist.barrier()
     resumed = make("sgp(overlap=1)", "errors", Watch())
     folder = str(FOLDER / "sgp(overlap=1)" / f"checkpoint-{HALF}")
@@ -229,6 +247,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": ddp,
     "resume sgp": lambda: resume("sgp(overlap=1)"),
     "resume local_sgd": lambda: resume("local_sgd(every=4)"),
+    "interrupted": interrupted,
     "overflow sgp": lambda: overflow("sgp(overlap=1)"),
     "overflow ddp": lambda: overflow("ddp"),
     "best": best,

@@ -73,8 +73,8 @@ def test_a_run_resumes_bit_for_bit_from_its_own_files(text: str, tmp_path: Path)
 
     ThreadWorld(2).run(work)
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
-        "offbeat-rank0.pt",
-        "offbeat-rank1.pt",
+        "offbeat-save1-rank0-of-2.pt",
+        "offbeat-save1-rank1-of-2.pt",
     ]
 
 
@@ -161,7 +161,7 @@ def saved(folder: Path, ranks: int = 2, text: str = "sgp", steps: int = 2) -> No
 )
 def test_a_missing_file_is_named_on_all_ranks(tmp_path: Path) -> None:
     saved(tmp_path)
-    (tmp_path / "offbeat-rank1.pt").unlink()
+    (tmp_path / "offbeat-save1-rank1-of-2.pt").unlink()
     text = alike(failing_load(tmp_path))
     assert "rank 1's file is missing, found those of the ranks [0]" in text
     assert "every rank saves and loads its own" in text
@@ -176,7 +176,7 @@ def test_a_torn_file_and_other_parts(tmp_path: Path) -> None:
     saved(tmp_path)
     text = alike(failing_load(tmp_path, scaler=torch.amp.GradScaler("cpu")))
     assert "holds ['replica', 'optimizer'], got ['replica', 'optimizer', 'scaler']" in text
-    path = tmp_path / "offbeat-rank1.pt"
+    path = tmp_path / "offbeat-save1-rank1-of-2.pt"
     path.write_bytes(path.read_bytes()[:1000])
     assert "cannot load the per-rank state" in alike(failing_load(tmp_path))
 

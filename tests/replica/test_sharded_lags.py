@@ -435,7 +435,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(on_four: Results) -> None:
 def test_more_nodes_inherit_the_mean_residuals_of_their_shards(
     folder: Path, on_six: Results
 ) -> None:
-    files = [torch.load(folder / "slgs(0.1)" / f"offbeat-rank{rank}.pt") for rank in range(4)]
+    files = [
+        torch.load(folder / "slgs(0.1)" / f"offbeat-save1-rank{rank}-of-4.pt") for rank in range(4)
+    ]
     saved = [f["replica"][f"rank{r}"]["gradients"]["residual"] for r, f in enumerate(files)]
     assert len(on_six["more_nodes"]) == 6
     for rank, residual in on_six["more_nodes"]:

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from offbeat.gradients import Mean
 from offbeat.lab import Loopback
 from offbeat.parameters import Average, PushSum
 from offbeat.replica import survivors
+from offbeat.replica.rank_files import RankFiles, Save
 from offbeat.replica.survivors import Agreement, agree_on_survivors
 from offbeat.testing import ThreadWorld, snapshot
 from outcomes import errors_of
@@ -275,6 +277,45 @@ def test_a_loss_found_in_state_dict_is_survived() -> None:
             assert (entry["parameters"]["weight"], entry["parameters"]["pending_weight"]) == (1, 0)
         assert end == pytest.approx(mean, abs=1e-12)
         assert (told["size"], told["step"], len(told["lost"])) == (3, 5, 1)
+
+
+@pytest.mark.fault(
+    "a rank is lost while all ranks write their files by `save_per_rank`",
+    "the survivors save again, as the ranks that they are now; the last save stays until then",
+)
+@pytest.mark.usefixtures("quick")
+def test_survivors_of_a_loss_in_a_save_save_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, victim = RankFiles.write, 2
+
+    def dying(files: RankFiles, save: Save, rank: int, content: Any) -> None:
+        if (save.number, rank) == (2, victim):
+            perish(links[rank])
+            raise SystemExit
+        write(files, save, rank, content)
+
+    monkeypatch.setattr(RankFiles, "write", dying)
+    links: dict[int, Any] = {}
+
+    def work(world: World) -> int | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        links[world.rank] = replica._connection.links
+        for _ in range(2):
+            replica.step()
+            try:
+                offbeat.save_per_rank(tmp_path, replica=replica)
+            except SystemExit:
+                return None
+        replica.step()
+        offbeat.load_per_rank(tmp_path, replica=replica)
+        return replica.steps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert ThreadWorld(3).run(work) == [2, 2, None]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"offbeat-save3-rank{rank}-of-2.pt" for rank in (0, 1)]
 
 
 @pytest.mark.fault(

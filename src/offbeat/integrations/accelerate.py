@@ -1,7 +1,11 @@
 """Training loops of Hugging Face Accelerate."""
 
+import os
+import re
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, final
 
 from torch import nn
@@ -12,14 +16,16 @@ from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
-from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.per_rank import Stateful, load_save, save_per_rank
+from offbeat.replica.rank_files import RankFiles
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 
 with extra("accelerate"):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
+    from accelerate.utils import gather_object
 
 
 def prepare(
@@ -70,6 +76,36 @@ def prepare(
     return (replica, *prepared)
 
 
+def newest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+    """Return the newest checkpoint in ``folder`` that all ranks have written to the end, or None.
+
+    Checkpoints are folders whose names end with a number, for example ``epoch_3``. All ranks call.
+    Rank 0 warns if a later one is incomplete, as a rank that is killed while it saves leaves it.
+    """
+    numbered = {
+        path: int(n[0]) for path in Path(folder).glob("*") if (n := _NUMBER.search(path.name))
+    }
+    everyone = gather_object([[str(path) for path in numbered if _is_whole(path)]])
+    whole = set.intersection(*map(set, everyone))
+    newest = max(map(Path, whole), key=numbered.__getitem__, default=None)
+    incomplete = [p.name for p in numbered if newest and numbered[p] > numbered[newest]]
+    if incomplete and PartialState().is_main_process:
+        warnings.warn(
+            f"{newest} is the newest checkpoint of all ranks; {incomplete} are incomplete",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return newest
+
+
+_NUMBER = re.compile(r"\d+$")
+
+
+def _is_whole(folder: str | os.PathLike[str]) -> bool:
+    state = PartialState()
+    return any(RankFiles(folder).whole(state.process_index, state.num_processes).values())
+
+
 def _is_trained(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
@@ -99,35 +135,49 @@ class _Checkpoints:
         accelerator.offbeat = self
         accelerator.save_state, accelerator.load_state = self.save, self.load
         accelerator.free_memory = self.free
-        accelerator.register_save_state_pre_hook(self._save_parts)
+        accelerator.register_save_state_pre_hook(self._note_saved)
         accelerator.register_load_state_pre_hook(self._note_folder)
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the average of each model; save hooks of the user see it, too."""
+        """Save the average of each model; save hooks of the user see it, too.
+
+        The files of the ranks come last: where all are, the others are complete.
+        """
         with ExitStack() as shown:
             for replica in self.replicas:
                 shown.enter_context(replica.consensus())
-            return self._save(*args, **kwargs)
+            saved = self._save(*args, **kwargs)
+            if self.replicas:
+                save_per_rank(self._folder, **self._parts())
+        return saved
 
-    def load(self, *args: Any, **kwargs: Any) -> None:
+    def load(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:
         """Load what all ranks share, then what belongs to this one."""
-        self._load(*args, **kwargs)
+        if input_dir is None and self.accelerator.project_dir is not None:
+            input_dir = newest_checkpoint(Path(self.accelerator.project_dir, "checkpoints"))
+        self._load(input_dir, *args, **kwargs)
         if self.replicas:
-            load_per_rank(self._folder, **self._parts())
+            load_save(self._folder, self._parts())
 
     def free(self, *objects: Any) -> Any:
         """Forget the replicas together with the models."""
         self.replicas, self.others = [], []
         return self._free(*objects)
 
-    def _save_parts(self, models: object, weights: object, folder: str) -> None:
+    def _note_saved(self, models: object, weights: object, folder: str) -> None:
         if any(isinstance(o, Replica) for o in getattr(self.accelerator, "_custom_objects", ())):
             raise ValueError(
                 "a replica was registered for checkpointing, which saves that of rank 0 alone; "
                 "remove register_for_checkpointing(replica): save_state() saves those of all ranks"
             )
-        if self.replicas:
-            save_per_rank(folder, **self._parts())
+        self._folder = folder
+        if self.replicas and self.accelerator.is_main_process and _is_whole(folder):
+            warnings.warn(
+                f"save_state() overwrites the files in {folder} one by one, and a rank that is "
+                "killed meanwhile loses this checkpoint; save each to a folder of its own",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _note_folder(self, models: object, folder: str) -> None:
         self._folder = folder

@@ -25,6 +25,7 @@ with extra("lightning"):
     from lightning.pytorch.utilities import rank_zero_warn
 
 Path = str | os.PathLike[str]
+_SAVE = "offbeat_save"  # in a checkpoint: the number of the ranks' save beside it, 0 for none
 
 
 class OffbeatStrategy(DDPStrategy):
@@ -78,7 +79,7 @@ class OffbeatStrategy(DDPStrategy):
         )
         self.replicas = Replicas(parsed(algorithm), mesh)  # attached while fitting
         self._shown = ExitStack()  # the average, during validation
-        self._loaded_from = ""
+        self._loaded_from: tuple[str, int | None] = "", None  # a folder, and which save in it
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
@@ -145,11 +146,12 @@ class OffbeatStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Path, storage_options: Any = None
     ) -> None:
-        """Save the checkpoint on rank 0, and the state of each rank beside it."""
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        """Save the state of each rank, then on rank 0 the checkpoint, which names it."""
         is_whole = "optimizer_states" in checkpoint and not self._is_interrupted
-        if self.replicas.each and is_whole:
-            self.replicas.save(_folder(filepath))
+        saves = self.replicas.each and is_whole
+        with self.replicas.saving(_folder(filepath)) if saves else nullcontext(0) as number:
+            named = checkpoint | {_SAVE: number}
+            super().save_checkpoint(named, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: Path) -> None:
         """Remove the checkpoint and what lies beside it."""
@@ -161,19 +163,21 @@ class OffbeatStrategy(DDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load the checkpoint, and note where the state of each rank lies."""
-        self._loaded_from = _folder(checkpoint_path)
-        return dict(super().load_checkpoint(checkpoint_path, *args, **kwargs))
+        loaded = dict(super().load_checkpoint(checkpoint_path, *args, **kwargs))
+        self._loaded_from = _folder(checkpoint_path), loaded.get(_SAVE)
+        return loaded
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the optimizers, then the state of each rank."""
         super().load_optimizer_state_dict(checkpoint)
-        files, root = fsspec.core.url_to_fs(self._loaded_from)
-        if self.reduce_boolean_decision(files.exists(root), all=False):
-            self.replicas.load(self._loaded_from)
+        folder, number = self._loaded_from
+        files, root = fsspec.core.url_to_fs(folder)
+        if number != 0 and self.reduce_boolean_decision(files.exists(root), all=False):
+            self.replicas.load(folder, number)
         else:
             rank_zero_warn(
-                f"{self._loaded_from} does not exist: the checkpoint is of another strategy, or of "
-                "a moment after fit(), and all ranks start from its model and optimizer"
+                f"{folder} holds no state of the ranks: the checkpoint is of another strategy, or "
+                "of a moment after fit(), and all ranks start from its model and optimizer"
             )
 
     @property

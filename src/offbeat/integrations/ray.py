@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offbeat.extras import extra
-from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.per_rank import Stateful, load_save, save_per_rank
 from offbeat.replica.replica import Replica
 
 with extra("ray"):
@@ -60,5 +60,5 @@ def resume(*, replica: Replica, **parts: Stateful) -> bool:
         # All workers see the files of all. The model comes first: a replica then restores what
         # its rank has of its own.
         replica.model.load_state_dict(torch.load(Path(folder, MODEL), map_location="cpu"))
-        load_per_rank(folder, replica=replica, **parts)
+        load_save(folder, {"replica": replica, **parts})
     return True

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.part import parts_of
-from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.per_rank import Stateful, load_save, saving
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 
@@ -89,13 +89,16 @@ class Replicas:
         self._measured = now
         return {"seconds_stalled": stalled / max(steps, 1), "mb_sent": sent / max(steps, 1) / 1e6}
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write this rank's optimizers, replicas and loss scale to its file in a folder."""
-        save_per_rank(folder, **self._parts())
+    def saving(self, folder: str | os.PathLike[str]) -> AbstractContextManager[int]:
+        """Write this rank's optimizers, replicas and loss scale to its file in a folder.
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Restore what :meth:`save` wrote; all ranks call, after the model is loaded."""
-        load_per_rank(folder, **self._parts())
+        The block gets the number of this save. At its end the save before is removed.
+        """
+        return saving(folder, **self._parts())
+
+    def load(self, folder: str | os.PathLike[str], number: int | None) -> None:
+        """Restore a save, by default the newest; all ranks call, after the model is loaded."""
+        load_save(folder, self._parts(), number)
 
     def finish(self) -> None:
         """Set all ranks to the average."""

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
+from offbeat.integrations.accelerate import newest_checkpoint
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
-from offbeat.replica.per_rank import Stateful, load_per_rank, save_per_rank
+from offbeat.replica.per_rank import Stateful, load_save, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 
@@ -73,7 +74,7 @@ class OffbeatCallback(TrainerCallback):
         self.replica = replicate(model, self.algorithm, **given)
         model.no_sync = NoSync(self.replica)  # type: ignore[assignment]
         if self._folder is not None:
-            load_per_rank(self._folder, **self._parts(self.replica))
+            load_save(self._folder, self._parts(self.replica))
         self._loss, self._logged = 0.0, self._counted(self.replica)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -122,7 +123,9 @@ class OffbeatCallback(TrainerCallback):
     def _train(self, train: Any, resume_from_checkpoint: Any = None, *args: Any, **kw: Any) -> Any:
         self._folder = resume_from_checkpoint or None
         if self._folder is True:  # it remains so if there is no checkpoint, and Trainer says so
-            self._folder = get_last_checkpoint(self.trainer.args.output_dir) or True
+            root = self.trainer.args.output_dir
+            newest = newest_checkpoint(root)
+            self._folder = str(newest) if newest else get_last_checkpoint(root) or True
         try:
             with without_ddp(self.trainer.accelerator):
                 return train(self._folder, *args, **kw)

@@ -31,6 +31,7 @@ class Parts(NamedTuple):
     algorithm: Algorithm
     gradients: BoundGradients
     parameters: BoundParameters
+    control: Group | None  # None in a world of one
 
     @property
     def key(self) -> str:
@@ -85,12 +86,8 @@ def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> S
     return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
 
 
-def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
-    """Restore a saved state and return its step, and whether all replicas were equal then.
-
-    If the state of any rank is unfit all ranks raise the same ValueError before they change
-    anything.
-    """
+def check(parts: Parts, saved: Saved) -> Resume:
+    """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError."""
     found, fault = None, None
     try:
         found = _read(parts, saved)
@@ -99,9 +96,18 @@ def load(parts: Parts, saved: Saved, control: Group | None) -> tuple[int, bool]:
     except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
         reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
         fault = str(reason).encode(errors="backslashreplace").decode()
-    raise_alike(fault, control)
+    raise_alike(fault, parts.control)
     assert found is not None, "a fault was raised"
-    _require_one_moment(parts, found, control)
+    _require_one_moment(parts, found)
+    return found
+
+
+def load(parts: Parts, saved: Saved) -> tuple[int, bool]:
+    """Restore a saved state and return its step, and whether all replicas were equal then.
+
+    Raises as :func:`check` before anything is changed.
+    """
+    found = check(parts, saved)
     # Nothing below may fail: another rank may have written its parameters already.
     entry = found.entry
     own = parts.kept(entry["ranks_differ"])
@@ -289,8 +295,9 @@ def _require_fitting_slot(
         raise ValueError(f"{path} cannot be loaded: {fault}")
 
 
-def _require_one_moment(parts: Parts, found: Resume, control: Group | None) -> None:
+def _require_one_moment(parts: Parts, found: Resume) -> None:
     """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
+    control = parts.control
     if control is None:
         return
     facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}

@@ -1,131 +1,139 @@
-"""The files of one save by all ranks: written beside the last ones, then put in their place."""
+"""The files in a folder in which every rank saves: new ones for each save."""
 
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fsspec
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 from offbeat.exchange import Saved
 
-HEAD = "offbeat"  # the part of a file that says to which save it belongs
-_CURRENT, _NEXT = "offbeat-rank{}.pt", "offbeat-rank{}.next.pt"
+# Earlier versions wrote one save per folder, offbeat-rank<r>.pt: here number 0 of 0 ranks.
+_NAME = re.compile(r"offbeat-(?:save(\d+)-)?rank(\d+)(?:-of-(\d+))?\.pt(\.part)?")
 
 
-class Found(NamedTuple):
-    """A file in a folder, and the save to which it belongs."""
+class Save(NamedTuple):
+    """A save in a folder: later ones have higher numbers."""
 
+    number: int
+    size: int  # the number of ranks
+
+
+class _File(NamedTuple):
+    path: str
+    save: Save
     rank: int
-    is_next: bool
-    save: str
-    step: int
-    size: int
+    is_part: bool
 
 
 class RankFiles:
-    """The files ``offbeat-rank<r>.pt`` in a folder, local or a URL of fsspec.
+    """The files ``offbeat-save<n>-rank<r>-of-<size>.pt`` in a folder, local or a URL of fsspec.
 
-    A save has two phases. Every rank writes ``offbeat-rank<r>.next.pt``; once all ranks have,
-    each renames it to ``offbeat-rank<r>.pt``. If a rank is killed in the first phase, the last
-    save is whole; if in the second, the new one is, under both names.
+    A file is written once. Those of earlier saves are removed when all ranks have written theirs,
+    so that a folder holds a save of all ranks at any moment. Reading changes nothing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Name the folder; it need not exist."""
         self.folder = os.fspath(folder)
         self._files, self._root = fsspec.core.url_to_fs(self.folder)
 
-    def write(self, rank: int, saved: Saved) -> None:
-        """Write the next file of ``rank``; complete or absent."""
+    def saves(self) -> dict[Save, set[int]]:
+        """Return the ranks that have a file, for each save."""
+        found: dict[Save, set[int]] = {}
+        for file in self._list():
+            if not file.is_part:
+                found.setdefault(file.save, set()).add(file.rank)
+        return found
+
+    def whole(self, rank: int, size: int) -> dict[Save, bool]:
+        """Return each save, and whether ``rank`` of ``size`` ranks finds all that it would read."""
+        found = self.saves().items()
+        return {
+            save: rank in ranks if save.size == size else len(ranks) >= save.size
+            for save, ranks in found
+        }
+
+    def write(self, save: Save, rank: int, content: Saved) -> None:
+        """Write the file of ``rank``, complete or not at all: no crash of the machine tears it."""
         self._files.makedirs(self._root, exist_ok=True)
-        path = self._path(_NEXT, rank)
-        with self._files.open(f"{path}.part", "wb") as file:
-            torch.save(saved, file)
+        path = f"{self._root}/offbeat-save{save.number}-rank{rank}-of-{save.size}.pt"
+        is_local = isinstance(self._files, LocalFileSystem)
+        try:
+            with self._files.open(f"{path}.part", "wb") as file:
+                torch.save(content, file)
+                if is_local:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"{_cause(error)}{self._room()}") from error
         self._files.mv(f"{path}.part", path)
+        if is_local:
+            _sync_folder(self._root)
+            _sync_folder(os.path.dirname(self._root))
 
-    def switch(self, rank: int) -> None:
-        """Put the next file of ``rank`` in the place of the current one."""
-        self._files.mv(self._path(_NEXT, rank), self._path(_CURRENT, rank))
-
-    def discard(self, rank: int) -> None:
-        """Remove what :meth:`write` has left."""
-        path = self._path(_NEXT, rank)
-        for left in (f"{path}.part", path):
-            with suppress(OSError):
-                self._files.rm_file(left)
-
-    def remove(self, rank: int) -> None:
-        """Remove the current file of ``rank``, which other ranks may do at the same time."""
-        with suppress(FileNotFoundError):
-            self._files.rm_file(self._path(_CURRENT, rank))
-
-    def ranks(self, *, is_next: bool = False) -> list[int]:
-        """Return the ranks that have a file; none if the folder does not exist."""
-        pattern = (_NEXT if is_next else _CURRENT).format(r"(\d+)")
-        names = [path.rpartition("/")[2] for path in self._files.find(self._root, maxdepth=1)]
-        return sorted(int(m[1]) for name in names if (m := re.fullmatch(pattern, name)))
-
-    def is_interrupted(self) -> bool:
-        """Return whether a save has left files that are not in their place."""
-        with suppress(Exception):  # who reads or writes the folder next will say what is wrong
-            return bool(self.ranks(is_next=True))
-        return False
-
-    def read(self, rank: int, *, is_next: bool = False) -> Saved:
+    def read(self, save: Save, rank: int) -> Saved:
         """Return the content of a file."""
-        path = self._path(_NEXT if is_next else _CURRENT, rank)
+        path = next(f.path for f in self._list() if f[1:] == (save, rank, False))
         with self._files.open(path, "rb") as file:
             saved: Saved = torch.load(file, map_location="cpu", weights_only=True)
         return saved
 
-    def found(self, first: int, count: int, part: str) -> list[Found]:
-        """Describe the files of the ranks ``first``, ``first + count`` and so on.
+    def discard(self, save: Save, rank: int) -> None:
+        """Remove what :meth:`write` has left."""
+        self._remove(lambda file: file.save == save and file.rank == rank)
 
-        ``part`` is the name of a replica in files of earlier versions, which have no head.
-        """
-        kept = []
-        for is_next in (False, True):
-            for rank in self.ranks(is_next=is_next):
-                if rank % count == first:
-                    saved = self.read(rank, is_next=is_next)
-                    kept.append(Found(rank, is_next, *_head(saved, part)))
-        return kept
+    def remove_before(self, save: Save, rank: int, ranks: Sequence[int]) -> None:
+        """Remove earlier files of ``rank``, and of all that are not among ``ranks``."""
+        self._remove(
+            lambda file: (
+                (file.is_part or file.save.number < save.number)
+                and (file.rank == rank or file.rank not in ranks)
+            )
+        )
 
-    def free_bytes(self) -> int | None:
-        """Return the free bytes of a local folder."""
-        with suppress(OSError):
-            return shutil.disk_usage(self.folder).free
+    def _room(self) -> str:
+        with suppress(OSError):  # of a local folder
+            return f"; {shutil.disk_usage(self._root).free / 1e6:,.1f} MB are free there"
+        return ""
+
+    def _list(self) -> list[_File]:
+        self._files.invalidate_cache()  # other ranks write and remove files
+        try:
+            paths = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        return [file for path in paths if (file := _parsed(path))]
+
+    def _remove(self, is_stale: Callable[[_File], bool]) -> None:
+        with suppress(OSError):  # the next save tries again
+            for file in filter(is_stale, self._list()):
+                with suppress(FileNotFoundError):  # another rank was faster
+                    self._files.rm_file(file.path)
+
+
+def _parsed(path: Any) -> _File | None:
+    found = _NAME.fullmatch(path.rpartition("/")[2])
+    if found is None:
         return None
-
-    def _path(self, pattern: str, rank: int) -> str:
-        return f"{self._root}/{pattern.format(rank)}"
-
-
-def newest_whole(found: list[Found]) -> Found | None:
-    """Return a file of the newest save of which all ranks have one, or None.
-
-    >>> old = [Found(rank, False, "a", 16, 2) for rank in range(2)]
-    >>> newest_whole([*old, Found(0, True, "b", 32, 2)]).save
-    'a'
-    >>> newest_whole([old[1], Found(0, False, "b", 32, 2), Found(1, True, "b", 32, 2)]).save
-    'b'
-    """
-    saves: dict[str, list[Found]] = {}
-    for file in found:
-        saves.setdefault(file.save, []).append(file)
-    whole = [
-        files for files in saves.values() if {f.rank for f in files} >= {*range(files[0].size)}
-    ]
-    # Of two saves of one step the one that was to replace the other is newer.
-    order = sorted(whole, key=lambda files: (files[0].step, any(f.is_next for f in files)))
-    return order[-1][0] if order else None
+    number, rank, size, part = found.groups()
+    return _File(path, Save(int(number or 0), int(size or 0)), int(rank), part is not None)
 
 
-def _head(saved: Saved, part: str) -> tuple[str, int, int]:
-    head: dict[str, Any] | None = saved.get(HEAD)
-    if head is None:
-        entry = next(iter(saved[part].values()))
-        return f"step {entry['step']}", entry["step"], entry["size"]
-    return head["save"], head["step"], head["size"]
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the file, in place of which torch raises one of its own."""
+    inner = error.__context__
+    return error if inner is None or isinstance(error, OSError) else _cause(inner)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

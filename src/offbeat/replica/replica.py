@@ -204,25 +204,26 @@ class Replica:
         self._use.require_open(also_shown=True)
         self._watch.require_spent()
         about = self.steps, self.settled, self._consensus.own
-        return self._together(None, lambda: checkpoint.save(self._saved_parts(), *about))
+        return self._saved(None, checkpoint.save, *about)
 
     def load_state_dict(self, saved: Saved) -> None:
         """Continue where the saved run stopped, bit for bit; all ranks call.
 
-        With ``on_failure="continue"`` a loss found here is survived: the others load again, each
-        its own state, and start anew from these models as after a loss in ``step()``. So do
-        survivors that load what they saved before a loss.
+        With ``on_failure="continue"`` a loss found here is survived: the others load their own
+        states again and start anew from these models, as survivors of an earlier loss do.
 
         Raises ``ValueError``, the same on all ranks and before anything is written, if the state
         of any rank is damaged, does not fit this replica, or is of another moment or run.
         """
         self._use.require_open()
-        self.steps, self.settled = self._together(
-            "load_state_dict",
-            lambda: checkpoint.load(self._saved_parts(), saved, self._connection.control),
-        )
+        self.steps, self.settled = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
         self._watch.loaded()
+
+    def check_state_dict(self, saved: Saved) -> None:
+        """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
+        self._use.require_open()
+        self._saved("check_state_dict", checkpoint.check, saved)
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
@@ -270,10 +271,14 @@ class Replica:
         """The layout of the ranks that take part."""
         return self._members.world
 
-    def _saved_parts(self) -> checkpoint.Parts:
-        return checkpoint.Parts(
-            self._exchanged, self.world, self.algorithm, self.gradients, self.parameters
-        )
+    def _saved(self, verb: str | None, call: Callable[..., Result], *state: Any) -> Result:
+        def on_parts() -> Result:
+            slots = self.gradients, self.parameters, self._connection.control
+            return call(
+                checkpoint.Parts(self._exchanged, self.world, self.algorithm, *slots), *state
+            )
+
+        return self._together(verb, on_parts)
 
     def _restart_clock(self) -> None:
         """Exclude the time since the last step from the next one, unless that has begun."""
