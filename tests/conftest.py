@@ -1,13 +1,15 @@
 """What holds for all tests."""
 
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from offbeat.comm import several_replicas
+from offbeat.liveness import crossed_waits, heartbeat
+from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only, and run by itself where Triton is installed; not
@@ -49,13 +51,13 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for replica in attached:
         replica.detach()
     # A rank that a test let die is no other replica of those of the next test.
-    several_replicas._all.clear()
+    crossed_waits._all.clear()
 
 
 @pytest.fixture
 def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
 
 
 @pytest.fixture(params=["alike", "unlike"])
@@ -63,5 +65,24 @@ def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Kernels that are the same on all ranks, or that some ranks lack."""
     if request.param == "unlike":
         found = iter(["", "numba 1", "numba 2"] * 9)
-        asked = "offbeat.parameters.adasum.operands.machine_code"
+        asked = "offbeat.methods.adasum.operands.machine_code"
         monkeypatch.setattr(asked, lambda device: next(found))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Impatient heartbeats, all of which end with the test."""
+    for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
+        monkeypatch.setattr(heartbeat, name, seconds)
+    start, started = Heartbeat.__init__, []
+
+    def remember(self: Heartbeat, *args: Any) -> None:
+        start(self, *args)
+        started.append(self)
+
+    monkeypatch.setattr(Heartbeat, "__init__", remember)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+    for one in started:
+        one.stop()

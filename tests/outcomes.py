@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
 

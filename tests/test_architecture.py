@@ -12,19 +12,19 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
 # A room imports only from rooms on lower floors.
 FLOORS = {
-    0: ("settings", "device", "extras", "version"),
-    1: ("functional", "topology", "schedule", "comm", "lab"),
-    2: ("kernels", "exchange", "telemetry"),
-    3: ("gradients", "parameters", "replica"),
-    4: ("recipes", "testing", "virtual", "hogwild"),
-    5: ("compare", "integrations"),
-    6: ("__init__", "plan"),
-    7: ("cli",),
-    8: ("__main__",),
+    0: ("settings", "platform", "extras", "version"),
+    1: ("functional", "topology", "liveness", "lab"),
+    2: ("kernels", "transport"),
+    3: ("exchange", "telemetry"),
+    4: ("methods", "attach"),
+    5: ("recipes", "elastic"),
+    6: ("replica",),
+    7: ("testing", "hogwild", "compare", "integrations"),
+    8: ("__init__", "plan"),
+    9: ("cli",),
+    10: ("__main__",),
 }
-FILES = {
-    "settings", "device", "extras", "version", "schedule", "testing", "cli", "__main__", "__init__",
-}  # fmt: skip
+FILES = {"settings", "extras", "version", "cli", "__main__", "__init__"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 every_module = pytest.mark.parametrize(
     "path", MODULES, ids=lambda path: path.relative_to(SOURCE).with_suffix("").as_posix()
@@ -87,9 +87,9 @@ def test_no_circle_between_files() -> None:
 
 
 @every_module
-def test_only_comm_calls_torch_distributed(path: Path) -> None:
+def test_only_transport_calls_torch_distributed(path: Path) -> None:
     """The lab is exempt: it hosts the store as a launcher does, and measures Gloo by itself."""
-    if room(path) not in ("comm", "lab"):
+    if room(path) not in ("platform", "liveness", "transport", "lab"):
         assert not sorted(set(calls_of_distributed(path)))
 
 
@@ -123,9 +123,9 @@ def calls_of_distributed(path: Path) -> Iterator[str]:
 
 
 @every_module
-def test_only_device_asks_an_accelerator(path: Path) -> None:
+def test_only_platform_asks_an_accelerator(path: Path) -> None:
     """What is asked of CUDA by name takes other accelerators for the host."""
-    if room(path) == "device":
+    if room(path) == "platform":
         return
     asked = {"torch.accelerator", "torch.cuda", "torch.mps", "torch.xpu"}
     for node in ast.walk(ast.parse(path.read_text())):
@@ -171,12 +171,12 @@ def test_no_drawers_for_odds_and_ends(path: Path) -> None:
 
 
 METHOD_ROOMS = {  # each named after what it does, and its paper in the first line
-    "gradients/top_k": "LAGS-SGD (Shi et al. 2020)",
-    "parameters/adasum": "Adasum (Maleki et al. 2021)",
-    "parameters/push_sum": "Stochastic Gradient Push and Overlap SGP (Assran et al. 2019)",
-    "parameters/stale_average": "DASO (Coquelin et al. 2021)",
-    "parameters/pair_average": "AD-PSGD (Lian et al. 2018)",
-    "parameters/outer": "DiLoCo (Douillard et al. 2023)",
+    "methods/top_k": "LAGS-SGD (Shi et al. 2020)",
+    "methods/adasum": "Adasum (Maleki et al. 2021)",
+    "methods/push_sum": "Stochastic Gradient Push and Overlap SGP (Assran et al. 2019)",
+    "methods/stale_average": "DASO (Coquelin et al. 2021)",
+    "methods/pair_average": "AD-PSGD (Lian et al. 2018)",
+    "methods/outer": "DiLoCo (Douillard et al. 2023)",
 }
 
 

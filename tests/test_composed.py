@@ -7,8 +7,7 @@ import pytest
 
 import offbeat
 from offbeat.compare.experiment import Method, split_algorithms
-from offbeat.gradients import TopK
-from offbeat.parameters import Average, Cycle, PushSum, StaleAverage
+from offbeat.methods import Average, Cycle, PushSum, StaleAverage, TopK
 from recipe_cases import Case, every_recipe
 
 PAIR = "TopK(density=0.01, over='local') + PushSum(topology=Ring(), over='node')"

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld, simulate, snapshot
+from offbeat.transport.world import World
 from problems import DIMENSION, START, Quadratic, flat, gradient, loss, optimum
 from recipe_cases import CASES, Case, every_recipe, every_repeatable_recipe
 

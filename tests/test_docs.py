@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
-from offbeat.comm.world import World
-from offbeat.gradients import Compressed
+from offbeat.methods import Compressed
 from offbeat.testing import ThreadWorld, simulate
+from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient, loss
 from ranks import torchrun, torchrun_forked
 from test_architecture import FLOORS, SOURCE
@@ -69,27 +69,17 @@ def documented(site: Path) -> set[str]:
 def public_names() -> set[str]:
     """What people may import: the packages' lists, and what single modules define themselves."""
     names = set()
-    packages = (
-        "gradients",
-        "parameters",
-        "functional",
-        "topology",
-        "lab",
-        "compare",
-        "plan",
-        "hogwild",
-    )
+    packages = "methods", "functional", "topology", "testing", "lab", "compare", "plan", "hogwild"
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in (
-        "comm.small_gathers",
-        "comm.collectives",
-        "comm.handle",
-        "comm.messages",
+        "transport.small_gathers",
+        "transport.collectives",
+        "transport.handle",
+        "transport.messages",
         "integrations.ddp",
         "replica.consensus",
-        "schedule",
-        "testing",
+        "topology.schedule",
     ):
         path = f"offbeat.{module}"
         for name, value in vars(importlib.import_module(path)).items():
@@ -118,7 +108,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     }
     unimportable = {  # a string, type variables
         "offbeat.__version__",
-        "offbeat.comm.handle.Result",
+        "offbeat.transport.handle.Result",
         "offbeat.testing.Result",
     }
     names = {aliases.get(name, name) for name in public_names() - unimportable}
@@ -181,7 +171,7 @@ def test_the_readme_names_its_two_commands() -> None:
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md"])
 def test_the_pages_show_the_floors_that_the_tests_assert(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
-    rows = re.findall(r"^\| (\d) \|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
     shown: dict[int, set[str]] = {}
     for number, cell in rows:
         rooms = {name.removesuffix(".py") for name in re.findall(r"`([\w.]+)`", cell)}
@@ -327,14 +317,14 @@ def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) 
 )
 def test_a_run_that_is_ended_saves_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "preempt.py"
-    start, _, rest = script("docs/saving.md", "resume.py").partition("for step in range(start")
-    _, body, _ = re.split(r"301\):\n|    scheduler.step\(\)\n", rest)
-    signalled = "    if (step, rank) == (33, 1):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+    start, _, rest = script("docs/saving.md", "resume.py").partition("for step in range(")
+    _, body, _, _ = re.split(r"301\):\n|    replica.step\(\)\n|replica.finish", rest)
+    signalled = "    import os\n    if (step, rank) == (33, 1):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
     shown = script("docs/saving.md", "preempt.py")
     path.write_text(start + re.sub(r"    \.\.\..*\n", lambda _: body + signalled, shown))
     torchrun_forked(2, path, logs=tmp_path / "logs")
     kept = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
-    assert kept == [f"step000040-rank{rank}.pt" for rank in (0, 1)]
+    assert kept == [f"offbeat-save1-rank{rank}-of-2.pt" for rank in (0, 1)]
 
 
 DCP = """

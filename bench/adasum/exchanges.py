@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import offbeat
-from offbeat.comm.collectives import all_reduce
-from offbeat.comm.group import Group
-from offbeat.comm.handle import Handle
-from offbeat.comm.links import Links
-from offbeat.comm.messages import MessageRounds
 from offbeat.functional import Layout
-from offbeat.parameters.adasum.method import build_reduction, choose
-from offbeat.parameters.adasum.operands import Operands
-from offbeat.parameters.adasum.participants import Participants
-from offbeat.parameters.adasum.slice_layout import SliceLayout
+from offbeat.methods.adasum.method import build_reduction, choose
+from offbeat.methods.adasum.operands import Operands
+from offbeat.methods.adasum.participants import Participants
+from offbeat.methods.adasum.slice_layout import SliceLayout
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import Group
+from offbeat.transport.handle import Handle
+from offbeat.transport.links import Links
+from offbeat.transport.messages import MessageRounds
 
 LAYERS = 16
 ALL_REDUCE = "all-reduce"

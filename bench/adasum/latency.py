@@ -17,7 +17,7 @@ from bench.harness.claim import GOAL, Claim
 from bench.harness.compact import summary
 from bench.harness.ranks import on_nodes
 from bench.harness.report import report
-from offbeat.parameters.adasum.method import choose
+from offbeat.methods.adasum.method import choose
 
 KIB = (1, 16, 64, 256, 1024, 4096, 16384)
 UNLIMITED = "unlimited"

@@ -18,8 +18,8 @@ import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.report import report
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 WORKERS, BATCH, CONTEXT, POINTS = 4, 16, 64, 24
 MOMENTS = {

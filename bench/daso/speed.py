@@ -14,7 +14,7 @@ from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.report import report
 from bench.harness.step_times import StepTime, Timed, step_times
-from offbeat.gradients import Mean
+from offbeat.methods import Mean
 
 WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
 DDP, FLOOR, ALONE = "torch DDP", "mean in the node only", "compute only"

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import offbeat
 from bench.harness.console import console
-from offbeat.virtual import VirtualWorkers
+from offbeat.testing.virtual import VirtualWorkers
 
 BATCH = 16  # signals per worker and step
 EPOCHS = 90  # in which schedules are expressed

@@ -19,9 +19,9 @@ from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.report import report
-from offbeat.comm.world import World
-from offbeat.gradients import deltas
+from offbeat.methods import deltas
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 WORKERS, LOSS = 16, "loss"
 HEADINGS = ("model", "layer", "first", "median", "largest", "above 1")

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 import offbeat
 from bench.lags.networks import Reader
-from offbeat.comm.world import World
+from offbeat.transport.world import World
 
 MOMENTUM, LENGTH, LOOKS = 0.9, 24, 8
 Parts = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]

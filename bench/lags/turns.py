@@ -17,7 +17,7 @@ import offbeat
 from bench.harness.ranks import on_nodes
 from bench.lags.networks import TASKS, Task
 from offbeat.functional import max_speedup
-from offbeat.gradients.top_k.ddp_hook import LagsState, lags_hook
+from offbeat.methods.top_k.ddp_hook import LagsState, lags_hook
 
 WARM_UP, OBSERVED = 3, 10  # steps; the latter where the first ones are used to choose ratios
 TORCH, POWER, HOOK, ALONE = "torch DDP", "torch PowerSGD", "lags_hook in DDP", "alone"

@@ -21,8 +21,8 @@ from bench.harness.console import console
 from bench.harness.report import report
 from bench.scale.picture import draw
 from bench.scale.spread import amplification, gap
+from offbeat.testing.virtual import VirtualWorkers
 from offbeat.topology import Topology
-from offbeat.virtual import VirtualWorkers
 
 GRAPHS: dict[str, Topology] = {
     "ring": offbeat.Ring(),

@@ -21,9 +21,9 @@ from bench.harness.console import console
 from bench.harness.report import report
 from bench.scale.laws import EVERY, LAWS
 from bench.scale.lifetime import WAIT, sockets
-from offbeat.comm.world import World
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 SIZES = (4, 8, 16, 32)
 LARGE = 1024

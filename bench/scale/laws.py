@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import offbeat
-from offbeat.comm.process_group import collective_peers
-from offbeat.parameters.adasum.method import choose, gram_bytes, halving_bytes
-from offbeat.parameters.adasum.participants import SMALL
+from offbeat.methods.adasum.method import choose, gram_bytes, halving_bytes
+from offbeat.methods.adasum.participants import SMALL
+from offbeat.platform.process_group import collective_peers
 from offbeat.topology.graph import Topology, neighbours
 
 EVERY = 8  # steps between two exchanges of the methods that have an interval

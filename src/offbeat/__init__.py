@@ -16,10 +16,9 @@ Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :fun
 :func:`torch_ddp` and :func:`alone`.
 """
 
-from offbeat.comm.failure import PeerLost
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
-from offbeat.parameters.adasum.all_reduce import adasum_all_reduce
+from offbeat.liveness.failure import PeerLost
+from offbeat.methods.adasum.all_reduce import adasum_all_reduce
 from offbeat.recipes import (
     ad_psgd,
     adasum,
@@ -37,14 +36,15 @@ from offbeat.recipes import (
     torch_ddp,
 )
 from offbeat.replica.batch_norm import sync_batch_norm
-from offbeat.replica.per_rank import load_per_rank, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
+from offbeat.replica.saving.per_rank import load_per_rank, save_per_rank
 from offbeat.telemetry.writers import JsonLines, TensorBoard
 from offbeat.topology.digraph import Digraph
 from offbeat.topology.families import BipartiteExponential, Complete, Exponential, Ring
 from offbeat.topology.graph import Peers, Topology
 from offbeat.topology.phases import Phases
+from offbeat.transport.world import World
 from offbeat.version import __version__
 
 __all__ = [

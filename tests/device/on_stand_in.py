@@ -13,11 +13,11 @@ from stand_in import NAME, coalesced, install, synchronizations
 from torch import nn
 
 import offbeat
-from offbeat.comm import group, messages
-from offbeat.comm.world import World
-from offbeat.device import event_after, wait_for_stream
-from offbeat.gradients import call_number
+from offbeat.exchange.engine import call_number
+from offbeat.platform.device import event_after, wait_for_stream
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport import group, messages
+from offbeat.transport.world import World
 from problems import Quadratic, flat
 from recipe_cases import CASES, Case
 from reference.participants import Nodes

@@ -154,7 +154,7 @@ def operate(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def coalesced(process_group: object, device: object, launch: Callable[[], object]) -> "_Works":
-    """What :func:`offbeat.comm.process_group.coalesced` does, on the device."""
+    """What :func:`offbeat.platform.process_group.coalesced` does, on the device."""
     joint.works = works = []
     launch()
     joint.works = None

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 TEXTS = (
     "local_sgd(every=2)",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offbeat.functional import cells_of, merges
-from offbeat.parameters.adasum.method import choose, gram_bytes, halving_bytes
+from offbeat.methods.adasum.method import choose, gram_bytes, halving_bytes
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 840])

@@ -18,8 +18,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 from problems import Quadratic, loss
 from recipe_cases import CASES, Case
 

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch.optim import Adam
 
 import offbeat
-from offbeat.comm.collectives import all_gather, all_reduce, broadcast, mean, reduce
-from offbeat.comm.group import Group, message_device
-from offbeat.comm.messages import exchange
-from offbeat.comm.small_gathers import gather_numbers
+from offbeat.transport.collectives import all_gather, all_reduce, broadcast, mean, reduce
+from offbeat.transport.group import Group, message_device
+from offbeat.transport.messages import exchange
+from offbeat.transport.small_gathers import gather_numbers
 from problems import Quadratic, loss
 from recipe_cases import Case, every_recipe
 

@@ -5,8 +5,8 @@ import torch
 from torch.optim import SGD
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient
 from recipe_cases import Case, every_repeatable_recipe
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.hogwild import NodeReplica
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 
 def embedding(value: float) -> nn.Embedding:

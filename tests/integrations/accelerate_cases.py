@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import offbeat
 from offbeat.integrations.accelerate import newest_checkpoint, prepare
-from offbeat.replica.rank_files import RankFiles
+from offbeat.replica.saving.rank_files import RankFiles
 
 FOLDER, PAGE = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])

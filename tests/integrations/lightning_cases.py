@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 import offbeat
 from offbeat.integrations import lightning as integration
 from offbeat.integrations.lightning import OffbeatStrategy
-from offbeat.replica.rank_files import RankFiles
+from offbeat.replica.saving.rank_files import RankFiles
 
 STEPS = 10  # of an epoch
 FOLDER = Path(sys.argv[1])

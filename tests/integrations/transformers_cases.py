@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from offbeat.integrations.transformers import attach
-from offbeat.replica.rank_files import RankFiles
+from offbeat.replica.saving.rank_files import RankFiles
 
 FOLDER, PAGE = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])

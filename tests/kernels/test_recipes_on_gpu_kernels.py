@@ -11,9 +11,9 @@ from torch.optim import SGD
 
 import offbeat
 import problems
-from offbeat.comm.world import World
 from offbeat.kernels import dispatch
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient
 from recipe_cases import CASES, Case
 from triton_device import DEVICE, kernels_of
@@ -60,7 +60,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(dispatch, "_has_triton", lambda device: True)
     monkeypatch.setattr(dispatch, "SMALL", 0)
     for user in ("operands", "rvhdd"):
-        name = f"offbeat.parameters.adasum.{user}.machine_code"
+        name = f"offbeat.methods.adasum.{user}.machine_code"
         monkeypatch.setattr(name, lambda device: "the same on all ranks")
     monkeypatch.setattr(problems, "DEVICE", DEVICE)
     return found

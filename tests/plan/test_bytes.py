@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, Stragglers
 from offbeat.plan.methods.choice import slots_of
 from offbeat.plan.predict import play_run
 from offbeat.plan.record import record
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 from recipe_cases import CASES
 
 STEPS, LEAD = 24, 12  # LEAD: the first steps, whose start-up exchanges are not counted

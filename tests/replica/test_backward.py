@@ -16,8 +16,8 @@ from torch.optim import LBFGS, SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 SIZE, STEPS = 3, 4
 Gradients = dict[str, Tensor | None]
@@ -204,7 +204,7 @@ either_zero = pytest.mark.parametrize("set_to_none", [True, False], ids=["none",
 @pytest.fixture(autouse=True)
 def small_first_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of a few hundred bytes: the first bucket must not swallow them."""
-    monkeypatch.setattr("offbeat.gradients.bucket.FIRST_BUCKET", 8)
+    monkeypatch.setattr("offbeat.exchange.engine.bucket.FIRST_BUCKET", 8)
 
 
 # torch's own: the outer block's first forward runs without gradients.
@@ -320,7 +320,7 @@ def test_reentrant_blocks_with_an_unused_parameter_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """When a backward ends inside a nested one, this rank cannot know that nothing will follow."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
     def worker(world: World) -> str:
@@ -402,7 +402,7 @@ def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
 def test_a_peer_that_leaves_ends_the_wait_in_backward(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.comm.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
     def worker(world: World) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 NODES = ((0, 1), (2, 3))
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
-from offbeat.comm.links import Links
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.links import Links
+from offbeat.transport.world import World
 
 STEPS = 4
 Trace = list[Tensor]

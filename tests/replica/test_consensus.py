@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 SIZE = 2
 

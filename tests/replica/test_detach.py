@@ -10,9 +10,9 @@ from torch.distributed import HashStore
 
 import offbeat
 from held import descriptors, settles, threads
-from offbeat.comm.failure import PeerLost
-from offbeat.comm.world import World
+from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 
 def megabytes() -> float:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import offbeat
-from offbeat.comm.collectives import mean
-from offbeat.comm.failure import Phase
-from offbeat.comm.group import Group
-from offbeat.comm.ring import Sign
-from offbeat.comm.verdict import Wait, find_fault
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.gradients import Compressed, Compressor
+from offbeat.liveness.diagnosis import Wait, find_fault
+from offbeat.liveness.failure import Phase
+from offbeat.liveness.ring import Sign
+from offbeat.methods import Compressed, Compressor
+from offbeat.transport.collectives import mean
+from offbeat.transport.group import Group
+from offbeat.transport.world import World
 from outcomes import alike
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat", "short_patience")
@@ -60,7 +60,7 @@ every_exchange = pytest.mark.parametrize("text", GRADIENTS)
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some disagreements show only when a rank has waited for so long."""
-    monkeypatch.setattr("offbeat.comm.heartbeat.SILENT_AFTER", 4.0)
+    monkeypatch.setattr("offbeat.liveness.heartbeat.SILENT_AFTER", 4.0)
 
 
 def small() -> nn.Sequential:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD
 
 import offbeat
-from offbeat.comm.process_group import default_store
+from offbeat.platform.process_group import default_store
 from problems import Quadratic, loss
 from ranks import Spawned, torchrun, torchrun_forked
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 
 
 class PartlyUsed(nn.Module):

@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat import Algorithm
-from offbeat.gradients import TopK
+from offbeat.methods import TopK
 from ranks import Spawned
 
 pytestmark = pytest.mark.processes

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, Adam
 
 import offbeat
-from offbeat.comm.collectives import all_reduce
-from offbeat.comm.group import Group
-from offbeat.gradients import Compressed, Compressor
+from offbeat.methods import Compressed, Compressor
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import Group
 from problems import START, Quadratic, gradient
 from ranks import Spawned
 from reference.lags import lags

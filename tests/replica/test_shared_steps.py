@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.replica.shared_steps import have_equal_gradients
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 from ranks import Spawned
 
 

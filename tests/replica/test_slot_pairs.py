@@ -12,9 +12,7 @@ import torch
 from torch.optim import SGD, Adam
 
 import offbeat
-from offbeat.comm.world import World
-from offbeat.gradients import TopK
-from offbeat.parameters import (
+from offbeat.methods import (
     AdasumUpdate,
     Average,
     Cycle,
@@ -23,8 +21,10 @@ from offbeat.parameters import (
     PushSum,
     SlowMomentum,
     StaleAverage,
+    TopK,
 )
 from offbeat.testing import ThreadWorld, simulate, snapshot
+from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient, loss
 from reference.daso import daso
 from reference.lags import sent_of, top_k

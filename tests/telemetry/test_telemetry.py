@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim import SGD
 
 import offbeat
-from offbeat.comm.world import World
 from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
 from problems import Quadratic, loss
 
 MODEL_BYTES = 9 * 8  # the trainable parameters of Quadratic in float64

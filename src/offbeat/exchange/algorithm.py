@@ -14,8 +14,8 @@ class Algorithm:
     Errors, notes and records show its short text: the call of the recipe, or its exchanges joined
     by a plus. ``repr()`` shows every setting, and is what ranks compare.
 
-    >>> from offbeat.gradients import Mean
-    >>> from offbeat.parameters import Average
+    >>> from offbeat.methods import Mean
+    >>> from offbeat.methods import Average
     >>> Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node"))
     Algorithm(gradients=Mean(over='local', ...), parameters=Average(every=8, over='node', ...))
     >>> print(Algorithm(gradients=Mean(over="local"), parameters=Average(every=8, over="node")))

@@ -9,7 +9,7 @@ from typing import TypeVar, final
 
 from torch import Tensor, nn
 
-from offbeat.comm.sharding import is_sharded, local
+from offbeat.exchange.sharding import is_sharded, local
 
 Held = TypeVar("Held", bound=Tensor)
 

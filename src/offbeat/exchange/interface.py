@@ -51,7 +51,7 @@ class GradientExchange(Exchange):
     def takes_shards(self) -> bool:
         """Whether it can combine gradients of shards between nodes, or leave those inside to FSDP2.
 
-        It then reads and writes them by :mod:`offbeat.gradients.dot_grad`.
+        It then reads and writes them by :mod:`offbeat.exchange.engine.dot_grad`.
         """
         return False
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from offbeat.comm.collectives import all_gather
-from offbeat.comm.group import Group, message_device
-from offbeat.comm.sharding import local
-from offbeat.comm.transport import Transport
-from offbeat.comm.world import Axis, World
 from offbeat.exchange.exchanged import Exchanged
+from offbeat.exchange.sharding import local
 from offbeat.functional import balance
+from offbeat.transport.collectives import all_gather
+from offbeat.transport.group import Group, message_device
+from offbeat.transport.interface import Transport
+from offbeat.transport.world import Axis, World
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.device import is_on_host
+from offbeat.platform.device import is_on_host
 
 BLOCK = 2**16  # elements; a few blocks of them fit into a core's cache
 

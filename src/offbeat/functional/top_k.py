@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from offbeat.device import is_on_host
+from offbeat.platform.device import is_on_host
 
 BLOCK = 32  # entries whose largest stands for all of them
 SMALL = 2**15  # entries; below this one torch.topk is as fast

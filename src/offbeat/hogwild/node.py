@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.replica.replicate import replicate
+from offbeat.transport.world import World
 
 
 class NodeReplica:

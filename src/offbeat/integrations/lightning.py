@@ -10,12 +10,12 @@ import fsspec
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.comm.process_group import TIMEOUT
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.replicas import Replicas
+from offbeat.platform.process_group import TIMEOUT
 from offbeat.recipes import algorithm as parsed
+from offbeat.transport.world import World
 
 with extra("lightning"):
     from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from offbeat.extras import extra
-from offbeat.replica.per_rank import Stateful, load_save, save_per_rank
 from offbeat.replica.replica import Replica
+from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
 
 with extra("ray"):
     import ray.train

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
-from offbeat.replica.part import parts_of
-from offbeat.replica.per_rank import Stateful, load_save, saving
+from offbeat.integrations.split_by_optimizer import parts_of
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
+from offbeat.replica.saving.per_rank import Stateful, load_save, saving
+from offbeat.transport.world import World
 
 
 class Replicas:

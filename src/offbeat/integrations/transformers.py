@@ -7,15 +7,15 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from offbeat.comm.world import World
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.accelerate import newest_checkpoint
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
-from offbeat.replica.per_rank import Stateful, load_save, save_per_rank
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
+from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
+from offbeat.transport.world import World
 
 with extra("transformers"):
     from transformers import Trainer, TrainerCallback

@@ -6,10 +6,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.comm.world import Axis
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.profile import Profile
 from offbeat.plan.speeds import Speeds
+from offbeat.transport.world import Axis
 
 Array = NDArray[np.float64]
 

@@ -6,9 +6,9 @@ from typing import Annotated, final
 
 import numpy as np
 
-from offbeat.comm.world import Axis
 from offbeat.lab.check import PAYLOAD
 from offbeat.settings import above, at_least, check_settings
+from offbeat.transport.world import Axis
 
 MOST = 2**17  # ranks: all recipes then take 4 GB and minutes
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}

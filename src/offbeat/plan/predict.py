@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import final
 
-from offbeat.comm.world import Axis
 from offbeat.exchange import Algorithm
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.choice import Slots, slots_of
 from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers
+from offbeat.transport.world import Axis
 
 NO_LIMIT = 1e18  # bit/s
 WARM_UP = 8  # steps before the first that counts, at least

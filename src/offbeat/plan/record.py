@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from offbeat.comm.process_group import thread_store
-from offbeat.comm.recorded import Event, RecordedLinks, WithoutValues
-from offbeat.comm.world import World
+from offbeat.attach.slots import SlotFiller
 from offbeat.exchange import Algorithm, Exchanged
-from offbeat.replica.slots import SlotFiller
+from offbeat.platform.process_group import thread_store
+from offbeat.transport.recorded import Event, RecordedLinks, WithoutValues
+from offbeat.transport.world import World
 
 
 @final

@@ -8,7 +8,6 @@ from typing import final
 
 import torch
 
-from offbeat.device import wait_for_stream
 from offbeat.functional import Segment, pack
 from offbeat.kernels.dispatch import (
     adasum_passes,
@@ -17,6 +16,7 @@ from offbeat.kernels.dispatch import (
     push_sum_passes,
     top_k_of_blocks,
 )
+from offbeat.platform.device import wait_for_stream
 
 NUMEL = 2**22  # values, which no cache of a core holds
 MORE = 16  # times as many on an accelerator: its caches are larger, and each pass is a launch

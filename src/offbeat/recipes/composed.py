@@ -5,17 +5,19 @@ from collections.abc import Callable
 from typing import Any
 
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
-from offbeat.gradients import Mean, TopK, TorchDDP
-from offbeat.parameters import (
+from offbeat.methods import (
     AdasumUpdate,
     Average,
     Cycle,
+    Mean,
     OuterStep,
     PairAverage,
     PushSum,
     SlowMomentum,
     Sparse,
     StaleAverage,
+    TopK,
+    TorchDDP,
 )
 from offbeat.settings import parse_expression
 from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
@@ -57,7 +59,7 @@ def is_composed(text: str) -> bool:
 def compose(text: str) -> Algorithm:
     """Parse exchanges joined by a plus, or what an algorithm prints.
 
-    Arguments are literals, and calls of topologies, :class:`offbeat.parameters.Cycle` and others
+    Arguments are literals, and calls of topologies, :class:`offbeat.methods.Cycle` and others
     that exchanges take. Raises ``ValueError`` for anything else, such as functions, which have no
     text, and for two exchanges of one slot.
 

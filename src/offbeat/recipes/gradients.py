@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.gradients import Mean, TopK, TorchDDP
-from offbeat.gradients.top_k.density import OfLayer
 from offbeat.kernels.dispatch import Select
+from offbeat.methods import Mean, TopK, TorchDDP
+from offbeat.methods.top_k.density import OfLayer
 from offbeat.recipes.recipe import recipe
 
 
@@ -17,7 +17,7 @@ def ddp(
     """Average the gradients of all ranks in every backward (the baseline).
 
     The buffers of rank 0 reach all ranks in the same backward, unless ``broadcast_buffers=False``.
-    See :class:`offbeat.gradients.Mean`.
+    See :class:`offbeat.methods.Mean`.
 
     >>> ddp(wire="bf16").parameters is None
     True
@@ -49,7 +49,7 @@ def lags(
     the learning rate of the step in which it was computed, as in the paper.
     ``density="adaptive"`` sends of each layer what backward can hide, and at least
     1/``max_ratio``; a mapping from names or patterns of them, or a function of name and size, gives
-    each layer a density of its own. See :class:`offbeat.gradients.TopK`.
+    each layer a density of its own. See :class:`offbeat.methods.TopK`.
 
     >>> lags(density=0.01).gradients.density
     0.01
@@ -79,7 +79,7 @@ def slgs(density: float = 0.001, *, broadcast_buffers: bool = False) -> Algorith
     """Exchange the largest gradients of the whole model after backward (SLGS-SGD).
 
     The baseline of :func:`lags`: the same selection and residuals, without overlap. See
-    :class:`offbeat.gradients.TopK`.
+    :class:`offbeat.methods.TopK`.
 
     >>> slgs().gradients.scope
     'model'
@@ -104,7 +104,7 @@ def alone() -> Algorithm:
 def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
     """Average gradients with torch's own DistributedDataParallel, for comparison.
 
-    See :class:`offbeat.gradients.TorchDDP`.
+    See :class:`offbeat.methods.TorchDDP`.
 
     >>> torch_ddp().gradients
     TorchDDP(bucket_mb=25.0, over='world')

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.gradients import Mean
-from offbeat.parameters import (
+from offbeat.exchange.guard import Nonfinite
+from offbeat.methods import (
     AdasumUpdate,
     Average,
     Cycle,
+    Mean,
     OuterStep,
     PairAverage,
     PushSum,
     SlowMomentum,
     StaleAverage,
 )
-from offbeat.parameters.nonfinite import Nonfinite
 from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
 from offbeat.recipes.outer import diloco, sparse_loco
 from offbeat.recipes.recipe import recipe
@@ -37,9 +37,9 @@ def local_sgd(
     """Train independently and average the parameters every ``every`` steps (Local SGD).
 
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    parameters between nodes. See :class:`offbeat.parameters.Average`. With ``outer`` the
+    parameters between nodes. See :class:`offbeat.methods.Average`. With ``outer`` the
     difference to the last average is the gradient of an outer optimizer, such as
-    ``"Adam(lr=0.01)"``; see :class:`offbeat.parameters.OuterStep`.
+    ``"Adam(lr=0.01)"``; see :class:`offbeat.methods.OuterStep`.
 
     >>> local_sgd(every=4).parameters.every
     4
@@ -74,7 +74,7 @@ def adasum(
     With ``within="local"`` gradients are averaged inside each node in every backward, and the
     nodes' updates are combined. ``partition=True`` implies that, and each rank of a node steps
     only its own share of the layers: build the optimizer with ``replica.owned_parameters()``. See
-    :class:`offbeat.parameters.AdasumUpdate`.
+    :class:`offbeat.methods.AdasumUpdate`.
 
     >>> adasum(wire="bf16").parameters.wire
     'bf16'
@@ -120,11 +120,11 @@ def sgp(
     steps between two exchanges. With ``within="local"`` gradients are averaged inside each node,
     and the gossip runs between nodes. With ``on_failure="continue"`` the other ranks continue
     training after a rank is lost, if the launcher keeps them running. See
-    :class:`offbeat.parameters.PushSum`.
+    :class:`offbeat.methods.PushSum`.
 
     With ``outer``, such as ``"SGD(lr=1, momentum=0.6)"``, the models are averaged exactly every
     ``outer_every`` steps (48 unless given), and the outer optimizer steps the average (SlowMo).
-    See :class:`offbeat.parameters.SlowMomentum`.
+    See :class:`offbeat.methods.SlowMomentum`.
 
     >>> sgp("ring").parameters.topology
     Ring()
@@ -170,7 +170,7 @@ def d_psgd(
 
     Takes symmetric graphs only, on which every push-sum weight stays 1: "ring", "bipartite",
     "complete" or a symmetric graph of your own. Source: Lian et al. 2017, Algorithm 1; there
-    neighbours are averaged before the step. See :class:`offbeat.parameters.PushSum`.
+    neighbours are averaged before the step. See :class:`offbeat.methods.PushSum`.
 
     >>> d_psgd("bipartite").parameters.topology
     Symmetric(graph=BipartiteExponential())
@@ -186,7 +186,7 @@ def ad_psgd(*, within: Within = None, nonfinite: Nonfinite = "raise") -> Algorit
     """Average the parameters with one random partner at a time, without waiting (AD-PSGD).
 
     With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
-    nodes. See :class:`offbeat.parameters.PairAverage`.
+    nodes. See :class:`offbeat.methods.PairAverage`.
 
     >>> ad_psgd().parameters
     PairAverage(over='world', nonfinite='raise')
@@ -213,8 +213,8 @@ def daso(
     """Average gradients inside each node, and parameters between nodes with a delay (DASO).
 
     Give the length of the run in optimizer steps (``total_steps``), and report the losses with
-    ``replica.report_loss``. See :class:`offbeat.parameters.StaleAverage` for the exchange and
-    :class:`offbeat.parameters.Cycle` for its schedule.
+    ``replica.report_loss``. See :class:`offbeat.methods.StaleAverage` for the exchange and
+    :class:`offbeat.methods.Cycle` for its schedule.
 
     >>> daso(every=8, total_steps=1000).parameters.cycle.start.wait
     2

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.parameters import OuterStep, Sparse
+from offbeat.methods import OuterStep, Sparse
 from offbeat.recipes.recipe import recipe
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, between, check_values
@@ -30,7 +30,7 @@ def diloco(
     ``fragments`` parts of the model take turns, and with ``delay`` they travel for so many steps
     while training continues; ``mixing`` is the weight of a rank's own parameters when they
     arrive. With ``within="local"`` gradients are averaged inside each node, and nodes exchange.
-    See :class:`offbeat.parameters.OuterStep`.
+    See :class:`offbeat.methods.OuterStep`.
 
     >>> diloco(every=50).parameters.outer
     'SGD(lr=0.7, momentum=0.9, nesterov=True)'
@@ -69,8 +69,8 @@ def sparse_loco(
     Of the change since the last exchange, a share of ``density`` is sent, each value in ``bits``
     bits. The rest is multiplied by ``decay`` and added to the next change. ``lr`` is the rate of
     the outer SGD; ``fragments``, ``delay`` and ``within`` are those of :func:`diloco`. With a delay
-    the steps made meanwhile are discarded. See :class:`offbeat.parameters.OuterStep` and
-    :class:`offbeat.parameters.Sparse`.
+    the steps made meanwhile are discarded. See :class:`offbeat.methods.OuterStep` and
+    :class:`offbeat.methods.Sparse`.
 
     >>> sparse_loco(every=50).parameters.wire
     Sparse(density=0.015625, decay=0.95, bits=2)

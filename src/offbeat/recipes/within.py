@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from offbeat.gradients import Mean
+from offbeat.methods import Mean
 from offbeat.settings import check_values
 
 Within = Annotated[Literal["local"], "the ranks of a node"] | None

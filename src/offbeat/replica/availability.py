@@ -2,7 +2,7 @@
 
 from typing import final
 
-from offbeat.replica.membership import Membership
+from offbeat.elastic.generation import Membership
 
 SHOWN = "inside consensus(): leave the block first, or call show_own() after show_average()"
 DETACHED = "after detach(): call replicate() again"

@@ -12,17 +12,18 @@ from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
-from offbeat.comm.heartbeat import Heartbeat
-from offbeat.comm.process_group import collectives_launched, default_group, world_ranks
-from offbeat.comm.several_replicas import others_of
+from offbeat.attach.checks import Watcher
+from offbeat.attach.first_step import digest
 from offbeat.exchange import BoundGradients
+from offbeat.exchange.buffers import BufferBroadcast
+from offbeat.liveness.crossed_waits import others_of
+from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
 from offbeat.replica import optimizer_steps
-from offbeat.replica.buffers import BufferBroadcast
-from offbeat.replica.first_step import digest
 from offbeat.replica.shared_steps import have_equal_gradients, sharding_fault
 
 
-class BackwardWatch:
+class BackwardWatch(Watcher):
     """Calls the gradients slot during backward, and records whether a backward has begun.
 
     One hook on every trainable parameter, one callback at the end of each backward. Checked on
@@ -298,13 +299,6 @@ def _used_inside(name: str) -> str:
         f"parameter {name!r}: its gradient was used, or cleared, inside of backward, before it was "
         "exchanged: by an optimizer that steps in hooks? Step after backward() has returned"
     )
-
-
-def is_watched(parameter: Tensor) -> bool:
-    """Return whether a replica has a hook on this parameter."""
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    owners = [getattr(getattr(h, "func", h), "__self__", None) for h in hooks.values()]
-    return any(isinstance(owner, BackwardWatch) for owner in owners)
 
 
 def _inside_another_backward() -> bool:

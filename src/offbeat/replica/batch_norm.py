@@ -4,9 +4,9 @@ from torch import nn
 from torch.distributed import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.comm.process_group import open_subgroup
-from offbeat.comm.world import World
-from offbeat.replica.start import given_world
+from offbeat.attach.start import given_world
+from offbeat.platform.process_group import open_subgroup
+from offbeat.transport.world import World
 
 
 def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) -> nn.Module:

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from offbeat.comm.collectives import all_reduce, broadcast
-from offbeat.comm.group import Group, message_device
-from offbeat.comm.sharding import gathering_modules, local, reshard
-from offbeat.comm.small_gathers import gather_bytes, gather_numbers, gather_rows
+from offbeat.elastic.generation import Membership
 from offbeat.exchange import BoundParameters, Exchanged
+from offbeat.exchange.sharding import gathering_modules, local, reshard
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.replica.availability import SHOWN, Availability
-from offbeat.replica.membership import Membership
+from offbeat.transport.collectives import all_reduce, broadcast
+from offbeat.transport.group import Group, message_device
+from offbeat.transport.small_gathers import gather_bytes, gather_numbers, gather_rows
 
 PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from offbeat.comm.collectives import all_gather
-from offbeat.comm.group import Group, message_device
-from offbeat.comm.sharding import whole
 from offbeat.exchange import Exchanged, Site
+from offbeat.exchange.sharding import whole
+from offbeat.transport.collectives import all_gather
+from offbeat.transport.group import Group, message_device
 
 
 @final

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.comm.sharding import gathering_modules, reshard
-from offbeat.comm.world import World
+from offbeat.attach import checks
+from offbeat.attach.first_step import check_start, drift_note, keeps_equal
+from offbeat.elastic.generation import Membership
 from offbeat.exchange import Exchanged, Saved
-from offbeat.replica import checkpoint, checks
+from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
-from offbeat.replica.first_step import check_start, drift_note, keeps_equal
 from offbeat.replica.install import bare_optimizer
-from offbeat.replica.membership import Membership
 from offbeat.replica.norm import Share
+from offbeat.replica.saving import checkpoint
 from offbeat.telemetry.recorder import Recorder
+from offbeat.transport.world import World
 
 Result = TypeVar("Result")
 

@@ -10,23 +10,23 @@ from torch import nn
 from torch.distributed import DeviceMesh
 from torch.optim import Optimizer
 
-from offbeat.comm.collectives import copy_from_first
-from offbeat.comm.failure import PeerLost
-from offbeat.comm.process_group import default_group
-from offbeat.comm.sharding import gathering_modules, reshard
-from offbeat.comm.small_gathers import raise_alike
-from offbeat.comm.world import World
+from offbeat.attach.checks import digest_of, fingerprint, model_fault, require_shares, shards_fault
+from offbeat.attach.connection import Connection
+from offbeat.attach.slots import SlotFiller, reduced
+from offbeat.attach.start import argument_fault, connect, given_world
+from offbeat.elastic import survivors
+from offbeat.elastic.generation import Membership
+from offbeat.elastic.join import Joining, announce
+from offbeat.elastic.join_barrier import sponsor_in
+from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
-from offbeat.replica import survivors
-from offbeat.replica.admission import sponsor_in
-from offbeat.replica.checks import digest_of, fingerprint, model_fault, require_shares, shards_fault
-from offbeat.replica.connection import Connection
-from offbeat.replica.joining import Joining, announce
-from offbeat.replica.membership import Membership
-from offbeat.replica.node import Node, takes_part_as_nodes
+from offbeat.exchange.sharding import gathering_modules, reshard
+from offbeat.liveness.failure import PeerLost
+from offbeat.platform.process_group import default_group
 from offbeat.replica.replica import Replica
-from offbeat.replica.slots import SlotFiller, reduced
-from offbeat.replica.start import argument_fault, connect, given_world
+from offbeat.transport.collectives import copy_from_first
+from offbeat.transport.small_gathers import raise_alike
+from offbeat.transport.world import World
 
 Result = TypeVar("Result")
 

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from torch.optim import Optimizer
 
-from offbeat.comm.process_group import world_ranks
 from offbeat.exchange import BoundGradients
+from offbeat.platform.process_group import world_ranks
 
 
 def sharding_fault(optimizer: Optimizer, slot: BoundGradients) -> str | None:

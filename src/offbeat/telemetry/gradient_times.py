@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.device import peak_memory, wait_for_stream
+from offbeat.platform.device import peak_memory, wait_for_stream
 
 GRADIENTS_VARIABLE = "OFFBEAT_TELEMETRY_GRADIENTS"  # environment variable: not empty to record
 

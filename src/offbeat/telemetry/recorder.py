@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.comm.meter import Meter
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE, GradientTimes
 from offbeat.telemetry.writers import JsonLines, Stats
+from offbeat.transport.meter import Meter
 
 FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment variable: the folder for recordings
 
 
 class Recorder:
-    """Reads the :class:`~offbeat.comm.meter.Meter` of a replica once per step, and can record it.
+    """Reads the :class:`~offbeat.transport.meter.Meter` of a replica once per step; can record it.
 
     If the environment variable OFFBEAT_TELEMETRY names a folder, every rank appends JSON lines to
     ``rank<r>.jsonl`` in it: one per step (times, bytes, the reported loss, and the spans of

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.device import entered
+from offbeat.platform.device import entered
 
 SIZE = 2048  # elements of a block: 16 for each thread of a program
 

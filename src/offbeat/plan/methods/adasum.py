@@ -3,20 +3,20 @@
 from typing import Literal, final
 
 from offbeat.functional import Layout, balance
-from offbeat.parameters import AdasumUpdate
-from offbeat.parameters.adasum.method import choose
-from offbeat.parameters.adasum.participants import SMALL
+from offbeat.methods import AdasumUpdate
+from offbeat.methods.adasum.method import choose
+from offbeat.methods.adasum.participants import SMALL
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.halving import halving
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
-from offbeat.schedule import due
+from offbeat.topology.schedule import due
 
 
 @final
 class AdasumTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.AdasumUpdate`: blocking, by one of three algorithms.
+    r"""Models :class:`offbeat.methods.AdasumUpdate`: blocking, by one of three algorithms.
 
     .. math::
         gather&: (n-1) \frac{m}{B} + 2 \alpha \\

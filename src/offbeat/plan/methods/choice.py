@@ -1,14 +1,16 @@
 """The model of each exchange of an algorithm."""
 
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
-from offbeat.gradients import Mean, TopK, TorchDDP
-from offbeat.parameters import (
+from offbeat.methods import (
     AdasumUpdate,
+    Mean,
     OuterStep,
     PairAverage,
     PushSum,
     SlowMomentum,
     StaleAverage,
+    TopK,
+    TorchDDP,
 )
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.adasum import AdasumTimes

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.comm.world import Axis
 from offbeat.functional import Merge, cells_of, merges
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import Section
+from offbeat.transport.world import Axis
 
 Ranks = NDArray[np.int64]
 Messages = tuple[Ranks, Ranks, Array]  # the sender, the receiver and the bytes of each

@@ -5,21 +5,21 @@ from typing import final
 
 import numpy as np
 
-from offbeat.comm.world import Axis
+from offbeat.exchange.engine.bucket import FIRST_BUCKET, capacity
 from offbeat.functional import balance, runs_within
-from offbeat.gradients import Mean, TorchDDP
-from offbeat.gradients.bucket import FIRST_BUCKET, capacity
+from offbeat.methods import Mean, TorchDDP
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import BackwardTimes, Section
 from offbeat.plan.profile import Profile
+from offbeat.transport.world import Axis
 
 Members = Sequence[str]
 
 
 @final
 class MeanTimes(BackwardTimes):
-    r"""Models :class:`offbeat.gradients.Mean`: each bucket is one all-reduce.
+    r"""Models :class:`offbeat.methods.Mean`: each bucket is one all-reduce.
 
     .. math::
         f_b = \max\Big(f_{b-1},\ \max_i s_{i,b}\Big) + 2 (n-1)

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.comm.world import Axis
 from offbeat.functional import Layout, accumulation_dtype, divide_layers
 from offbeat.functional.narrowing import GROUP, narrow_bytes
 from offbeat.functional.sparse_messages import SparseFormat, chunks_of
-from offbeat.parameters import OuterStep, Sparse
+from offbeat.methods import OuterStep, Sparse
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import CALL, Section, StepTimes, gather_slices, slices_on
 from offbeat.plan.profile import Profile
-from offbeat.schedule import due
 from offbeat.settings import read_call
+from offbeat.topology.schedule import due
+from offbeat.transport.world import Axis
 
 
 @dataclass(eq=False)
@@ -33,13 +33,13 @@ class _Part:
 
 @final
 class OuterStepTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.OuterStep`: a mean that travels for ``delay`` steps.
+    r"""Models :class:`offbeat.methods.OuterStep`: a mean that travels for ``delay`` steps.
 
     .. math::
         f = \max_j t_j(k) + 2 (n-1) \left(\alpha + \frac{m}{n B}\right), \qquad
         t_i(k + delay) \leftarrow \max(t_i, f)
 
-    "bf16" and "int8" are two staged pairwise exchanges, and :class:`offbeat.parameters.Sparse`
+    "bf16" and "int8" are two staged pairwise exchanges, and :class:`offbeat.methods.Sparse`
     one all-gather. Fragments take turns; where two are in flight, one follows the other.
     """
 

@@ -4,7 +4,7 @@ from typing import final
 
 import numpy as np
 
-from offbeat.parameters import PairAverage
+from offbeat.methods import PairAverage
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import StepTimes, gather_slices, sections, slices_on
@@ -15,7 +15,7 @@ WORD = 8  # bytes of the request of an exchange
 
 @final
 class PairAverageTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.PairAverage`: exchanges between steps that do not wait.
+    r"""Models :class:`offbeat.methods.PairAverage`: exchanges between steps that do not wait.
 
     .. math:: f = \max(t_i, f_i, f_j) + 3 \alpha + \frac{m}{B}
 

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.functional import accumulation_dtype
-from offbeat.parameters import PushSum
+from offbeat.methods import PushSum
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
-from offbeat.schedule import due
 from offbeat.topology import Phases, Symmetric, Topology
+from offbeat.topology.schedule import due
 
 HEADER = 16  # bytes: the weight and the number of the exchange
 
@@ -37,7 +37,7 @@ class Graph(NamedTuple):
 
 @final
 class PushSumTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.PushSum`: each participant waits for its neighbours.
+    r"""Models :class:`offbeat.methods.PushSum`: each participant waits for its neighbours.
 
     .. math::
         f_i = \max_{j \in N_i} s_j + 2 \alpha + \max_{j \in N_i}

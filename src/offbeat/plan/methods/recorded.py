@@ -6,13 +6,13 @@ from typing import final
 
 import numpy as np
 
-from offbeat.comm.recorded import Event
 from offbeat.exchange import Algorithm, ParameterExchange
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import StepTimes
 from offbeat.plan.profile import Profile
 from offbeat.plan.record import record
+from offbeat.transport.recorded import Event
 
 PERIODS = 3  # that are recorded; the first may differ, and is not repeated
 WORDS = 8  # bytes that a copy reads and writes for one value

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from offbeat.comm.world import Axis
 from offbeat.exchange import ParameterExchange
 from offbeat.functional import Layout, accumulation_dtype
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
+from offbeat.transport.world import Axis
 
 CALL = 80  # bytes of the block in which ranks compare a call, with up to four numbers
 

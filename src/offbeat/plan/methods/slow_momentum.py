@@ -2,19 +2,19 @@
 
 from typing import final
 
-from offbeat.parameters import SlowMomentum
+from offbeat.methods import SlowMomentum
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.outer_step import models_of, outer_step
 from offbeat.plan.methods.push_sum import PushSumTimes
 from offbeat.plan.methods.slot import CALL, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
-from offbeat.schedule import due
+from offbeat.topology.schedule import due
 
 
 @final
 class SlowMomentumTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.SlowMomentum`.
+    r"""Models :class:`offbeat.methods.SlowMomentum`.
 
     .. math::
         t_i \leftarrow \max_j \max(t_j, f_j) + (n-1) \alpha + 2 (n-1)

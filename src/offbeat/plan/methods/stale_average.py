@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import final
 
-from offbeat.parameters import Cycle, StaleAverage
+from offbeat.methods import Cycle, StaleAverage
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import CALL, Section, StepTimes, sections
@@ -14,7 +14,7 @@ LONGEST = 1000  # steps that are played; a longer run is played with shorter pha
 
 @final
 class StaleAverageTimes(StepTimes):
-    r"""Models :class:`offbeat.parameters.StaleAverage`.
+    r"""Models :class:`offbeat.methods.StaleAverage`.
 
     .. math::
         f = \max_j t_j(k) + 2 (P-1) \left(\alpha + \frac{m}{P B}\right), \qquad

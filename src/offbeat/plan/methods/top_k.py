@@ -6,13 +6,13 @@ from typing import final
 
 import torch
 
+from offbeat.exchange.engine.bucket import BUCKET, FIRST_BUCKET, capacity
 from offbeat.functional import LinkCost, count_kept, is_cheaper_dense, runs_within
 from offbeat.functional.cost import INDEX
-from offbeat.gradients import TopK
-from offbeat.gradients.bucket import BUCKET, FIRST_BUCKET, capacity
-from offbeat.gradients.top_k.density import layer_densities
-from offbeat.gradients.top_k.payload import PayloadFormat, value_dtype
-from offbeat.gradients.top_k.timing import LayerTimes
+from offbeat.methods import TopK
+from offbeat.methods.top_k.density import layer_densities
+from offbeat.methods.top_k.payload import PayloadFormat, value_dtype
+from offbeat.methods.top_k.timing import LayerTimes
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import BackwardTimes
@@ -33,7 +33,7 @@ class _Message:
 
 @final
 class TopKTimes(BackwardTimes):
-    r"""Models :class:`offbeat.gradients.TopK`: each message is one all-gather.
+    r"""Models :class:`offbeat.methods.TopK`: each message is one all-gather.
 
     .. math::
         f_b = \max\Big(f_{b-1},\ \max_i s_{i,b}\Big) + (n-1)

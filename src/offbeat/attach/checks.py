@@ -1,0 +1,254 @@
+"""Checks of a model before it becomes a replica, and of changes to it afterwards."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from offbeat.attach.first_step import WRAPPED
+from offbeat.attach.overlap import overlap
+from offbeat.exchange import Algorithm, Exchanged
+from offbeat.exchange.sharding import is_flattened, is_sharded, local, sharding_fault
+from offbeat.transport.world import World
+from offbeat.version import __version__
+
+# What is equal as a whole, and how an error names it.
+_WHOLE = {
+    "offbeat": "the version of offbeat is",
+    "torch": "the version of torch is",
+    "algorithm": "the algorithm is",
+    "nodes": "the mesh has the nodes",
+}
+
+Fingerprint = dict[str, Any]
+Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
+
+
+class Watcher:
+    """What registers hooks on the parameters of a replica."""
+
+
+def model_fault(model: Exchanged) -> str | None:
+    """Return why this rank's model cannot be replicated, or None."""
+    parameters, buffers = model.parameters, model.buffers
+    if isinstance(model.module, DistributedDataParallel):
+        return WRAPPED
+    if is_flattened(model.module):
+        return (
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens parameters; "
+            "shard it by torch.distributed.fsdp.fully_shard"
+        )
+    if not any(p.requires_grad for p in parameters.values()):
+        return "the model has no trainable parameters to exchange"
+    for name, p in parameters.items():
+        if isinstance(p, nn.UninitializedParameter):
+            return f"parameter {name!r} is not initialized yet; run one forward pass first"
+        if local(p).is_meta:
+            return f"parameter {name!r} is on the meta device; materialize the model first"
+        if p.is_complex():
+            return f"parameter {name!r} is complex; store it as torch.view_as_real"
+        if _is_watched(p):
+            return f"parameter {name!r} already belongs to a replica; call its detach() first"
+    for name, b in buffers.items():
+        if isinstance(b, nn.UninitializedBuffer):
+            return f"buffer {name!r} is not initialized yet; run one forward pass first"
+        if b.is_meta:
+            return f"buffer {name!r} is on the meta device; materialize the model first"
+        if b.is_quantized or b.layout is not torch.strided:
+            return (
+                f"buffer {name!r} is quantized or sparse ({b.dtype}, {b.layout}) and cannot be "
+                f"averaged; store it as a dense tensor, or pass ignore=[{name!r}]"
+            )
+    for name, tensor in (parameters | buffers).items():
+        if any(
+            n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            return f"{name!r} is an expanded view that cannot be written to; store its .clone()"
+    devices = {str(p.device) for p in parameters.values()}
+    if len(devices) > 1:
+        return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
+    if shared := overlap({name: local(p) for name, p in parameters.items()}):
+        return (
+            f"parameters {shared[0]!r} and {shared[1]!r} share memory and are two objects, so "
+            "each would be exchanged; register one Parameter under both names, or .clone() one"
+        )
+    return _sparse_embedding(model)
+
+
+def optimizer_fault(
+    model: Exchanged, algorithm: Algorithm, optimizers: Sequence[Optimizer]
+) -> str | None:
+    """Return why the algorithm cannot read the given optimizers, or None."""
+    gradients = algorithm.gradients
+    return None if gradients is None else gradients.fault(model.trained, optimizers)
+
+
+def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | None:
+    """Return why the algorithm cannot exchange this rank's shards on these nodes, or None."""
+    gradients, exchange = algorithm.gradients, algorithm.parameters
+    if gradients is not None and not gradients.takes_shards:
+        return (
+            f"{gradients} cannot exchange gradients of a sharded model; use ddp() or lags(), which "
+            "exchange them between nodes, or a recipe that exchanges parameters, for example "
+            "sgp(within='local') or local_sgd(within='local')"
+        )
+    if exchange is not None and exchange.on_failure == "continue":
+        return (
+            "on_failure='continue' with a sharded model: the shards of a lost rank are lost; use "
+            "on_failure='raise'"
+        )
+    return sharding_fault(model.parameters, world)
+
+
+def _is_watched(parameter: Tensor) -> bool:
+    """Return whether a replica has a hook on this parameter."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    owners = [getattr(getattr(h, "func", h), "__self__", None) for h in hooks.values()]
+    return any(isinstance(owner, Watcher) for owner in owners)
+
+
+def _sparse_embedding(model: Exchanged) -> str | None:
+    exchanged = {id(p) for p in model.parameters.values()}
+    for name, module in model.module.named_modules():
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse and id(module.weight) in exchanged:
+            return (
+                f"module {name!r} makes sparse gradients, and only dense ones can be exchanged; "
+                "set sparse=False, or ignore the module"
+            )
+    return None
+
+
+def fingerprint(model: Exchanged, algorithm: Algorithm, nodes: object) -> Fingerprint:
+    """Return everything that must be equal on all ranks, as plain values."""
+    tensors: dict[str, list[object]] = {}
+    for name, p in model.parameters.items():
+        kind = "trainable" if p.requires_grad else "frozen"
+        strides = p.stride() if is_sharded(p) else torch.empty_like(p, device="meta").stride()
+        tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
+    for name, b in model.buffers.items():
+        tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]
+    for name in model.ignored:
+        tensors[name] = ["ignored", [], "", []]
+    # Of a function the algorithm's text shows the name only.
+    gradients = algorithm.gradients
+    settings = {} if gradients is None else dict(gradients.resolved(model.trained))
+    return {
+        "offbeat": __version__,
+        # A patch release keeps the messages of process groups, and may round otherwise.
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+        "tensors": tensors,
+        "algorithm": repr(algorithm),
+        "recipe": str(algorithm),
+        "nodes": repr(nodes),
+        "settings": settings,
+    }
+
+
+def digest_of(found: Fingerprint) -> str:
+    """Return a digest that is equal on all ranks; one algorithm may be written in several ways."""
+    compared = {key: value for key, value in found.items() if key != "recipe"}
+    return hashlib.sha256(json.dumps(compared).encode()).hexdigest()
+
+
+def difference(first: Fingerprint, other: Fingerprint) -> str | None:
+    """Return what differs between two ranks, or None."""
+    for key, name in _WHOLE.items():
+        if first.get(key) != other.get(key):
+            is_told = key == "algorithm" and first["recipe"] != other["recipe"]
+            shown = "recipe" if is_told else key
+            return f"{name} {first.get(shown)} here and {other.get(shown)} there"
+    here, there = first["tensors"], other["tensors"]
+    for name in {**here, **there}:
+        if (name in here) != (name in there):
+            return f"{name!r} exists on only one of them"
+        for what, a, b in zip(
+            ("kind", "shape", "dtype", "strides"), here[name], there[name], strict=True
+        ):
+            if a != b:
+                return f"the {what} of {name!r} is {a} here and {b} there"
+    if list(here) != list(there):
+        return "their parameters come in different orders"
+    for name, value in first["settings"].items():
+        if value != other["settings"][name]:
+            return f"the algorithm's {name} is {value} here and {other['settings'][name]} there"
+    return None
+
+
+def require_shares(model: Exchanged, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if the ranks of a node are to share the layers but cannot."""
+    if algorithm.gradients is None or not algorithm.gradients.partition:
+        return
+    counts = [len(node) for node in nodes]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"partition=True on nodes of {', '.join(map(str, counts))} ranks: a layer has one "
+            "owner on every node, and owners exchange; start equally many ranks on each, or "
+            "leave partition at False"
+        )
+    trainable = len(model.trained)
+    if trainable < counts[0]:
+        raise ValueError(
+            f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "
+            "node: each must own one; leave partition at False"
+        )
+
+
+class Snapshot:
+    """The parameters of a model as they are now, to notice changes that hooks cannot survive.
+
+    Made for one comparison per step: it holds the dicts in which modules keep their parameters and
+    children, since ``named_parameters()`` takes most of the time by composing names.
+    """
+
+    def __init__(self, model: Exchanged) -> None:
+        self._traits = _traits(model)
+        modules = list(model.module.modules())
+        self._children = [(m._modules, dict(m._modules)) for m in modules]
+        self._places = [(m._parameters, _identities(m)) for m in modules]
+        self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters.values()]
+
+    def change(self, model: Exchanged, rank: int) -> ValueError | None:
+        """Return an error that names changes since then, if there are any.
+
+        A parameter that is frozen is no change: it counts as unused, as in loops that train two
+        networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
+        """
+        if self._is_as_before():
+            return None
+        now = _traits(model)
+        names = [n for n in {**self._traits, **now} if self._traits.get(n) != now.get(n)]
+        thawed = {id(p) for p, _, trained in self._parameters if p.requires_grad and not trained}
+        names += [n for n, p in model.parameters.items() if id(p) in thawed]
+        if not names:
+            return None
+        return ValueError(
+            f"rank {rank}: parameters {names[:3]} were replaced, added, removed, unfrozen, cast, "
+            "moved or laid out anew in memory since replicate(); call finish() and detach() before "
+            "such a change and replicate() again after it"
+        )
+
+    def _is_as_before(self) -> bool:
+        return (
+            all(now == before for now, before in self._children)
+            and all(list(map(id, now.values())) == ids for now, ids in self._places)
+            and all(_trait(p) == t and p.requires_grad <= r for p, t, r in self._parameters)
+        )
+
+
+def _identities(module: nn.Module) -> list[int]:
+    return list(map(id, module._parameters.values()))
+
+
+def _trait(p: Tensor) -> Trait:
+    held = p if type(p) is nn.Parameter else local(p)
+    return p.dtype, p.device, held.data_ptr(), held.stride()
+
+
+def _traits(model: Exchanged) -> dict[str, tuple[int, Trait]]:
+    return {name: (id(p), _trait(p)) for name, p in model.parameters.items()}

@@ -1,0 +1,105 @@
+"""The two slots of a replica, filled with the exchanges of an algorithm."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch.optim import Optimizer
+
+from offbeat.exchange import (
+    Algorithm,
+    BoundGradients,
+    BoundParameters,
+    Exchanged,
+    GradientExchange,
+    IdleGradients,
+    IdleParameters,
+    ParameterExchange,
+    Site,
+)
+from offbeat.transport.group import Group
+from offbeat.transport.interface import Transport
+from offbeat.transport.world import World
+
+
+def reduced(algorithm: Algorithm, world: World) -> str | None:
+    """Return the warning for nodes on which one slot of ``algorithm`` is disabled, or None.
+
+    A world of one rank trains as without offbeat, whatever the algorithm, as it should.
+    """
+    near, far = algorithm.gradients, algorithm.parameters
+    if world.size == 1:
+        return None
+    if far is not None and far.over == "node" and len(world.nodes) == 1:
+        return (
+            f"all {world.size} ranks are on one node, so that {algorithm} exchanges "
+            f"{'gradients inside it only' if near else 'nothing'}; pass the nodes as "
+            "mesh=offbeat.World.of([[0, 1], ...]), or emulate some: offbeat lab --nodes 2 "
+            "--procs-per-node 2 -- python train.py"
+        )
+    if near is not None and near.over == "local" and len(world.nodes) == world.size:
+        return (
+            f"every node has one rank, so that {algorithm} exchanges "
+            f"{'parameters between nodes only' if far else 'nothing'}; start several ranks on "
+            "each, or pass the nodes as mesh=offbeat.World.of([[0, 1], ...])"
+        )
+    return None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SlotFiller:
+    """Opens the groups of the slots of ``algorithm`` and initializes their exchanges.
+
+    A slot without an exchange, or whose group has one member, stays empty: a world of one rank
+    trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
+    """
+
+    algorithm: Algorithm
+    model: Exchanged
+    optimizers: tuple[Optimizer, ...]
+    scaler: torch.amp.GradScaler | None
+    notes: list[str]
+
+    def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
+        """Fill the gradients slot; all ranks call."""
+        exchange = self.algorithm.gradients
+        if exchange is not None:
+            if self.model.is_sharded and exchange.over == "local":
+                self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
+                return IdleGradients(None)
+            site = self._site("gradients", exchange, links, control)
+            if site is not None:
+                self.notes.extend(exchange.remarks(site))
+                return exchange.bind(site)
+        return IdleGradients(None)
+
+    def parameters(self, links: Transport | None, control: Group | None) -> BoundParameters:
+        """Fill the parameters slot; all ranks call."""
+        exchange = self.algorithm.parameters
+        if exchange is not None:
+            site = self._site("parameters", exchange, links, control)
+            if site is not None:
+                return exchange.bind(site)
+        everyone = None
+        if links is not None:
+            everyone = Site.on("world", links, self.model, control=control)
+        return IdleParameters(everyone)
+
+    def _site(
+        self,
+        slot: str,
+        exchange: GradientExchange | ParameterExchange,
+        links: Transport | None,
+        control: Group | None,
+    ) -> Site | None:
+        if links is not None:
+            given = self.optimizers, self.scaler, control
+            site = Site.on(exchange.over, links, self.model, *given, exchange.peers)
+            if site.size > 1 or (exchange.partition and site.inside is not None):
+                return site
+        self.notes.append(
+            f"the {slot} slot is disabled: its group has one member, so {exchange} exchanges "
+            "nothing"
+        )
+        return None

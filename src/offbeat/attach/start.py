@@ -1,0 +1,168 @@
+"""The start of a replica: all ranks connect, also one with a bad argument, and compare notes.
+
+A rank that raised for itself would leave the others waiting for it.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed import DeviceMesh
+from torch.optim import Optimizer
+
+from offbeat.attach.checks import (
+    difference,
+    digest_of,
+    fingerprint,
+    model_fault,
+    optimizer_fault,
+)
+from offbeat.attach.connection import Connection
+from offbeat.exchange import Algorithm, ElasticExchange, Exchanged
+from offbeat.platform.process_group import default_group
+from offbeat.transport.links import Links
+from offbeat.transport.world import World, host_name
+
+
+def connect(
+    model: Exchanged,
+    algorithm: Algorithm,
+    mesh: object,
+    optimizers: Sequence[Optimizer],
+    run: int = 0,
+) -> Connection:
+    """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
+
+    The arguments are those of :func:`offbeat.replicate`. The layout of the ranks is ``mesh``, or
+    made of the hosts that the ranks name. All ranks must have the same model, by a digest that each
+    one sends; only where two differ are they compared name by name. ``run``: the number of the run,
+    if others may join it.
+    """
+    given, fault = None, argument_fault(model, algorithm)
+    try:
+        given = given_world(mesh)
+    except ValueError as error:
+        fault = fault or str(error)
+    try:
+        world = given or World.of([range(default_group().size())])
+    except ValueError as error:  # there is nobody to tell
+        raise ValueError(fault or str(error)) from None
+    fault = fault or model_fault(model)
+    if world.size == 1 and not run:  # alone, the optimizer is not read
+        if fault is not None:
+            raise ValueError(fault)
+        return Connection(world, None, None)
+    fault = fault or optimizer_fault(model, algorithm, optimizers)
+    fault = fault or (join_fault(algorithm) if run else None)
+    links = Links.connect(world, run)
+    try:
+        hosts = _agree(links, fault, given, model, algorithm)
+        links.world = given or World.on_hosts(hosts)
+    except BaseException:
+        links.end_run()
+        links.close()
+        raise
+    return Connection.over(links.world, links)
+
+
+def given_world(mesh: object) -> World | None:
+    """Return the layout that ``mesh`` describes; None if there is none, to be discovered."""
+    if mesh is None or isinstance(mesh, World):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return World.from_mesh(mesh)
+    raise ValueError(
+        f"mesh={mesh!r}, expected a DeviceMesh with the axes ('node', 'local') or offbeat.World"
+    )
+
+
+def argument_fault(model: Exchanged, algorithm: object) -> str | None:
+    """Return why these are no arguments of :func:`offbeat.replicate`, or None."""
+    if not isinstance(model.module, nn.Module):
+        return f"the model is a {type(model.module).__name__}, expected a torch.nn.Module"
+    if not isinstance(algorithm, Algorithm):
+        return (
+            f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
+            "offbeat.sgp() or offbeat.algorithm('sgp')"
+        )
+    return model.fault()
+
+
+def join_fault(algorithm: object) -> str | None:
+    """Return why no rank can join a run of ``algorithm``, or None."""
+    exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
+    if isinstance(exchange, ElasticExchange) and exchange.on_failure == "continue":
+        return None
+    return (
+        f"join=True with {algorithm}: its exchanges wait for all ranks alike, and a run that loses "
+        "one ends; use sgp(on_failure='continue'), or join=False and restart all ranks from a "
+        "checkpoint"
+    )
+
+
+def _agree(
+    links: Links, fault: str | None, given: World | None, model: Exchanged, algorithm: Algorithm
+) -> list[str]:
+    """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
+    nodes, ranks = None if given is None else given.nodes, links.world.ranks
+    mine = {} if fault else fingerprint(model, algorithm, nodes)
+    digest = digest_of(mine)
+    word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
+    text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))
+    agreed = _Agreed(**json.loads(text))
+    fault = agreed.fault
+    if agreed.unlike is not None:
+        fault = _compare(links, agreed.unlike, json.dumps(mine))
+    if fault is not None:
+        raise ValueError(fault)
+    if agreed.note is not None and links.world.rank == ranks[0]:
+        warnings.warn(agreed.note, RuntimeWarning, stacklevel=4)
+    return agreed.hosts
+
+
+class _Agreed(NamedTuple):
+    """What the first rank concludes from the words of all: a fault, a rank unlike it, all hosts."""
+
+    fault: str | None
+    unlike: int | None
+    note: str | None
+    hosts: list[str]
+
+
+def _conclude(words: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return as JSON what :class:`_Agreed` says."""
+    said = [json.loads(word) for word in words]
+    everyone = [*zip(ranks, said, strict=True)]
+    faults = [f"rank {rank}: {word['fault']}" for rank, word in everyone if word["fault"]]
+    unlike = [rank for rank, word in everyone if word["digest"] != said[0]["digest"]]
+    builds = {word["torch"]: rank for rank, word in reversed(everyone)}
+    agreed = _Agreed(
+        faults[0] if faults else None,
+        unlike[0] if unlike and not faults else None,
+        _builds_note(builds) if len(builds) > 1 else None,
+        [word["host"] for word in said],
+    )
+    return json.dumps(agreed._asdict())
+
+
+def _builds_note(builds: Mapping[str, int]) -> str:
+    found = ", ".join(f"{build} on rank {rank}" for build, rank in builds.items())
+    return f"the ranks run several builds of torch ({found}), whose results may differ by rounding"
+
+
+def _compare(links: Links, unlike: int, mine: str) -> str:
+    """Return how the fingerprint of rank ``unlike`` differs from that of the first; all call."""
+    first, rank = links.world.ranks[0], links.world.rank
+    if rank == first:
+        links.tell("fingerprint", mine)
+    if rank == unlike:
+        found = difference(json.loads(links.hear("fingerprint")), json.loads(mine))
+        links.tell(
+            "difference",
+            f"ranks {first} and {rank} differ: {found}; use the same versions, model and algorithm "
+            "on all ranks, and the same mesh or none",
+        )
+    return links.hear("difference")

@@ -1,0 +1,1 @@
+"""Changes of the set of ranks: losses that a run survives, and ranks that join it."""

@@ -1,0 +1,253 @@
+"""Who takes part in the training of one replica: losses that it survives, and ranks that join."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, final
+
+from offbeat.attach.connection import Connection
+from offbeat.attach.slots import SlotFiller
+from offbeat.elastic import survivors
+from offbeat.elastic.handover import Place, give, take
+from offbeat.elastic.join_barrier import Admission, let_in, sponsor_in, sponsor_of
+from offbeat.elastic.node import Node
+from offbeat.elastic.survivors import Agreement, Reconnected
+from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
+from offbeat.exchange.buffers import BufferBroadcast
+from offbeat.exchange.sharding import local
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.transport.group import Group
+from offbeat.transport.meter import Meter
+from offbeat.transport.small_gathers import gather_bytes
+from offbeat.transport.world import World
+
+Result = TypeVar("Result")
+
+
+@final
+class Membership:
+    """The connection to the other ranks, with the slots over it, and its changes.
+
+    Where whole nodes come and go, ``node`` connects the ranks of this one, ``connection`` joins the
+    nodes, each as one rank, and all but the first rank of a node are alone in theirs.
+
+    Attributes:
+        connection: the connection at present.
+        parameters: the parameters slot at present.
+        steps: the number of steps before this rank came.
+        lost: the ranks that were lost, each with the step from which the others exchanged again.
+        joined: the ranks that have joined, each with its first step.
+        exchanges_from: the first step after a loss at which all survivors exchange.
+    """
+
+    def __init__(
+        self, connection: Connection, filler: SlotFiller, node: Node | None = None
+    ) -> None:
+        """Fill the parameters slot; all ranks call."""
+        self.connection, self._filler, self.node = connection, filler, node
+        self._gradients: BoundGradients | None = None
+        self.algorithm, self.notes = filler.algorithm, filler.notes
+        if node is None or node.is_first:
+            self.parameters = filler.parameters(connection.links, connection.control)
+        else:
+            self.parameters = IdleParameters(None)
+        self.steps = 0
+        self.lost: list[dict[str, int]] = []
+        self.joined: list[dict[str, int]] = []
+        self.exchanges_from = 0
+        self._admission = Admission()
+
+    @property
+    def gradients(self) -> BoundGradients:
+        """The gradients slot, filled when it is first asked for; all ranks ask together."""
+        if self._gradients is None:
+            near = self.connection if self.node is None else self.node
+            self._gradients = self._filler.gradients(near.links, near.control)
+        return self._gradients
+
+    @property
+    def buffers(self) -> BufferBroadcast | None:
+        """The broadcast of the gradients slot, where it makes one."""
+        exchange, slot = self.algorithm.gradients, self.gradients
+        if exchange is None or slot.is_empty:
+            return None
+        chosen = exchange.broadcast_buffers
+        is_wanted = exchange.over == "world" if chosen is None else chosen
+        return BufferBroadcast(slot.site, self._filler.model.buffers) if is_wanted else None
+
+    @property
+    def world(self) -> World:
+        """The layout of the ranks that take part."""
+        return self.connection.world if self.node is None else self.node.world
+
+    @property
+    def meter(self) -> Meter:
+        """The counters of all that this rank sends."""
+        return self.connection.meter if self.node is None else self.node.meter
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The heartbeat inside the node where it has one, otherwise that of the connection."""
+        near = self.node.links if self.node is not None else None
+        return near.heartbeat if near is not None else self.connection.heartbeat
+
+    def together(
+        self,
+        verb: str | None,
+        call: Callable[[], Result],
+        steps: Callable[[], int],
+        adopt: Callable[[list[str]], None],
+    ) -> Result:
+        """Make a call that waits for others; after a loss that the run survives, repeat it.
+
+        ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
+        ``adopt`` takes over the connection after a change of those that take part.
+        """
+
+        def survive() -> Result:
+            while True:
+                try:
+                    with self.connection.calling(verb):
+                        return call()
+                except PeerLost as loss:
+                    adopt(self.continue_without(steps(), loss))
+
+        if self.node is None:
+            return survive()
+        with self._as_one(self.node):
+            if verb is None:
+                return survive()
+            model = self._filler.model
+            parameters = [local(p) for p in model.trained.values()]
+            changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
+            with self.node.calling(verb):
+                return self.node.together(verb, survive, changes, parameters, buffers)
+
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
+        found = self.connection.condemn(error)
+        return found if self.node is None else self.node.condemn(found)
+
+    def gather(self, text: str) -> Callable[[], list[str]]:
+        """Return a call for :meth:`together` that returns what every rank passes."""
+        inside = [text] if self.node is None else self.node.gather(text)
+
+        def between() -> list[str]:
+            control = self.connection.control
+            if control is None:
+                return inside
+            nodes = gather_bytes(json.dumps(inside).encode(), control)
+            return [text for node in nodes for text in json.loads(node)]
+
+        return between
+
+    def close(self) -> None:
+        """End the heartbeats, the threads and the process groups; and the run, for all ranks.
+
+        If a rank of this node is lost, the other nodes go on.
+        """
+        links = self.connection.links
+        if self.node is not None and self.node.is_lost and links is not None:
+            survivors.resign(links)
+        self.connection.close(ends_run=True)
+        if self._gradients is not None:
+            self._gradients.detach()
+        if self.node is not None:
+            self.node.close()
+
+    def continue_without(self, steps: int, loss: PeerLost) -> list[str]:
+        """Connect to the other survivors after ``steps``, or raise ``loss``.
+
+        They start from the models as they are. Returns lines for the log.
+        """
+        exchange = self.algorithm.parameters
+        if exchange is None or exchange.on_failure == "raise":
+            raise loss
+        return self._adopt(survivors.reconnect(self.connection, self._filler, steps, loss))
+
+    def admit(self, model: Exchanged, steps: int) -> list[str]:
+        """Let a rank join if all have agreed on that for this step; return lines for the log.
+
+        The members keep numerators and weights, with what is in flight merged. Only the sponsor
+        is late for the exchange that follows, by one model.
+        """
+        links, exchange = self.connection.links, self.algorithm.parameters
+        if links is None or not links.run or not isinstance(exchange, ElasticExchange):
+            return []
+        wish = self._admission.due(links, exchange, steps, self.exchanges_from)
+        if wish is None:
+            return []
+        with links.heartbeat.verb("step"):
+            weight = self.parameters.drain()
+        between = let_in(links, wish)
+        if between is None:
+            self._admission.is_refused = True
+            unit = self._unit
+            return [f"{unit} {links.world.rank}: {unit} {wish.rank} was lost while it joined"]
+        members, earlier = links.world.ranks, self.connection
+        current = Connection(between.world, between, None)
+        pair = wish.rank, sponsor_of(members, wish.rank)
+        try:
+            found = survivors.connect_over(current, earlier, self._filler, steps, [], pair)
+        finally:
+            links.close(at_once=True)  # all have come to the gate; one may be lost since
+        texts = self._adopt(found)
+        if not found.agreements:
+            texts += self._share(model, wish.rank, members, steps, weight)
+        return texts
+
+    def take(self, model: Exchanged) -> None:
+        """Take the model, half of the weight and the place of the sponsor: this rank joins."""
+        world = self.connection.world
+        place = take(model, sponsor_in(world), self._control)
+        self.parameters.enter(place.weight)
+        self.connection.resume(place.phase)
+        self.steps = place.steps
+        self.joined.append({self._unit: world.rank, "step": place.steps})
+
+    @property
+    def _unit(self) -> str:
+        return "rank" if self.node is None else "node"
+
+    @contextmanager
+    def _as_one(self, node: Node) -> Iterator[None]:
+        """Leave the other nodes to themselves if this one can no longer take part."""
+        try:
+            yield
+        except PeerLost as loss:
+            if self.connection.links is not None:
+                survivors.resign(self.connection.links)
+            raise node.condemn(loss) from loss
+
+    @property
+    def _control(self) -> Group:
+        assert self.connection.control is not None, "a rank joins others"
+        return self.connection.control
+
+    def _share(
+        self, model: Exchanged, newcomer: int, members: Sequence[int], steps: int, weight: float
+    ) -> list[str]:
+        """Go on with the weight of this rank; the sponsor gives half of it."""
+        world, phase = self.connection.world, self._control.detector.phase
+        self.joined.append({self._unit: newcomer, "step": steps})
+        is_sponsor = sponsor_of(members, newcomer) == world.rank
+        self.parameters.enter(weight / 2 if is_sponsor else weight)
+        if is_sponsor:
+            give(model, Place(steps, weight / 2, phase), newcomer, self._control)
+        unit = self._unit
+        return [
+            f"{unit} {world.rank}: {unit} {newcomer} has joined; {list(world.ranks)} train on, "
+            f"with exchanges between all from step {steps}"
+        ]
+
+    def _adopt(self, found: Reconnected) -> list[str]:
+        self.connection, self.parameters = found.connection, found.parameters
+        if self.node is not None:
+            self.node.go_on(self.connection.world.ranks)
+        return [self._note(agreed) for agreed in found.agreements]
+
+    def _note(self, agreed: Agreement) -> str:
+        self.exchanges_from = agreed.step
+        self.lost += [{self._unit: rank, "step": agreed.step} for rank in agreed.lost]
+        return agreed.text(self.connection.world.rank, self._unit)

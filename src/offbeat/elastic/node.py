@@ -1,0 +1,179 @@
+"""The ranks of a node as one participant: the first of them takes part in the run for all.
+
+A loss ends a whole node, and a whole node comes back. So no backward of another one is disturbed,
+and its ranks cannot disagree about who takes part: they hear it from the first one.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast, final
+
+from torch import Tensor
+
+from offbeat.attach.connection import Connection
+from offbeat.attach.node_start import meet
+from offbeat.exchange import Algorithm
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.status_record import Verdict
+from offbeat.liveness.store import TimedStore
+from offbeat.transport.collectives import copy_from_first
+from offbeat.transport.group import Group
+from offbeat.transport.links import Links
+from offbeat.transport.meter import Meter
+from offbeat.transport.small_gathers import gather_bytes, gather_numbers
+from offbeat.transport.world import World
+
+Result = TypeVar("Result")
+
+
+def takes_part_as_nodes(algorithm: object) -> bool:
+    """Return whether a run of ``algorithm`` loses and gains whole nodes, not single ranks."""
+    exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
+    return exchange is not None and (exchange.on_failure, exchange.over) == ("continue", "node")
+
+
+@final
+@dataclass(eq=False)
+class Node:
+    """Connects the ranks of one node, apart from the connection between the nodes.
+
+    Attributes:
+        everyone: the layout of all ranks, also of nodes that are lost.
+        world: the layout of the ranks that take part at present.
+        links: the links inside the node; None where it has one rank.
+        control: the group of its ranks, for what the first one tells; None likewise.
+        meter: counters, for the links between the nodes too.
+    """
+
+    everyone: World
+    world: World
+    links: Links | None
+    control: Group | None
+    meter: Meter = field(default_factory=Meter)
+    _known: float = -1.0  # the number of losses and joins of which the others know
+
+    @classmethod
+    def meet(cls, world: World) -> "Node":
+        """Connect the ranks of this node, which were started together; all of them call."""
+        mates = world.nodes[world.node]
+        if len(mates) == 1:
+            return cls._over(world, None, Meter())
+        store = TimedStore(world.store)
+        try:
+            start = meet(store, world.rank, mates)
+        finally:
+            store.close()
+        return cls._over(world, f"start {start}", Meter())
+
+    @classmethod
+    def of(cls, connection: Connection) -> "Node":
+        """Connect the ranks of this node, of all that are connected; all of them call."""
+        name = connection.links.name if connection.links is not None else None
+        return cls._over(connection.world, name, connection.meter)
+
+    @classmethod
+    def _over(cls, world: World, place: str | None, meter: Meter) -> "Node":
+        if place is None or len(world.nodes[world.node]) == 1:
+            return cls(world, world, None, None, meter)
+        links = Links.inside(world, place, meter)
+        return cls(world, world, links, links.open("local", peers=()), meter)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank takes part in the run for its node."""
+        return self.world.local_rank == 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of its ranks is."""
+        return self.links is not None and self.links.heartbeat.has_verdict
+
+    @contextmanager
+    def calling(self, verb: str) -> Iterator[None]:
+        """Mark this rank as inside the call ``verb`` of its node."""
+        if self.links is None:
+            yield
+            return
+        with self.links.heartbeat.verb(verb):
+            yield
+        self.links.heartbeat.next_call(verb)
+
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` that of all ranks of the node, and return the one that stands."""
+        return error if self.links is None else self.links.heartbeat.condemn(error)
+
+    def close(self) -> None:
+        """End the threads and the groups."""
+        if self.links is not None:
+            self.links.close()
+
+    def go_on(self, numbers: Sequence[int]) -> None:
+        """Note the numbers of the nodes that take part from now on."""
+        self.world = self.everyone.among(
+            [r for number in numbers for r in self.everyone.nodes[number]]
+        )
+
+    def tell(self, word: object) -> Any:
+        """Return what the first rank passes; all call."""
+        if self.control is None:
+            return word
+        text = json.dumps(word if self.is_first else None).encode()
+        return json.loads(gather_bytes(text, self.control)[0])
+
+    def first_fault(self, fault: str | None) -> str | None:
+        """Return the fault of the first rank that has one; all call."""
+        if self.control is None:
+            return fault
+        ranks = zip(self.control.ranks, self.gather(fault or ""), strict=True)
+        return next((f"rank {rank}: {text}" for rank, text in ranks if text), None)
+
+    def gather(self, text: str) -> list[str]:
+        """Return what every rank of the node passes; all call."""
+        if self.control is None:
+            return [text]
+        return [said.decode() for said in gather_bytes(text.encode(), self.control)]
+
+    def together(
+        self,
+        verb: str,
+        call: Callable[[], Result],
+        changes: Sequence[list[dict[str, int]]],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+    ) -> Result:
+        """Make a call with the other nodes on the first rank; return its result on all.
+
+        The others make it too, alone; then they take over the parameters of the first one, and its
+        ``changes``, the nodes that were lost or have joined. ``buffers`` go along with all but a
+        usual step. An error of one rank is raised on all. Bytes sent inside the node: one model to
+        each other rank, and 128.
+        """
+        result: Any = None
+        fault: Exception | None = None
+        try:
+            result = call()
+        except (ValueError, PeerLost) as error:
+            fault = error
+        if self.control is None:
+            if fault is not None:
+                raise fault
+            return cast(Result, result)
+        said = gather_numbers([sum(map(len, changes)), fault is not None], self.control)
+        if any(failed for _, failed in said):
+            raise self._first_error(fault, self.control)
+        if verb != "step" or said[0][0] != self._known:
+            self._known = said[0][0]
+            told, ranks, result = self.tell([changes, self.world.ranks, result])
+            self.world = self.everyone.among(ranks)
+            for mine, of_first in zip(changes, told, strict=True):
+                mine[:] = of_first
+            parameters = [*parameters, *buffers]
+        copy_from_first(parameters, self.control)
+        return cast(Result, result)
+
+    def _first_error(self, own: Exception | None, control: Group) -> Exception:
+        text = json.dumps(own and Verdict.of(own)).encode()
+        first = next(word for word in map(json.loads, gather_bytes(text, control)) if word)
+        return own or Verdict(*first).error

@@ -1,0 +1,207 @@
+"""Continuation without a lost rank: survivors agree through the store, which still works."""
+
+import contextlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from offbeat.attach.connection import Connection
+from offbeat.attach.slots import SlotFiller
+from offbeat.exchange import BoundParameters
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.store import TimedStore
+from offbeat.transport.links import Links
+
+POLL = 0.5  # seconds between two looks at the store
+PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
+
+
+class Agreement(NamedTuple):
+    """Ranks that continue, ranks that are lost, and the first step with exchanges between all."""
+
+    living: tuple[int, ...]
+    lost: tuple[int, ...]
+    step: int
+
+    def text(self, rank: int, unit: str) -> str:
+        """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
+        return (
+            f"{unit} {rank}: {unit}s {list(self.lost)} are lost; {list(self.living)} train on, "
+            f"with exchanges from step {self.step}. See the logs of the lost {unit}s"
+        )
+
+
+class Reconnected(NamedTuple):
+    """The connection of the survivors, their new parameters slot, and what they agreed on."""
+
+    connection: Connection
+    parameters: BoundParameters
+    agreements: list[Agreement]
+
+
+def reconnect(
+    connection: Connection, filler: SlotFiller, steps: int, loss: PeerLost
+) -> Reconnected:
+    """Agree with the other survivors and connect to them; all living ranks call.
+
+    If another rank is lost meanwhile, its survivors agree once more, over the links of the new,
+    smaller world: there also those meet who had connected already. Raises as
+    :func:`agree_on_survivors` does.
+    """
+    between, agreed = _without(connection, steps, loss)
+    return connect_over(between, connection, filler, steps, [agreed])
+
+
+def connect_over(
+    current: Connection,
+    earlier: Connection,
+    filler: SlotFiller,
+    steps: int,
+    agreements: list[Agreement],
+    pair: Collection[int] = (),
+) -> Reconnected:
+    """Open the groups of ``current``, which has links only; all its ranks call.
+
+    As :func:`reconnect` if a rank is lost meanwhile. Continues the count of calls of ``earlier``.
+    ``pair``: as in :meth:`Connection.over`.
+    """
+    while True:
+        try:
+            if current.links is not None:
+                current.links.announce()  # at once: a rank that joins must not look at the old ones
+            current = Connection.over(current.world, current.links, pair)
+            slot = filler.parameters(current.links, current.control)
+        except PeerLost as loss:
+            current, agreed = _without(current, steps, loss)
+            agreements.append(agreed)
+            pair = ()
+            continue
+        # Not before: some ranks are steps behind, and catch up alone.
+        if earlier.links is not None:
+            current.resume(earlier.links.heartbeat.phase)
+        return Reconnected(current, slot, agreements)
+
+
+def _without(connection: Connection, steps: int, loss: PeerLost) -> tuple[Connection, Agreement]:
+    if connection.links is None:
+        raise loss
+    try:
+        agreed = agree_on_survivors(connection.links, steps, loss)
+    except BaseException:
+        connection.close()
+        raise
+    between = regroup(connection.links, agreed)
+    return Connection(connection.world.among(agreed.living), between, None), agreed
+
+
+def resign(links: Links) -> None:
+    """Leave as one that is lost: a rank that has no model yet cannot continue with the others."""
+    with contextlib.suppress(RuntimeError):
+        _say(links.store.under(f"{links.name}/survivors"), links.world.rank, "lost")
+    links.abandon()
+
+
+def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
+    r"""Agree on the living ranks and on the largest step count; all living ranks must call.
+
+    .. math:: k = \max_{i \in \mathrm{living}} k_i
+
+    Each rank writes its number of ``steps`` into the store, and waits until every other rank has
+    done so or is lost: at most half an hour for one that is running but busy. It reads the
+    heartbeats of the missing ranks between itself and the next one that has called, and writes
+    which of them are lost. Ranks behind step k then reach it without exchanges, so that all
+    exchange at the same steps again.
+
+    Raises ``loss`` again where the run cannot continue: a rank has left (that is a shutdown), no
+    rank is lost (a connection broke), the store is gone, or a living rank does not call. Raises
+    :class:`PeerLost` about this rank itself if the others continue without it.
+    """
+    rank = links.world.rank
+    meet = links.store.under(f"{links.name}/survivors")
+    try:
+        _say(meet, rank, str(steps))
+        agreed = _outcome(meet, links.heartbeat)
+    except RuntimeError as gone:
+        raise loss from gone
+    if agreed is None:
+        raise loss
+    if rank not in agreed.living:
+        again = "start it again to rejoin them" if links.run else "it cannot rejoin them"
+        raise PeerLost(
+            f"rank {rank} was given up by the others, which read no heartbeat of it and continue "
+            f"as {list(agreed.living)}; its model is valid; {again}"
+        )
+    return agreed
+
+
+def regroup(links: Links, agreed: Agreement) -> Links | None:
+    """Replace ``links`` by links between the living ranks.
+
+    None for a rank that is left alone, unless others may join it.
+    """
+    goes_on = len(agreed.living) > 1 or links.run
+    between = links.among(agreed.living) if goes_on else None
+    # Not before all have agreed: in the old world, it publishes that this rank has left.
+    links.close()
+    return between
+
+
+def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
+    since, heard, words = time.monotonic(), 0, dict[int, str]()
+    while time.monotonic() - since < PATIENCE:
+        # One small call as long as there is nothing new.
+        if (count := meet.add("count", 0)) > heard:
+            heard, words = count, _words(meet)
+            proposal = _proposal(words, heartbeat.ranks)
+            if proposal is not None:
+                # Two ranks may read different words, for instance that one is late and that it
+                # came after all: the first proposal stands, and all ranks take that one.
+                agreed = json.loads(meet.compare_set("agreed", "", proposal))
+                if agreed is None:
+                    return None
+                living, lost, step = agreed
+                return Agreement(tuple(living), tuple(lost), step)
+        for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
+            if words.get(rank) != how:
+                _say(meet, rank, how)
+        time.sleep(POLL)
+    return None
+
+
+def _say(meet: TimedStore, rank: int, word: str) -> None:
+    """Write how many steps ``rank`` has made, or that it is "lost" or has "left"."""
+    meet.append("words", f"{rank}={word} ")
+    meet.add("count", 1)
+
+
+def _words(meet: TimedStore) -> dict[int, str]:
+    """Return the last word on each rank."""
+    pairs = (word.split("=") for word in meet.get("words").decode().split())
+    return {int(rank): word for rank, word in pairs}
+
+
+def _suspects(heartbeat: Heartbeat, words: Mapping[int, str]) -> list[int]:
+    """Return the ranks after this one up to the next that has called, without those known gone.
+
+    Every missing rank is thus read by one rank, also where half of the world is lost.
+    """
+    found, start = [], heartbeat.ranks.index(heartbeat.rank) + 1
+    for rank in (*heartbeat.ranks[start:], *heartbeat.ranks[: start - 1]):
+        if words.get(rank) not in ("left", "lost"):
+            found.append(rank)
+        if words.get(rank, "").isdigit():
+            break
+    return found
+
+
+def _proposal(words: Mapping[int, str], ranks: Sequence[int]) -> str | None:
+    """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
+    if any(rank not in words for rank in ranks):
+        return None
+    steps = {rank: int(words[rank]) for rank in ranks if words[rank].isdigit()}
+    if len(steps) == len(ranks) or "left" in words.values():
+        return json.dumps(None)
+    lost = [rank for rank in ranks if rank not in steps]
+    return json.dumps(Agreement(tuple(steps), tuple(lost), max(steps.values())))

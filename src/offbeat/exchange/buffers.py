@@ -1,0 +1,66 @@
+"""The buffers of the first rank, copied to the others whenever gradients are exchanged."""
+
+from collections.abc import Mapping
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from offbeat.exchange import Site
+from offbeat.functional import Layout, pack
+from offbeat.transport.collectives import broadcast
+
+
+@final
+class BufferBroadcast:
+    """Copies the buffers of the first member of a slot's group to the others.
+
+    Those of the attach, with one message for each dtype; none for a model without buffers. One that
+    is not persistent and changes its shape or dtype is a cache, which each rank keeps from then on.
+    """
+
+    def __init__(self, site: Site, found: Mapping[str, Tensor]) -> None:
+        """Allocate a copy of the buffers ``found``, which are equal on all members."""
+        # The group of a sharded model joins the ranks that hold the same shards.
+        group = site.group if site.shards is None else site.control
+        assert group is not None, "a slot alone in its group is disabled"
+        self._group, self._homes = group, dict[str, tuple[nn.Module, str]]()
+        for name in found:
+            path, _, key = name.rpartition(".")
+            self._homes[name] = site.model.get_submodule(path), key
+        layout = Layout.of(found)
+        self._flat = layout.empty(site.device)
+        self._views = layout.views(self._flat)
+        pack(self._views.values(), found.values())
+
+    def fault(self) -> str | None:
+        """Return why buffers of this rank cannot be copied, or None."""
+        found = self._found()
+        for name, (module, key) in self._homes.items():
+            if name not in found and key not in module._non_persistent_buffers_set:
+                return (
+                    f"buffer {name!r} was removed, resized or cast after replicate(), and those of "
+                    "the first rank are broadcast; call detach() and replicate() again, or leave "
+                    "buffers to their ranks by ddp(broadcast_buffers=False)"
+                )
+        return None
+
+    def copy(self) -> None:
+        """Copy the buffers; all members call."""
+        found = self._found()
+        if self._group.rank == 0:
+            pack((self._views[name] for name in found), found.values())
+        for handle in [broadcast(flat, 0, self._group) for flat in self._flat if len(flat)]:
+            handle.wait()
+        pack(found.values(), (self._views[name] for name in found))
+
+    def _found(self) -> dict[str, Tensor]:
+        """Return the buffers that still have the shape and dtype of the attach."""
+        found = {}
+        for name, (module, key) in self._homes.items():
+            buffer, view = module._buffers.get(key), self._views[name]
+            if buffer is not None and (buffer.shape, buffer.dtype) == (view.shape, view.dtype):
+                # Normalization saves its statistics for a backward that may be still to come, but
+                # does not read them in training: a write that autograd counts would be an error.
+                found[name] = buffer.data if isinstance(module, _NormBase) else buffer
+        return found

@@ -1,0 +1,1 @@
+"""Buckets of gradients: filled during backward, launched in one order, completed at its end."""

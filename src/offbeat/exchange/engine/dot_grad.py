@@ -1,0 +1,45 @@
+"""Access to ``.grad``, which is a DTensor for parameters that FSDP2 has sharded."""
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange.sharding import held_part, is_sharded, joined
+from offbeat.transport.group import Group
+
+
+def stored(parameter: Tensor) -> Tensor | None:
+    """Return what this rank holds of ``.grad``; the same object until that is replaced."""
+    return None if parameter.grad is None else held_part(parameter.grad)
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return what is stored, or None for a parameter that is frozen at the moment, thus unused."""
+    return stored(parameter) if parameter.requires_grad else None
+
+
+def put(parameter: Tensor, view: Tensor) -> None:
+    """Make ``view`` the gradient, or a copy if dtype or device differ."""
+    same = parameter.dtype == view.dtype and parameter.device == view.device
+    if is_sharded(parameter):
+        # In memory of its own: gradients of FSDP2 are views of one tensor, and a write to one
+        # counts as a write to all of them.
+        part = view if same else torch.empty_like(held_part(parameter)).copy_(view)
+        parameter.grad = joined(part, parameter)
+    elif same:
+        parameter.grad = view
+    elif parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter).copy_(view)
+    else:
+        parameter.grad.copy_(view)
+
+
+def require_plain(group: Group, name: str, grad: Tensor) -> None:
+    """Raise ``ValueError`` on all ranks for a sparse gradient or one with a graph."""
+    if grad.layout is torch.strided and not grad.requires_grad:
+        return
+    fault = ValueError(
+        f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
+        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
+        "sparse=False on its embedding, call backward() without create_graph"
+    )
+    raise group.detector.condemn(fault)

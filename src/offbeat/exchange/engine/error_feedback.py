@@ -1,0 +1,125 @@
+"""The engine of exchanges with residuals, which go back when a gradient is discarded."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.exchange import Saved
+from offbeat.exchange.engine.engine import Engine
+from offbeat.exchange.engine.gradient_use import HandedGradients
+from offbeat.exchange.engine.message import FeedbackMessage
+from offbeat.exchange.engine.units import Units
+from offbeat.functional import accumulation_dtype
+from offbeat.transport.small_gathers import gather_numbers
+
+
+@dataclass(eq=False)
+class ErrorFeedback(Engine[FeedbackMessage]):
+    """Adds gradients to residuals when they are ready, and keeps what was not sent of them."""
+
+    units: Units = field(kw_only=True)
+    handed: HandedGradients = field(init=False)
+    waited: float = 0.0  # seconds, at the end of the last backward
+
+    def __post_init__(self) -> None:
+        """Watch the gradients of the site."""
+        super().__post_init__()
+        self.handed = HandedGradients(self.site.registered, self.site.optimizers)
+
+    def load(self, saved: Saved) -> None:
+        """Restore what :meth:`save` returned, residuals in new messages."""
+        self.messages, self.home = [], {}
+        super().load(saved)
+        self._remember(saved)
+
+    def build(self) -> None:
+        """Build the messages, which go on with the residuals of those before them."""
+        kinds = {kind for message in self.messages for kind in message.feedback}
+        kept = {kind: self.kept(kind) for kind in kinds}
+        super().build()
+        self._remember(kept)
+
+    def kept(self, kind: str) -> dict[str, Tensor]:
+        """Copy residuals or velocities, by parameter; zeros for those of which nothing is kept.
+
+        A gradient still in ``.grad`` that was not used before ``step()`` counts as discarded.
+        """
+        found = {}
+        unused = self.handed.pending if self.handed.has_stepped else ()
+        for name, parameter in self.site.parameters.items():
+            dtype = accumulation_dtype(parameter.dtype)
+            found[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            if feedback := self.home[name].feedback.get(kind):
+                found[name].copy_((feedback.used if name in unused else feedback.latest)[name])
+        return found
+
+    def begin(self) -> None:
+        """Read learning rates and the loss scale of this backward."""
+        self.units.read()
+
+    def add(self, name: str) -> None:
+        """Add the gradient to its residual, once it is known what became of the last one."""
+        message, continues = self.home[name], False
+        if name in self.handed.pending:
+            is_used, is_intact = self.handed.pop(name, accumulated=name in self.seen)
+            if is_used:
+                message.settle((name,), (), is_last=False)
+            elif not is_intact:
+                message.settle((), (name,), is_last=False)
+            continues = is_intact and not self.handed.has_stepped
+        message.add(name, continues=continues)
+        message.missing.discard(name)
+
+    def collect(self) -> None:
+        """Wait for all messages; write and keep the results of all or, not finite, of none."""
+        is_finite = self._wait()
+        for message in self.messages:
+            if is_finite:
+                message.commit()
+            else:
+                message.undo()
+        if self.seen:
+            self.handed.record()
+        else:  # a backward that this rank did not run: the others use what it sent
+            self._settle(set(), set())
+
+    def stepped(self) -> None:
+        """Keep what used gradients left, and go back to before those that were discarded."""
+        self._settle(*self.handed.step())
+        super().stepped()
+
+    def accumulated(self, name: str) -> None:
+        """Note that this gradient was accumulated, but not exchanged."""
+        self.handed.accumulated(name)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that the gradients of the optimizer's parameters were used."""
+        self.handed.optimizer_stepped(optimizer)
+
+    def _remember(self, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for kind in ("residual", "velocity"):
+            for name, tensor in kept.get(kind, {}).items():
+                self.home[name].remember(kind, name, tensor)
+        self.handed.pending.clear()
+
+    def _wait(self) -> bool:
+        """Wait for all messages; return whether all are finite, also those of a node's shards."""
+        # All or none: a message may not keep its new residuals while another is undone, nor may
+        # the shards of one rank while those of another are, which other groups exchange.
+        started = time.perf_counter()
+        is_finite = all([message.wait() for message in self.messages])  # noqa: C419  # wait for all
+        self.waited = time.perf_counter() - started
+        if self.site.shards is None:
+            return is_finite
+        return all(here for (here,) in gather_numbers([is_finite], self.site.shards))
+
+    def _settle(self, used: set[str], discarded: set[str]) -> None:
+        pending = {self.home[name] for name in self.handed.pending}
+        for message in self.messages:
+            is_last = message not in pending
+            names = set() if is_last else used.intersection(message.names)
+            message.settle(names, discarded.intersection(message.names), is_last=is_last)

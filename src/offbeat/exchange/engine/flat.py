@@ -1,0 +1,81 @@
+"""Flat tensors with a view for each parameter."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange.engine.dot_grad import stored
+
+Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
+References = tuple[list[int], int]  # to each view, and to the memory
+
+
+class Flat:
+    """Flat tensor (n), its views in the shapes of the parameters, and the rest behind them.
+
+    A view may become a ``.grad``, which the script may keep after it has cleared ``.grad``.
+    """
+
+    def __init__(self, whole: Tensor, shapes: Mapping[str, Shape], end: int) -> None:
+        self.whole, self.rest, self._shapes = whole, whole[end:], shapes
+        # .data: a view counts the writes to its base as its own, and we ask each for its own.
+        self.views = {name: whole.as_strided(*shape).data for name, shape in shapes.items()}
+        self._unshared = self._references()  # of this object alone
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Mapping[str, Tensor],
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        rest: int = 0,
+    ) -> "Flat":
+        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
+        shapes, start = dict[str, Shape](), 0
+        for name in names:
+            parameter = parameters[name]
+            # Strides as autograd lays out a gradient.
+            strides = torch.empty_like(parameter, device="meta").stride()
+            shapes[name] = (parameter.shape, strides, start)
+            start += parameter.numel()
+        device = device or parameters[names[0]].device
+        return cls(torch.zeros(start + rest, dtype=dtype, device=device), shapes, start)
+
+    def unless_kept(self, parameters: Mapping[str, Tensor]) -> "Flat":
+        """Return this memory, to be written again, or new memory if the script refers to it.
+
+        A tensor still in ``.grad`` does not count: plain torch changes it in place, too.
+        """
+        if not self._is_kept(parameters):
+            return self
+        end = self.whole.numel() - self.rest.numel()
+        return Flat(torch.zeros_like(self.whole), self._shapes, end)
+
+    def release(self) -> None:
+        """Give the memory back; the views stay what they are, without content."""
+        self.whole.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Allocate what was released, with any content."""
+        storage = self.whole.untyped_storage()
+        if storage.nbytes() == 0:  # others may be arrays' too, which cannot be resized
+            storage.resize_(self.whole.nbytes)
+
+    def _is_kept(self, parameters: Mapping[str, Tensor]) -> bool:
+        now = views, memory = self._references()
+        if now == self._unshared:
+            return False
+        own_views, own_memory = self._unshared
+        is_ours = [stored(parameters[name]) is view for name, view in self.views.items()]
+        shared = zip(views, own_views, is_ours, strict=True)
+        return any(count > own and not ours for count, own, ours in shared) or (
+            memory > own_memory and not all(is_ours)
+        )
+
+    def _references(self) -> References:
+        # Who keeps .grad has our own view; a slice or a detach() of it refers to its memory.
+        memory = torch._C._storage_Use_Count(self.whole.untyped_storage()._cdata)
+        return [sys.getrefcount(view) for view in self.views.values()], memory

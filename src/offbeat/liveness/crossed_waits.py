@@ -1,0 +1,112 @@
+"""Waits of several replicas in one process, which ranks may have entered in different orders."""
+
+import threading
+import weakref
+from typing import NamedTuple, Protocol
+
+from offbeat.liveness.failure import SAME, Phase
+
+
+class Elsewhere(NamedTuple):
+    """A wait of a rank in another replica than the one asked about; see :class:`Phase`."""
+
+    replica: str
+    calls: int
+    verb: str
+    exchanges: int
+    members: list[int]  # ranks that it waits for
+
+
+class Waiting(Protocol):
+    """The heartbeat of one replica on one rank."""
+
+    rank: int
+    name: str
+
+    @property
+    def phase(self) -> Phase:
+        """The collective call in which this rank is."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that join its present call."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank has waited for some time."""
+
+    def condemn(self, error: Exception) -> Exception:
+        """Publish ``error`` in this replica; return the one that stands."""
+
+
+_all: "weakref.WeakSet[Waiting]" = weakref.WeakSet()
+_adding = threading.Lock()  # the ranks of a world of threads attach at the same time
+
+
+def add(heartbeat: Waiting) -> None:
+    """Remember ``heartbeat``, for the other replicas of its rank."""
+    with _adding:
+        _all.add(heartbeat)
+
+
+def remove(heartbeat: Waiting) -> None:
+    """Forget ``heartbeat``."""
+    with _adding:
+        _all.discard(heartbeat)
+
+
+def others_of(heartbeat: Waiting) -> list[Waiting]:
+    """Return the heartbeats of the other replicas of this rank."""
+    with _adding:
+        return [h for h in _all if h.rank == heartbeat.rank and h is not heartbeat]
+
+
+def elsewhere(heartbeat: Waiting) -> Elsewhere | None:
+    """Return the wait of this rank in another replica, if there is one."""
+    for other in others_of(heartbeat):
+        if other.is_waiting:
+            phase = other.phase
+            place = phase.calls, phase.verb, phase.exchanges
+            return Elsewhere(other.name, *place, [*other.members])
+    return None
+
+
+def crossed(
+    heartbeat: Waiting, rank: int, there: Phase, wait: Elsewhere | None
+) -> tuple[Waiting, ValueError] | None:
+    """Return the replica in which ``rank`` waits for us while we wait for it here, and the error.
+
+    We are in a call of this replica that the other rank has not entered, and it is in a call of
+    another replica that we have not entered: ranks took the two in different orders.
+
+    Args:
+        heartbeat: that of this replica, in which we wait.
+        rank: the other rank.
+        there: its phase in this replica.
+        wait: its wait in another replica.
+    """
+    here = heartbeat.phase
+    if wait is None or heartbeat.rank not in wait.members or rank not in heartbeat.members:
+        return None
+    if not _lacks(there, here.calls, here.verb, here.exchanges):
+        return None
+    for other in others_of(heartbeat):
+        if other.name == wait.replica and _lacks(other.phase, *wait[1:4]):
+            waits = {
+                rank: f"{wait.verb} (call {wait.calls}) of replica {wait.replica}",
+                heartbeat.rank: f"{here.verb} (call {here.calls}) of replica {heartbeat.name}",
+            }
+            # In one order: both ranks may find it at once, each in its own replica.
+            first, second = (f"rank {r} waits in {waits[r]}" for r in sorted(waits))
+            return other, ValueError(
+                f"{first}, but {second}, counted from 1 as they were attached; {SAME}, over all "
+                "replicas of a process"
+            )
+    return None
+
+
+def _lacks(phase: Phase, calls: int, verb: str, exchanges: int) -> bool:
+    """Return whether a rank in ``phase`` has not entered the call, or exchange, of another."""
+    if phase.verb or not verb or phase.calls != calls:
+        return False
+    return verb != "backward" or phase.exchanges < exchanges

@@ -1,0 +1,122 @@
+"""Evaluation of heartbeats: whether a rank is at fault, and the resulting error."""
+
+import os
+from typing import NamedTuple
+
+from offbeat.liveness.failure import SAME, PeerLost, Phase
+from offbeat.liveness.ring import Sign
+
+
+class Wait(NamedTuple):
+    """A wait of this rank.
+
+    Attributes:
+        rank: this rank.
+        phase: the phase in which it waits for other ranks; None if only a loss is a fault.
+        members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
+        is_late: whether it has lasted for long.
+        has_met_another: whether its gradients have met those of another step.
+    """
+
+    rank: int
+    phase: Phase | None
+    members: tuple[int, ...]
+    is_late: bool = False
+    has_met_another: bool = False
+
+
+def find_fault(sign: Sign, wait: Wait) -> Exception | None:
+    """Return the error that another rank's heartbeat amounts to in a wait, or None."""
+    rank, phase = wait.rank, wait.phase
+    calls, verb = sign.phase.calls, sign.phase.verb
+    if verb == "left":
+        # A rank in its own code, whose exchange in the background has failed, may be about to leave
+        # as well; its next call shows.
+        if phase is not None and (wait.is_late or (phase.verb and calls <= phase.calls)):
+            return PeerLost(
+                f"rank {sign.rank} has left (detach) after {calls} calls, while rank {rank} "
+                f"waits in {phase}; call detach() on all ranks after the same step"
+            )
+        return None
+    if sign.is_lost:
+        return PeerLost(
+            f"rank {sign.rank} is lost: no sign of life for {sign.silence:.0f} s, last "
+            f"heartbeat in {sign.phase}. Look at the end of its log, then start again "
+            "from the last checkpoint"
+        )
+    if phase is None:
+        return None
+    if _is_passed_by(sign, wait) or _is_met_by(sign, wait):
+        return _different_backwards(sign, wait)
+    return _disagreement(sign, rank, phase, wait.is_late)
+
+
+def is_ahead(there: Phase, here: Phase) -> bool:
+    """Return whether a rank in ``there`` has come at least as far as one that waits in ``here``.
+
+    In a call of all ranks, or past it: the others are compared with the one that is furthest.
+    """
+    in_a_call = there.verb not in ("", "backward", "left")
+    return there.calls > here.calls or (there.calls == here.calls and in_a_call)
+
+
+def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Exception | None:
+    calls, verb = sign.phase.calls, sign.phase.verb
+    if "backward" in (verb, phase.verb):  # it judges for itself: it may have to end what we ended
+        return None
+    if verb and phase.verb and calls == phase.calls and verb != phase.verb:
+        return ValueError(
+            f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}; {SAME}"
+        )
+    if phase.verb not in ("", "step") and calls > phase.calls and is_late:
+        # No rank can complete a call of the whole world without this one: it made another call.
+        return ValueError(
+            f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in {phase}; {SAME}"
+        )
+    return None
+
+
+def _is_passed_by(sign: Sign, wait: Wait) -> bool:
+    """Return whether a rank is past our backward without having taken part in its exchange.
+
+    The n-th exchange of a rank pairs with the n-th of all others. So a rank that has begun fewer
+    and cannot begin another one before its next call will never answer this one. However slow the
+    network is, this finds no fault where there is none.
+    """
+    mine, other = wait.phase, sign.phase
+    assert mine is not None, "only a loss is a fault there"
+    is_past = other.calls > mine.calls or (
+        other.calls == mine.calls and other.verb not in ("", "backward")
+    )
+    is_member = mine.verb == "backward" and sign.rank in wait.members
+    return is_member and is_past and other.exchanges < mine.exchanges
+
+
+def _is_met_by(sign: Sign, wait: Wait) -> bool:
+    """Return whether our gradients met those of a rank in the same exchange of another step."""
+    mine, other = wait.phase, sign.phase
+    assert mine is not None, "only a loss is a fault there"
+    is_member = wait.has_met_another and sign.rank in wait.members
+    is_same = other.verb == "backward" and other.exchanges == mine.exchanges
+    return is_member and is_same and other.calls != mine.calls
+
+
+def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
+    """Return the error for exchanges of different backwards, on two ranks."""
+    return ValueError(
+        f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
+        "made different numbers of backwards that exchange gradients; give all ranks equally many "
+        "batches (drop_last=True, or a fixed number of steps), and call set_requires_sync(False) "
+        "before backwards whose number may differ within a step"
+    )
+
+
+def store_lost(error: RuntimeError) -> PeerLost:
+    """Return the error for a store that no longer answers: its host is lost, or the link to it."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    lost = (
+        "the launcher is lost: it hosts the store"
+        if agent
+        else "rank 0 is lost: it hosts the store"
+    )
+    return PeerLost(f"{lost}, which no longer answers ({error})")

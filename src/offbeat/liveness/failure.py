@@ -1,0 +1,149 @@
+"""The interface of failure detection during waits, and the error that waits raise."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from torch.distributed import ProcessGroup
+
+from offbeat.liveness.error_context import Explaining
+from offbeat.platform.process_group import end_waits
+
+
+class PeerLost(RuntimeError):
+    """Raised when a rank has failed or left early, with the same text on all other ranks.
+
+    On a process group without heartbeats the text is this rank's own, and names no rank.
+    """
+
+
+SAME = "all ranks must make the same calls in the same order"
+
+
+class Phase(NamedTuple):
+    """Where a rank is in its sequence of collective calls.
+
+    Attributes:
+        calls: completed calls (``step``, ``finish``, ...) of the replica.
+        verb: the call it is in; "backward" in the exchange of a backward, "" in its own code.
+        steps: completed calls of ``step``.
+        exchanges: exchanges of gradients that it has begun, so far in the run.
+        turn: the same since the last call.
+    """
+
+    calls: int = 0
+    verb: str = ""
+    steps: int = 0
+    exchanges: int = 0
+    turn: int = 0
+
+    def __str__(self) -> str:
+        if self.verb == "backward":
+            return f"backward {self.turn} of step {self.steps} (call {self.calls})"
+        return f"{self.verb or 'its own code'} (call {self.calls})"
+
+
+class FailureDetector(ABC):
+    """Decides when a wait on a group has failed, and with which error.
+
+    The three contexts differ in what they check: :meth:`watching` expects all ranks in the same
+    collective call, :meth:`attending` only that they are running, :meth:`explaining` only replaces
+    the error of a wait that has failed already.
+    """
+
+    @property
+    @abstractmethod
+    def phase(self) -> Phase:
+        """The collective call in which this rank is."""
+
+    @abstractmethod
+    def condemn_pairing(self) -> Exception:
+        """Return the error, of all ranks, for gradients that met those of another step."""
+
+    @abstractmethod
+    def require_no_verdict(self) -> None:
+        """Raise the error that the ranks have agreed on, if there is one."""
+
+    @abstractmethod
+    def watching(self) -> AbstractContextManager[None]:
+        """Check the other ranks during a wait of the training thread in a collective call."""
+
+    @abstractmethod
+    def attending(self) -> AbstractContextManager[None]:
+        """Check that the other ranks are running during a wait of a group's own thread."""
+
+    @abstractmethod
+    def explaining(self) -> AbstractContextManager[None]:
+        """Replace a ``RuntimeError`` of torch by one that names the cause; from any thread."""
+
+    @abstractmethod
+    def condemn(self, error: Exception) -> Exception:
+        """Publish ``error`` and return the error to raise, which is equal on all ranks."""
+
+    @abstractmethod
+    def release(self, group: ProcessGroup) -> None:
+        """End this rank's own waits on ``group``, without an error on other ranks."""
+
+    @abstractmethod
+    def forget_groups(self) -> None:
+        """Drop all references to process groups."""
+
+
+class NoHeartbeat(FailureDetector):
+    """Failure detection of a process group that another library has opened: its own timeout.
+
+    Nothing is checked during a wait. A wait ends when the backend reports a broken connection, or
+    when the timeout of the process group is over, with a :class:`PeerLost` on this rank.
+    """
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    @property
+    def phase(self) -> Phase:
+        """A constant: calls are not counted."""
+        return Phase()
+
+    def condemn_pairing(self) -> Exception:
+        """Return an error that names no rank."""
+        return ValueError(
+            f"rank {self.rank}: gradients met those of another step; make equally many backwards "
+            "on all ranks"
+        )
+
+    def require_no_verdict(self) -> None:
+        """Return at once: without a store, ranks agree on no error."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Replace an error as :meth:`explaining` does."""
+        return self.explaining()
+
+    def attending(self) -> AbstractContextManager[None]:
+        """Check nothing."""
+        return contextlib.nullcontext()
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Replace a ``RuntimeError`` of torch by a :class:`PeerLost`."""
+        return Explaining(self._explain)
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        if isinstance(error, PeerLost):
+            return error
+        return PeerLost(
+            f"rank {self.rank}: an exchange between the ranks {list(self.ranks)} failed "
+            f"({error}); a rank has ended, or did not make the same call within the timeout "
+            "of the process group: look at the end of all ranks' logs"
+        )
+
+    def condemn(self, error: Exception) -> Exception:
+        """Return ``error``; the other ranks end by the timeout."""
+        return error
+
+    def release(self, group: ProcessGroup) -> None:
+        """Make all pending waits on ``group`` fail; it is of no use afterwards."""
+        with contextlib.suppress(ReferenceError):  # its owner has destroyed it
+            end_waits(group)
+
+    def forget_groups(self) -> None:
+        """Return at once: no process group is referenced here."""

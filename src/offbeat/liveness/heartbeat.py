@@ -1,0 +1,350 @@
+"""Failure detection by heartbeats: every wait ends, with one error on all ranks.
+
+The error of Gloo names a socket at best, and is raised only at a neighbour of the lost rank; all
+others would wait until the timeout of the process group. So each rank writes a heartbeat into the
+store, with the collective call it is in, and reads those of a few others (:mod:`~.ring`). A rank
+that waits, and reads a fault, writes it into the store as the verdict; all ranks then end their
+waits with that verdict.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
+from typing import Literal, final
+
+from torch.distributed import ProcessGroup
+
+from offbeat.liveness import crossed_waits as several_replicas
+from offbeat.liveness.diagnosis import Wait, find_fault, is_ahead, store_lost
+from offbeat.liveness.error_context import Explaining, forget_locals
+from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
+from offbeat.liveness.interrupt import interrupts
+from offbeat.liveness.ring import Patience, Ring, Sign
+from offbeat.liveness.status_record import Failure, Notices, Verdict, Wish
+from offbeat.liveness.store import TimedStore
+from offbeat.liveness.ticker import Ticker
+from offbeat.liveness.timeout import Timeout, find_absence, unexplained
+from offbeat.platform.process_group import end_waits
+
+BEAT = 1.0  # seconds between two heartbeats
+SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
+BROKEN_AFTER = 5.0  # the same, once a connection has broken
+PROMPT = 2.0  # seconds in which a store that is not lost answers a rank that leaves
+POLL = 0.02  # seconds between two looks for a verdict that the thread of the heartbeat finds
+
+
+@final
+class Heartbeat(FailureDetector):
+    """Heartbeat of this rank, written by a thread, which also reads those of some others.
+
+    Extra memory: none. Traffic: one small write and one small read per second, in a world of any
+    size. Where the store does not keep up, beats slow down and patience grows by the same factor.
+    """
+
+    def __init__(
+        self, store: TimedStore, rank: int, ranks: tuple[int, ...], name: str = ""
+    ) -> None:
+        """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica."""
+        self.name = name
+        self._store = store.under("heartbeat")
+        self.rank, self.ranks = rank, ranks
+        self._phase = Phase()
+        self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
+        self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
+        self._timeout = Timeout(self._groups, self._store)
+        self._waiting_since: float | None = None
+        self._attending_since: float | None = None
+        self._failed_since: float | None = None
+        self._failure: Failure | None = None
+        self._has_met_another = False
+        self._verdict: Exception | None = None
+        self.wish: Wish | None = None  # of a rank that waits to join, as read at the last beat
+        self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
+        several_replicas.add(self)
+        interrupts.open(self)
+        self._beat(1.0)
+        self._ring = Ring(self._store, rank, ranks)  # now: whoever is announced can be read
+        self._ticker = Ticker(self._tick, BEAT, "offbeat-heartbeat")
+        self._ticker.start()
+        # A daemon thread that wakes up while the interpreter finalizes aborts the process.
+        atexit.register(self._end_thread)
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether the ranks have agreed on an error."""
+        return self._verdict is not None
+
+    def guard(self, group: ProcessGroup, connected: Collection[int] | None = None) -> None:
+        """End the waits on ``group`` too when there is a verdict; ``connected``: the peers."""
+        self._groups.append((group, connected))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that join its present call."""
+        return self._members if self._phase.verb == "backward" else self.ranks
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank has waited for some time, in the training thread."""
+        since = self._waiting_since
+        return since is not None and time.monotonic() - since > BEAT
+
+    @property
+    def phase(self) -> Phase:
+        """The collective call in which this rank is."""
+        return self._phase
+
+    @contextlib.contextmanager
+    def verb(self, name: str) -> Iterator[None]:
+        """Publish, from the next heartbeat on, that this rank is in the call ``name``."""
+        outer, self._phase = self._phase, self._phase._replace(verb=name)
+        try:
+            yield
+        finally:
+            self._phase = outer
+
+    @contextlib.contextmanager
+    def backward(self, members: tuple[int, ...]) -> Iterator[None]:
+        """Publish that this rank is in the exchange of a backward between ``members``."""
+        phase, self._members = self._phase, members
+        begun = phase._replace(exchanges=phase.exchanges + 1, turn=phase.turn + 1)
+        self._phase = begun._replace(verb="backward")
+        try:
+            yield
+        finally:
+            self._phase = begun
+
+    def next_call(self, verb: str) -> None:
+        """Count a completed collective call; all ranks must have made the same one."""
+        phase = self._phase
+        steps = phase.steps + (verb == "step")
+        self._phase = phase._replace(calls=phase.calls + 1, verb="", steps=steps, turn=0)
+
+    def resume(self, phase: Phase) -> None:
+        """Continue the count of calls from ``phase``."""
+        self._phase = phase._replace(verb="")
+
+    def require_no_verdict(self) -> None:
+        """Raise the verdict, if there is one."""
+        if self._verdict is not None:
+            raise self._verdict
+
+    def look_for_verdict(self) -> None:
+        """Read the verdict from the store, and raise it if there is one."""
+        self._adopt(self._ring.board.read())
+        self.require_no_verdict()
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Check the others' heartbeats during a wait of the training thread."""
+        return Explaining(self._explain, self._begin_wait, self._end_wait)
+
+    def _begin_wait(self) -> None:
+        self.require_no_verdict()
+        self._waiting_since = time.monotonic()
+
+    def _end_wait(self) -> None:
+        self._waiting_since = None
+
+    @contextlib.contextmanager
+    def attending(self) -> Iterator[None]:
+        """Check, in a wait of a group's own thread, that the others are running, in any phase."""
+        self._attending_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._attending_since = None
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Replace a ``RuntimeError`` by the verdict of all ranks; from any thread."""
+        return Explaining(self._explain)
+
+    def condemn(self, error: Exception) -> Exception:
+        """Make ``error`` the verdict of all ranks unless there is one; return the verdict."""
+        verdict = Verdict.of(error)
+        with contextlib.suppress(RuntimeError):  # without a store, this rank's own error must do
+            self._adopt(self._ring.board.post(verdict=verdict))
+        # Another thread may have found one meanwhile, and a store that is lost since changes none.
+        self._verdict = self._verdict or verdict.error
+        return self._verdict
+
+    def condemn_pairing(self) -> Exception:
+        """Make it the verdict that gradients met those of another step; name such a rank."""
+        own, self._has_met_another = self._phase, True
+        self._await_verdict(4 * BEAT)
+        self._has_met_another = False
+        return self._verdict or self.condemn(
+            ValueError(
+                f"rank {self.rank} is in {own}, and its gradients met those of another step; make "
+                "equally many backwards in every step on all ranks"
+            )
+        )
+
+    def release(self, group: ProcessGroup) -> None:
+        """End this rank's waits on ``group``, without a verdict on the others."""
+        self._ticker.stop()
+        end_waits(group, next((peers for known, peers in self._groups if known is group), None))
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks without a first heartbeat, once this rank has waited for it for long."""
+        is_late = time.monotonic() - self._started > SILENT_AFTER * self._ticker.stretch
+        return sorted({*self.ranks}.difference(self._ring.begun)) if is_late else []
+
+    def gone(self, suspects: Collection[int]) -> dict[int, Literal["left", "lost"]]:
+        """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.
+
+        From now on every look reads their heartbeats too, with the patience of a failure.
+        """
+        self._ring.suspects = suspects
+        self._fail(None)
+        found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
+        return found | dict.fromkeys({*suspects}.intersection(self.absent), "lost")
+
+    def withdraw(self, wish: Wish) -> None:
+        """Remove ``wish`` from the notices: another one may be made."""
+        self._ring.board.change(lambda old: old._replace(wish=None) if old.wish == wish else old)
+
+    def stop(self, has_left: bool = True) -> None:
+        """Publish that this rank has left, unless it is to count as lost, and end the thread."""
+        if self._ticker.stopping.is_set() or os.getpid() != self._process:
+            return
+        several_replicas.remove(self)
+        interrupts.close(self)
+        self._end_thread()
+        atexit.unregister(self._end_thread)
+        self._phase = self._phase._replace(verb="left")
+        self.forget_groups()
+        if not has_left:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._beat(self._ticker.stretch)
+            self._ring.board.post(left=self.rank)
+
+    def forget_groups(self) -> None:
+        """Drop the groups that :meth:`guard` was given, and works that the verdict has ended."""
+        self._groups.clear()
+        forget_locals(self._verdict)
+
+    def _end_thread(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the heartbeat is its parent's
+        self._ticker.stop()
+        self._store.limit(PROMPT)
+        if not self._ticker.join(PROMPT):
+            self._store.close()
+            self._ticker.join(PROMPT)
+
+    def _beat(self, stretch: float) -> None:
+        self._count += 1
+        beat = [self._count, stretch, several_replicas.elsewhere(self), *self._phase]
+        self._store.set(f"rank{self.rank}", json.dumps(beat))
+
+    def _tick(self) -> None:
+        try:
+            self._beat(self._ticker.stretch)
+            self._judge()
+            if interrupts.came_in(self._waiting_since):
+                self.condemn(PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT"))
+        except RuntimeError as error:
+            self._verdict = self._verdict or store_lost(error)
+        waits = self._waiting_since is not None or self._attending_since is not None
+        if self._verdict is not None and waits:
+            for group, connected in self._groups:
+                end_waits(group, connected)
+
+    def _wait(self) -> Wait | None:
+        """Return the wait of this rank, if it lasts for longer than a beat or has failed."""
+        now, phase, is_met = time.monotonic(), self._phase, self._has_met_another
+        for since, calling, least, patience in (
+            (self._failed_since, phase, 0.0, BROKEN_AFTER),
+            (self._waiting_since, phase, BEAT, SILENT_AFTER),
+            (self._attending_since, None, BEAT, SILENT_AFTER),
+        ):
+            if since is not None and now - since > least:
+                return Wait(self.rank, calling, self._members, now - since > patience, is_met)
+        return Wait(self.rank, phase, self._members, False, True) if is_met else None
+
+    def _judge(self) -> None:
+        """Look once, and make the first fault the verdict if this rank waits."""
+        wait, exchanges = self._wait(), self._phase.verb == "backward"
+        notices, signs = self._ring.look(
+            self._members if wait is not None and (exchanges or wait.has_met_another) else (),
+            Patience(SILENT_AFTER, BROKEN_AFTER, BEAT, self._ticker.stretch),
+        )
+        self.wish = notices.wish
+        if wait is not None:
+            self._adopt(notices)
+        if self._verdict is not None or notices.verdict is not None:
+            return
+        fault = self._absence(notices)
+        if fault is None and wait is not None:
+            faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
+            fault = next((fault for fault in faults if fault is not None), None)
+            self._come_to_front(wait, notices, signs)
+        if fault is not None:
+            self.condemn(fault)
+        elif (mine := self._failure) is not None and mine.precedes(notices.failure):
+            self._ring.board.change(
+                lambda old: old._replace(failure=mine) if mine.precedes(old.failure) else old
+            )
+        elif (since := self._waiting_since) is not None:
+            self._timeout.warn(self.rank, self._phase, time.monotonic() - since)
+
+    def _adopt(self, notices: Notices) -> None:
+        if notices.verdict is not None:
+            self._verdict = self._verdict or notices.verdict.error
+
+    def _absence(self, notices: Notices) -> Exception | None:
+        """Return the error if another rank has waited for this one until its timeout."""
+        failure = notices.failure
+        return failure and find_absence(failure, self.rank, self._phase)
+
+    def _crossed(self, sign: Sign, wait: Wait) -> Exception | None:
+        """Return the error, also of the other replica, if its rank and ours wait crosswise."""
+        if wait.phase is None or not wait.is_late:
+            return None
+        found = several_replicas.crossed(self, sign.rank, sign.phase, sign.elsewhere)
+        return None if found is None else found[0].condemn(found[1])
+
+    def _come_to_front(self, wait: Wait, notices: Notices, signs: list[Sign]) -> None:
+        """Let all ranks that wait compare themselves with this one, if no other is as far.
+
+        A rank in another call may be no neighbour of any that waits: those between compute.
+        """
+        here, front = wait.phase, notices.front
+        if here is None or here.verb in ("", "backward") or front == self.rank:
+            return
+        there = next((sign.phase for sign in signs if sign.rank == front), None)
+        if front is None or (there is not None and not is_ahead(there, here)):
+            self._ring.board.change(
+                lambda old: old._replace(front=self.rank) if old.front == front else old
+            )
+
+    def _fail(self, timeout: float | None) -> None:
+        """Tell all ranks, by the thread, that an exchange has failed: they lose patience sooner."""
+        if self._failure is None:
+            self._failure = Failure(self.rank, self._phase, timeout)
+            self._failed_since = time.monotonic()
+
+    def _await_verdict(self, seconds: float) -> None:
+        """Let the thread look for the cause of an error, for so many seconds at most."""
+        since = time.monotonic()
+        self._ticker.wake()
+        while self._verdict is None and time.monotonic() - since < seconds * self._ticker.stretch:
+            if self._ticker.stopping.wait(POLL):
+                return
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Find out why a wait has failed: look at heartbeats until one shows the cause."""
+        is_leaving = self._ticker.stopping.is_set
+        if self._verdict is None and not is_leaving():
+            self._fail(self._timeout.behind(error))
+            self._await_verdict(SILENT_AFTER + 2 * BEAT)
+        if self._verdict is None and is_leaving():
+            return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
+        failure = self._ring.board.notices.failure
+        return self._verdict or self.condemn(unexplained(self.rank, error, failure))

@@ -1,0 +1,141 @@
+"""Compressed gradients, exchanged during backward, with error feedback."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, final
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange import Site, Variable
+from offbeat.exchange.engine.bucket import in_buckets
+from offbeat.exchange.engine.error_feedback import ErrorFeedback
+from offbeat.exchange.engine.message import FlatMessage
+from offbeat.exchange.engine.residuals import FeedbackExchange
+from offbeat.exchange.engine.units import Units
+from offbeat.methods.compressor import Compressor
+from offbeat.settings import above, check_settings, describe
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import Group, message_device
+
+
+@final
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Compressed(FeedbackExchange):
+    r"""Exchanges gradients through a :class:`Compressor`, with error feedback.
+
+    .. math::
+        acc_t = \epsilon_{t-1} + G_t, \quad \epsilon_t = acc_t - C(acc_t), \quad
+        g_t = \frac{1}{P} \sum_{p=1}^{P} C(acc^p_t)
+
+    with the gradient G, the residual :math:`\epsilon` and the compression C of all gradients of a
+    message. Messages are filled in the order in which gradients became ready on rank 0 in its
+    first backward, launched during backward in that order on every rank, and smaller than
+    ``message_mb`` where a model would fill fewer than eight. If any rank has a gradient that is
+    not finite, all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN.
+    Residuals are saved by name; a world of another size continues with their mean. A parameter
+    without a gradient on any rank keeps its residual, and its gradient stays None. A gradient that
+    is discarded leaves no trace in residuals, see :class:`TopK`; what a compressor itself remembers
+    (a warm start) is out of reach.
+
+    Args:
+        compressor: a subclass of :class:`Compressor`, or what makes one, given a flat tensor and a
+            group. Its name must be equal on all ranks.
+        message_mb: MiB of gradients in a message, before compression, at most.
+        over: "world", or "local" for the ranks of a node.
+        broadcast_buffers: as in :class:`Mean`.
+
+    Bytes sent per step: the compressor's, and 8 (P-1)/P for each parameter and message. Extra
+    memory: two models (three once several backwards exchange before a gradient is used), one copy
+    of the gradients while backward runs, and the compressor's. Passes over memory: four (add,
+    subtract, check, copy), and the compressor's.
+
+    Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019,
+    Algorithm 2.
+    """
+
+    compressor: Callable[[Tensor, Group], Compressor]
+    message_mb: Annotated[float, above(0, "MiB")] = 25.0
+    over: Literal["world", "local"] = "world"
+    broadcast_buffers: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_settings(self)
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def bind(self, site: Site) -> "BoundCompressed":
+        """Build the messages."""
+        units = Units.of(site.registered, (), site.scaler, "gradient")
+        bound = BoundCompressed(site, self, units=units)
+        bound.build()
+        return bound
+
+
+@final
+class BoundCompressed(ErrorFeedback):
+    """:class:`Compressed` on one replica; residuals are in the messages."""
+
+    settings: Compressed
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the order of readiness, and this rank's residuals by name."""
+        yield from super().state()
+        yield Variable("residual", "own", lambda: self.kept("residual"))
+
+    def new_messages(self) -> "list[CompressedMessage]":
+        """Return the messages, of one dtype."""
+        site, settings = self.site, self.settings
+        kinds = {name: site.parameters[name].dtype for name in self.order}
+        sizes = {name: site.parameters[name].nbytes for name in self.order}
+        return [
+            CompressedMessage(site, self.group, self.units, names, settings.compressor)
+            for names in in_buckets(sizes, kinds, int(settings.message_mb * 2**20))
+        ]
+
+
+@final
+class CompressedMessage(FlatMessage):
+    """Gradients that a :class:`Compressor` exchanges, with error feedback.
+
+    A small all-reduce beside each message counts the ranks that have a gradient of each
+    parameter, and the ranks on which a value is not finite; it also compares the calls.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        group: Group,
+        units: Units,
+        names: Sequence[str],
+        compressor: Callable[[Tensor, Group], Compressor],
+    ) -> None:
+        super().__init__(site, group, units, names)
+        like = self.mean.whole
+        self.compressor = compressor(like, group) if like.numel() else None
+        self.flags = torch.zeros(
+            len(names) + 2, dtype=torch.int32, device=message_device(group, like.device)
+        )
+
+    def launch(self) -> None:
+        """Compress and launch; subtract what was sent."""
+        acc = self.residual.next.whole
+        if self.compressor is not None:
+            acc.sub_(self.compressor.launch(acc))
+        # An infinity that was sent as one is a NaN here, and one that was clipped is left.
+        self.write_flags(self.flags, acc)
+        self.handle = all_reduce(self.flags, self.group)
+
+    def wait(self) -> bool:
+        """Wait for the mean; False if a value was not finite on some rank."""
+        self.arrived = self.compressor.wait() if self.compressor is not None else None
+        self.handle.wait()
+        return self.read_flags(self.flags[None], self.group.size)
+
+    def combine(self, mean: Tensor) -> None:
+        """Write the mean, which all members have found."""
+        if self.arrived is not None:
+            mean.copy_(self.arrived).mul_(self.units.scales[self.names[0]].loss)
+        self.arrived = None

@@ -1,0 +1,140 @@
+"""The mean gradient, exchanged in buckets during backward."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, final
+
+import torch
+
+from offbeat.exchange import GradientExchange, Site
+from offbeat.exchange.engine.bucket import Bucket, in_buckets
+from offbeat.exchange.engine.engine import Engine
+from offbeat.settings import above, check_settings, describe
+from offbeat.transport.collectives import all_reduce, peers_of_mean
+from offbeat.transport.group import message_device
+
+
+@final
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Mean(GradientExchange):
+    r"""Averages the gradients of all ranks, overlapped with backward.
+
+    .. math:: g = \frac{1}{P} \sum_{p=1}^{P} g_p
+
+    With ``partition`` (over "local") the mean of each parameter is sent to the one rank of the
+    node that owns it (:meth:`offbeat.Site.owners`), and ``.grad`` is None elsewhere. A gradient
+    that is not finite makes those of all ranks of the node NaN, so that their scalers skip alike.
+    Other ranks drop a gradient once it is in its bucket, and the bucket once it was sent.
+
+    ``over`` is "world" or "local" (the ranks of a node). ``wire="bf16"`` halves the bytes: cast
+    once, summed in float32, rounded once. Buckets are filled in the order in which
+    gradients became ready on rank 0 in its first backward, and launched in that order on every
+    rank; they are smaller than ``bucket_mb`` where a model would fill fewer than eight. A parameter
+    unused on some ranks counts as zero there; unused on all, its gradient stays None.
+
+    ``.grad`` becomes a view of its bucket, which the next backward fills again. A tensor that the
+    script keeps after it has cleared or replaced ``.grad``, or a view of one, is left alone, as in
+    plain torch: its bucket then takes new memory. What is still in ``.grad`` changes in place.
+
+    ``broadcast_buffers`` copies the buffers of the first rank of the group to the others at the end
+    of every backward that exchanges: those that the model has at the attach, of any dtype. By
+    default it does so over "world", as torch's DistributedDataParallel.
+
+    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"), and the buffers.
+    Extra memory: a copy of the buffers; the buckets, one copy of the gradients, in full
+    precision only until ``.grad`` becomes a view of them at the end of backward; with "bf16" the
+    16-bit copy, twice; with a partition the rank's share, and what is in flight.
+    Passes over memory: two (copy, scale) over buckets that fit a cache; 16 bits: two more.
+
+    Source: Li et al. 2020, "PyTorch Distributed", section 3.2.
+    """
+
+    over: Literal["world", "local"] = "world"
+    wire: Literal["bf16"] | Annotated[None, "full precision"] = None
+    bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
+    partition: bool = False
+    broadcast_buffers: bool | Annotated[None, 'True over "world"'] = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings, and that a partition stays inside a node."""
+        check_settings(self)
+        if self.broadcast_buffers is (self.over == "world"):
+            object.__setattr__(self, "broadcast_buffers", None)  # one text for one setting
+        if self.partition and (self.over != "local" or self.wire is not None):
+            raise ValueError(
+                f"partition=True with over={self.over!r} and wire={self.wire!r}: gradients are "
+                "reduced inside a node, in full precision; use over='local' and wire=None"
+            )
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether it can be used with a sharded model: not with a partition of another kind."""
+        return not self.partition
+
+    def peers(self, site: Site) -> Collection[int] | None:
+        """Return none, as a mean is a sum; any for 16-bit messages and for owners of layers."""
+        if self.partition or self.wire is not None:
+            return None
+        return peers_of_mean(site.parameters.values())
+
+    def bind(self, site: Site) -> "BoundMean":
+        """Build the buckets."""
+        bound = BoundMean(site, self)
+        bound.build()
+        return bound
+
+
+@final
+class BoundMean(Engine[Bucket]):
+    """:class:`Mean` on one replica; only the order is saved."""
+
+    settings: Mean
+
+    def new_messages(self) -> list[Bucket]:
+        """Return the buckets, of one dtype and one owner."""
+        site, settings = self.site, self.settings
+        narrow = torch.bfloat16 if settings.wire == "bf16" else None
+        owners = site.owners() if settings.partition else dict.fromkeys(self.order)
+        kinds = {name: (site.parameters[name].dtype, owners[name]) for name in self.order}
+        sizes = {name: site.parameters[name].nbytes for name in self.order}
+        return [
+            Bucket(site, self.group, names, narrow, owners[names[0]])
+            for names in in_buckets(sizes, kinds, int(settings.bucket_mb * 2**20))
+        ]
+
+    def build(self) -> None:
+        """Build the buckets, and mark those by which calls are compared."""
+        super().build()
+        # The first message tells for all: those of two backwards meet in the same order. But a mean
+        # that only its owner sees could be its own by chance.
+        for bucket in self.messages[1:]:
+            bucket.is_marked = bucket.owner is not None
+
+    def launch(self) -> None:
+        """Launch the next bucket, and give the memory of others back that were sent to owners."""
+        super().launch()
+        if self.settings.partition:
+            for earlier in self.messages[: self.launched - 1]:
+                earlier.release()
+
+    def collect(self) -> None:
+        """Put the means into ``.grad``; NaN on all ranks of a node if one of them is not finite."""
+        super().collect()
+        if self.settings.partition:
+            self._spread_nonfinite()
+
+    def _spread_nonfinite(self) -> None:
+        # Only the owner has the gradients of its layers. If it alone skipped its step, the node
+        # would make a part of an update, and its ranks would continue with different loss scales.
+        grads = [p.grad for p in self.site.registered.values() if p.grad is not None]
+        bad = torch.zeros(1, device=message_device(self.group))
+        if grads:
+            norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))
+            bad.copy_(~norms.isfinite().all())
+        all_reduce(bad, self.group).wait()
+        if bad.item():  # on a GPU this waits for backward
+            for grad in grads:
+                grad.fill_(torch.nan)

@@ -1,0 +1,307 @@
+"""A part of the model that is averaged and stepped as one: its anchor, and its mean in flight."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
+from offbeat.exchange.state import Kind
+from offbeat.functional import Layout, accumulation_dtype, blend, pack
+from offbeat.functional.narrowing import Narrow
+from offbeat.methods.outer.lossy_mean import LossyMean
+from offbeat.methods.outer.narrow_mean import NarrowMean
+from offbeat.methods.outer.optimizer import Builder, OuterOptimizer
+from offbeat.methods.outer.sparse_mean import Sparse, SparseMean
+from offbeat.transport.collectives import all_reduce, mean
+from offbeat.transport.handle import Handle
+from offbeat.transport.small_gathers import gather_numbers
+
+Wire = Narrow | Sparse
+
+
+@dataclass(eq=False)
+class Fragment(State):
+    """Holds the tensors of one fragment, flat by section and in the dtype of sums.
+
+    ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
+    ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
+    last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
+    has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
+    short messages, if that is wanted and this rank exchanges a slice. ``is_delayed``: training goes
+    on while a mean is in flight.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor]
+    views: dict[str, Tensor]
+    anchor: list[Tensor]
+    carry: list[Tensor]
+    optimizer: OuterOptimizer
+    lossy: Sequence[LossyMean]
+    is_delayed: bool
+    in_flight: bool = False
+    handles: list[Handle] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        site: Site,
+        names: Sequence[str],
+        outer: str | Builder,
+        wire: Wire | None = None,
+        is_delayed: bool = False,
+    ) -> "Fragment":
+        """Allocate for the parameters ``names``, whose values are the first anchor."""
+        site = replace(site, parameters={name: site.parameters[name] for name in names})
+        layout = Layout.of({n: _wide(p) for n, p in site.parameters.items()}, site.slices)
+        flat = layout.empty(site.device, site.chunks)
+        anchor = [site.slice(part).clone() for part in flat]
+        is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
+        carry = [torch.zeros_like(part) for part in anchor if is_rounded]
+        optimizer = OuterOptimizer(outer, anchor)
+        lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
+        views = layout.views(flat)
+        fragment = cls(site, layout, flat, views, anchor, carry, optimizer, lossy, is_delayed)
+        fragment.restart()
+        return fragment
+
+    def send(self) -> None:
+        """Launch the mean of all participants' parameters, without waiting for it."""
+        self._pack(self.flat, self.views)
+        self.in_flight = True
+        if self.site.group is None:
+            return
+        if not self.lossy:
+            filled = [part for part in self._slices(self.flat) if part.numel() > 0]
+            self.handles = [mean(part, self.site.group) for part in filled]
+            return
+        for part, anchor, lossy in zip(
+            self._slices(self.flat), self.anchor, self.lossy, strict=True
+        ):
+            if part.numel() == 0:
+                continue
+            # Differences to the anchor travel: rounding takes little of them.
+            handle = lossy.launch(torch.sub(anchor, part, out=part))
+            handle.then(partial(torch.sub, anchor, part, out=part))
+            self.handles.append(handle)
+
+    def send_mass(self, numerators: Mapping[str, Tensor], weight: float) -> None:
+        """Launch the sum of all participants' numerators, by name, over that of their weights."""
+        self._pack(self.flat, self.views, numerators, weight)
+        self.in_flight = True
+        if self.site.group is None:
+            return
+        total = sum(w for (w,) in gather_numbers([weight], self.site.group))
+        for part in self._slices(self.flat):
+            if part.numel() > 0:
+                handle = all_reduce(part, self.site.group)
+                handle.then(partial(part.div_, total))
+                self.handles.append(handle)
+
+    def merge(self, mixing: float) -> None:
+        """Step the anchor by the mean in flight, and blend it into the parameters.
+
+        Raises ``ValueError`` on all ranks if a mean is not finite: anchor and parameters keep their
+        values, and the mean is discarded.
+        """
+        self.join()
+        self.in_flight = False  # an average taken after the error must not count it
+        self._require_finite()
+        if self.site.group is not None:
+            self.optimizer.step(self._slices(self.flat))
+        self._pack(self.flat, self.views)
+        self._blend(self.flat, self.anchor, mixing)
+        self.site.gather(self.flat)
+        self._write()
+
+    def merged(self, mixing: float) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the parameters as :meth:`merge` would leave them; the mean stays in flight.
+
+        Flat tensors of their own, of which this rank's slice is valid, and their views by name.
+        """
+        flat = self.layout.empty(self.site.device, self.site.chunks)
+        views = self.layout.views(flat)
+        self._pack(flat, views)
+        if self.in_flight and self.site.group is not None:
+            self.join()
+            self._blend(flat, self.optimizer.preview(self._slices(self.flat)), mixing)
+        return flat, views
+
+    def restart(self) -> None:
+        """Take the parameters, now equal, as the anchor; discard the mean and all earlier steps."""
+        self.join()  # a handle dropped unwaited breaks the group's next exchanges
+        self.in_flight = False
+        for carry in self.carry:
+            carry.zero_()
+        for lossy in self.lossy:
+            lossy.forget()
+        for part in self.flat:  # what fills up a slice too: 8-bit messages share scales with it
+            part.zero_()
+        self._pack(self.flat, self.views)
+        pack(self.anchor, self._slices(self.flat))
+        self.optimizer.reset()
+
+    def join(self) -> None:
+        """Block until the mean in flight has arrived. Idempotent."""
+        while self.handles:
+            self.handles.pop().wait()
+
+    def state(self) -> Iterator[Variable]:
+        """Yield anchor, rounding, the outer optimizer, what messages have lost, and the mean."""
+        yield scratch("flat", self.flat)
+        yield self._named("shared", "anchor", self.anchor)
+        yield self._named("shared", "carry", self.carry)
+        yield Variable(
+            "outer",
+            "shared",
+            lambda: self.optimizer.save(self._by_name),
+            lambda saved: self.optimizer.load(saved, self._fill),
+            self.optimizer.unfit,
+            self.optimizer.memory,
+        )
+        lost = [tensor for lossy in self.lossy for tensor in lossy.memory]
+        yield Variable("errors", "own", self._errors, self._restore_errors, memory=lost)
+        yield Variable("mean", "in_flight", self._read_mean, self._write_mean, memory=self.flat)
+        yield plain("shared", self, "in_flight", self._fault_in_flight)
+
+    def save(self) -> Saved:
+        """Wait for the mean in flight, and return copies of all."""
+        self.join()
+        return super().save()
+
+    def load(self, saved: Saved) -> None:
+        """Restore what :meth:`save` returned."""
+        self.restart()
+        super().load(saved)
+
+    def _named(self, kind: Kind, name: str, slices: list[Tensor]) -> Variable:
+        return Variable(
+            name,
+            kind,
+            lambda: self._by_name(slices) if slices else {},
+            lambda saved: self._fill(slices, saved) if slices else None,
+            memory=slices,
+        )
+
+    def _read_mean(self) -> dict[str, Tensor]:
+        if not self.is_delayed:
+            return {}
+        slices = self._slices(self.flat)
+        return self._by_name([m if self.in_flight else torch.zeros_like(m) for m in slices])
+
+    def _write_mean(self, saved: dict[str, Tensor]) -> None:
+        if self.is_delayed:
+            self._fill(self._slices(self.flat), saved)
+
+    def _fault_in_flight(self, in_flight: bool) -> str | None:
+        if in_flight and not self.is_delayed:
+            return "a mean is in flight, which cannot be without a delay"
+        return None
+
+    def _restore_errors(self, saved: dict[str, dict[str, Tensor]]) -> None:
+        restored: list[dict[str, Tensor]] = [{} for _ in self.lossy]
+        for kind, by_name in saved.items():
+            self._fill(sections := [torch.zeros_like(part) for part in self.anchor], by_name)
+            for errors, section in zip(restored, sections, strict=True):
+                errors[kind] = section
+        for lossy, errors in zip(self.lossy, restored, strict=True):
+            lossy.restore(errors)
+
+    def _errors(self) -> dict[str, dict[str, Tensor]]:
+        """Return by kind and name what messages have lost."""
+        parts = zip(self.lossy, self.anchor, strict=bool(self.lossy))
+        errors = [lossy.errors(part.numel()) for lossy, part in parts]
+        kinds = errors[0] if errors else {}
+        return {kind: self._by_name([section[kind] for section in errors]) for kind in kinds}
+
+    def _slices(self, flat: Sequence[Tensor]) -> list[Tensor]:
+        return [self.site.slice(part) for part in flat]
+
+    def _pack(
+        self,
+        flat: Sequence[Tensor],
+        views: Mapping[str, Tensor],
+        values: Mapping[str, Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        """Copy the parameters, with what their rounding has taken in this rank's slice.
+
+        Or ``values`` of them that have a weight, by name.
+        """
+        values = self.site.parameters if values is None else values
+        pack(views.values(), [values[name] for name in views])
+        for part, carry in zip(self._slices(flat), self.carry, strict=bool(self.carry)):
+            part.add_(carry, alpha=weight)
+
+    def _blend(self, flat: Sequence[Tensor], anchors: Sequence[Tensor], mixing: float) -> None:
+        for x, anchor in zip(self._slices(flat), anchors, strict=True):
+            blend(anchor, x, mixing)
+
+    def _write(self) -> None:
+        """Set the parameters to the flat tensors, and note what rounding takes."""
+        pack(self.site.parameters.values(), self.views.values())
+        if self.carry:
+            pack(self.carry, self._slices(self.flat))
+            pack(self.views.values(), self.site.parameters.values())
+            for carry, rounded in zip(self.carry, self._slices(self.flat), strict=True):
+                carry.sub_(rounded)
+
+    def _require_finite(self) -> None:
+        """Raise the same ``ValueError`` on all ranks if the mean is not finite.
+
+        It is the same on all nodes, but each rank of a node has its own slice, or shard.
+        """
+        found, node = [-1.0], self.site.inside or self.site.shards
+        if self.site.group is not None:
+            start = self.site.inside.rank if self.site.inside is not None else 0
+            for section, part in enumerate(self._slices(self.flat)):
+                if not part.sum(dtype=torch.float64).isfinite() and not part.isfinite().all():
+                    first = start * part.numel() + int((~part.isfinite()).nonzero()[0])
+                    found = [float(self.layout.segments(section, first, first + 1)[0].layer)]
+        if node is not None:
+            found = [layer for (layer,) in gather_numbers(found, node)]
+        if max(found) >= 0:
+            raise ValueError(
+                f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a "
+                "rank has diverged; go back to a checkpoint and lower the learning rate, or clip "
+                "gradients"
+            )
+
+    def _by_name(self, slices: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return copies by parameter name, with zeros outside of this rank's slice."""
+        flat = self.layout.empty("cpu", self.site.chunks)
+        pack(self._slices(flat), slices)
+        return self.layout.views(flat)
+
+    def _fill(self, slices: Sequence[Tensor], saved: Mapping[str, Tensor]) -> None:
+        flat = self.layout.empty("cpu", self.site.chunks)
+        views = self.layout.views(flat)
+        pack(views.values(), [saved[name] for name in views])
+        pack(slices, self._slices(flat))
+
+
+def _lossy_means(
+    wire: Wire, anchor: Sequence[Tensor], layout: Layout, site: Site
+) -> Sequence[LossyMean]:
+    group = site.group
+    if group is None:
+        return []
+    if not isinstance(wire, Sparse):
+        return [NarrowMean.of(part, wire, group) for part in anchor]
+    first = site.inside.rank if site.inside is not None else 0
+    starts = [first * part.numel() for part in anchor]
+    segments = [
+        layout.segments(section, start, start + part.numel())
+        for section, (start, part) in enumerate(zip(starts, anchor, strict=True))
+    ]
+    return [SparseMean.of(p, wire, s, group) for p, s in zip(anchor, segments, strict=True)]
+
+
+def _wide(parameter: Tensor) -> Tensor:
+    """Return a tensor of the parameter's shape and strides in the dtype of sums, without memory."""
+    dtype = accumulation_dtype(parameter.dtype)
+    return torch.empty_like(parameter, dtype=dtype, device="meta")

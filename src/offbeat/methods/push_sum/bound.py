@@ -1,0 +1,317 @@
+"""Push-sum on one replica: its state, and what reads and writes its parameters."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import NoReturn
+
+from torch import Tensor
+
+from offbeat.exchange import (
+    BoundParameters,
+    Saved,
+    Site,
+    Variable,
+    plain,
+    scratch,
+    sections,
+    slices_of,
+)
+from offbeat.exchange.guard import Guard
+from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
+from offbeat.kernels.pieces import PushSumPasses
+from offbeat.methods.push_sum.gossip import GossipRound
+from offbeat.topology.graph import Topology
+from offbeat.topology.schedule import due
+
+_PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
+
+
+@dataclass(eq=False)
+class BoundPushSum(BoundParameters):
+    """:class:`~offbeat.methods.PushSum` on one replica.
+
+    ``anchor`` is the model z before the optimizer step, flat by section and not rounded to 16 bits;
+    None where every weight stays 1 and nothing is rounded. ``rounds`` hold the buffers of an
+    exchange: two alternate under overlap, since the next message is written while the last one is
+    in flight (``pending``). ``flat`` is a copy of the parameters where they cannot be used in
+    place: between nodes, on another device, with gaps in memory. ``every`` is the number of steps
+    between two exchanges. ``prompt``: the last message had arrived when it was needed.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor] | None
+    anchor: list[Tensor] | None
+    rounds: list[GossipRound]
+    passes: PushSumPasses
+    guard: Guard
+    topology: Topology
+    overlap: int
+    every: int
+    biased: bool
+    weighted_updates: bool
+    skips: bool
+    may_grow: bool
+    weight: float = 1.0
+    pending: GossipRound | None = None
+    prompt: bool = False
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the weight, the anchor and the mass in flight.
+
+        The parameters are the anchor, rounded: it is saved too where they have 16 bits.
+        """
+        yield scratch("flat", self.flat or [])
+        yield scratch("messages", [part for round in self.rounds for part in round.buffers])
+        yield plain("own", self, "weight", _fault_of_weight)
+        if self.anchor is not None:
+            if self.layout.is_rounded:
+                yield sections("own", "anchor", self.anchor, self.site, self.layout)
+            else:
+                yield scratch("anchor", self.anchor)
+        if self.overlap:
+            yield Variable("pending", "in_flight", self._read_pending, self._write_pending)
+            yield Variable(
+                "pending_weight",
+                "in_flight",
+                self._read_pending_weight,
+                self._write_pending_weight,
+                _fault_of_pending_weight,
+            )
+        yield from self.guard.state()
+
+    def step(self, step: int) -> None:
+        """Exchange with the peers of this step, if it is a sending step."""
+        site, every = self.site, self.every
+        sends = step % every == 0 if self.overlap else due(step, every)
+        # The passes look at what they read: not at slices of other ranks, nor before a skip.
+        if self.skips or site.group is None or site.inside is not None:
+            self.guard.check(sends)
+        self.copy_in()
+        if self.weighted_updates:
+            self.set_anchor()  # then w a + (z - a) is w z
+        if site.group is not None:
+            if sends:
+                self._exchange(step // every)
+            elif self.anchor is not None:
+                for z, section, part in self.pieces():
+                    debias(z, self.anchor[section][part], self.weight)
+        if self.flat is not None:
+            site.gather(self.flat)
+            pack(site.parameters.values(), self.layout.views(self.flat).values())
+        self.guard.keep()
+
+    def measures(self) -> dict[str, float]:
+        """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
+        return {"weight": float(self.weight), **self.guard.measures()}
+
+    def _exchange(self, index: int) -> None:
+        # One message in flight at a time: launching the next one before the last has arrived
+        # costs a quarter of the line rate. The content of the next message is fixed before the
+        # wait, so the method is the same.
+        current, last = self.rounds[index % len(self.rounds)], self.pending
+        current.begin(self.topology, index, self.weight)
+        if not self.overlap:
+            self.fill_messages(current)
+            current.launch()
+            current.wait()
+            self.add_messages(current, current)
+        elif last is not None and self.prompt:
+            self.wait_for(last)
+            self.fill_and_add(current, last)
+            current.launch()
+        else:
+            # The network is the bottleneck: keep it busy while received messages are added.
+            self.fill_messages(current)
+            if last is not None:
+                self.wait_for(last)
+            current.launch()
+            self.add_messages(current, last)
+        self.pending = current if self.overlap else None
+
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """Return the numerator of the parameters, with mass in flight, and the weight.
+
+        Flat tensors by section, their views by name, and the sum of the weights.
+        """
+        site = self.site
+        self.guard.require()
+        flat = self.layout.wide(site.device, site.chunks)
+        views = self.layout.views(flat)
+        pack(views.values(), site.parameters.values())
+        weight = self.weight
+        if self.pending is not None:
+            self.pending.wait()
+            weight += self.pending.weight_arrived
+        if site.group is not None:
+            for section, part in enumerate(site.slice(f) for f in flat):
+                anchor = self.anchor[section] if self.anchor else None
+                x = numerator(part.to(self.layout.dtypes[section]), anchor, self.weight)
+                for message in self.pending.arrived(section) if self.pending else ():
+                    x = x + message
+                part.copy_(x)
+        return flat, views, weight
+
+    def settle(self) -> None:
+        """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
+        if self.pending is not None:
+            self.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
+        self.weight, self.pending = 1.0, None
+        self.copy_in()
+        self.set_anchor()
+        self.guard.keep()
+
+    def enter(self, weight: float) -> None:
+        """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
+        if self.anchor is None and not self.biased:
+            self.anchor = new_anchor(self.site, self.layout)
+        self.settle()
+        self.weight = weight
+
+    def drain(self) -> float:
+        r"""Add the message in flight before its time, de-bias, and return the weight.
+
+        .. math:: z = a = (x + \sum_j m_j) / (w + \sum_j w_j)
+
+        Each message is added once, at its receiver: it does not matter when the others do so.
+        """
+        last, self.pending, before = self.pending, None, self.weight
+        if last is not None:
+            last.wait()
+            self.weight += last.weight_arrived
+        self.copy_in()
+        anchor = self.anchor or []
+        for z, section, part in self.pieces() if anchor else ():
+            a, arrived = anchor[section][part], last.arrived(section, part) if last else []
+            fill_and_add(z, a, before, self.weight, [], arrived)
+        if self.flat is not None:
+            pack(self.site.parameters.values(), self.layout.views(self.flat).values())
+        return self.weight
+
+    def staleness(self, step: int) -> int:
+        """Return the age of the last received message: tau, plus the steps since it was added."""
+        if self.overlap:
+            return self.overlap + (step - 1) % self.overlap
+        return step % self.every
+
+    def load(self, saved: Saved) -> None:
+        """Restore the weight and the mass in flight."""
+        if self.may_grow:  # after a join weights may vary on any graph
+            self.enter(1.0)
+        super().load(saved)
+
+    def _read_pending(self) -> dict[str, Tensor]:
+        flat = self.layout.wide("cpu", self.site.chunks)
+        if self.pending is not None:
+            self.pending.wait()
+            for section, part in enumerate(self.site.slice(f) for f in flat):
+                part.copy_(self.pending.total(section))
+        return self.layout.views(flat)
+
+    def _write_pending(self, named: dict[str, Tensor]) -> None:
+        if self.site.group is not None:
+            parts = slices_of(self.site, self.layout, named)
+            self.pending = GossipRound.restored(self.site, parts)
+
+    def _read_pending_weight(self) -> float:
+        if self.pending is None:
+            return 0.0
+        self.pending.wait()
+        return float(self.pending.weight_arrived)  # an int where nobody sends to this participant
+
+    def _write_pending_weight(self, weight: float) -> None:
+        if self.pending is not None:
+            self.pending.restore_weight(weight)
+
+    def copy_in(self) -> None:
+        """Copy the parameters to ``flat``, if they cannot be used in place."""
+        if self.flat is not None:
+            views = self.layout.views(self.flat)
+            pack(views.values(), self.site.parameters.values())
+
+    def set_anchor(self) -> None:
+        """Set the anchor, if there is one, to the parameters as :meth:`pieces` has them."""
+        anchor = self.anchor or []
+        for z, section, part in self.pieces() if anchor else ():
+            anchor[section][part].copy_(z)
+
+    def fill_messages(self, current: GossipRound) -> None:
+        """Fix the content of the messages, before anything is added.
+
+        All ranks raise the same error if the parameters of this one are not finite.
+        """
+        for section, zs, anchor in self.sections():
+            if not self.passes.fill_messages(zs, anchor, self.weight, current.messages(section)):
+                self.refuse()
+
+    def add_messages(self, current: GossipRound, last: GossipRound | None) -> None:
+        """Add the received messages of ``last`` to what remains after those of ``current``."""
+        self.weight = current.weight_kept + (last.weight_arrived if last else 0.0)
+        for section, zs, anchor in self.sections():
+            arrived = last.arrived(section) if last else []
+            self.passes.add_messages(zs, anchor, self.weight, current.messages(section), arrived)
+
+    def fill_and_add(self, current: GossipRound, last: GossipRound) -> None:
+        """Do both in one pass over memory, with the messages of ``last`` that have arrived."""
+        before, self.weight = self.weight, current.weight_kept + last.weight_arrived
+        for section, zs, anchor in self.sections():
+            sent, arrived = current.messages(section), last.arrived(section)
+            if not self.passes.fill_and_add(zs, anchor, before, self.weight, sent, arrived):
+                self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise the error of a parameter that is not finite, on all ranks."""
+        self.guard.require()
+        raise AssertionError("a pass found a number that is not finite, which no parameter has")
+
+    def wait_for(self, last: GossipRound) -> None:
+        """Wait for the messages of ``last``, and note whether they had arrived."""
+        started = time.perf_counter()
+        last.wait()
+        # On an accelerator a wait orders streams and returns at once: its duration means nothing.
+        on_host = self.site.device.type == "cpu"
+        self.prompt = on_host and time.perf_counter() - started < _PROMPT
+
+    def sections(self) -> Iterator[tuple[int, list[Tensor], Tensor | None]]:
+        """Yield each section, its flat pieces, one after the other in a message, and its anchor."""
+        pieces: dict[int, list[Tensor]] = {}
+        for z, section, _ in self.pieces():
+            pieces.setdefault(section, []).append(z)
+        for section, zs in pieces.items():
+            yield section, zs, self.anchor[section] if self.anchor else None
+
+    def pieces(self) -> Iterator[tuple[Tensor, int, slice]]:
+        """Yield flat pieces of the parameters, each with its section and range in a message."""
+        if self.flat is not None:
+            for section, flat in enumerate(self.flat):
+                yield self.site.slice(flat), section, slice(None)
+            return
+        for name, place in self.layout.places.items():
+            z = flat_view(self.site.parameters[name])
+            assert z is not None, "checked at attach, and strides do not change"
+            yield z, place.section, slice(place.offset, place.offset + z.numel())
+
+
+def _fault_of_weight(weight: float) -> str | None:
+    return None if 0 < weight < inf else f"the weight is {weight}, expected a positive number"
+
+
+def _fault_of_pending_weight(weight: float) -> str | None:
+    if 0 <= weight < inf:
+        return None
+    return f"the weight in flight is {weight}, expected 0 or more"
+
+
+def new_anchor(site: Site, layout: Layout) -> list[Tensor]:
+    """Return zeros for an anchor, flat by section, in the dtype of sums."""
+    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
+
+
+def works_in_place(site: Site) -> bool:
+    """Return whether messages can be computed from the parameters where they are in memory."""
+    parameters = site.parameters.values()
+    return site.inside is None and all(
+        p.device == site.device and flat_view(p) is not None for p in parameters
+    )

@@ -1,0 +1,200 @@
+"""The messages of one gossip exchange: their buffers, headers and handles."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange import Site
+from offbeat.functional import accumulation_dtype, sum_messages
+from offbeat.topology.graph import Peers, Topology
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import Group
+from offbeat.transport.handle import Handle
+from offbeat.transport.messages import Round, exchange
+
+WHOLE = slice(None)
+
+
+@dataclass(eq=False)
+class GossipRound:
+    """One gossip exchange of a participant, with buffers that are allocated once.
+
+    ``outgoing`` holds one message for each different share and ``incoming`` one for each sender; a
+    message is a list of flat tensors, one for each section of the layout. Every message has a
+    header of two float64, its share of the weight and the number of the exchange. With ``in_hops``
+    (see :func:`offbeat.topology.graph.is_in_hops`) one is sent after the other, those after the
+    first by :meth:`wait`. Buffers and handles are kept until then. An exchange that is the mean of
+    all participants is an all-reduce, from whose sum the participant's own share is subtracted.
+    """
+
+    site: Site
+    outgoing: list[list[Tensor]]
+    incoming: list[list[Tensor]]
+    index: int = 0
+    peers: Peers | None = None
+    in_hops: bool = False
+    is_mean: bool = False
+    weight: float = 1.0
+    shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
+    header: Tensor = field(default_factory=lambda: torch.zeros(2, device="cpu"))
+    headers: list[Tensor] = field(default_factory=list)
+    handles: list[Handle] = field(default_factory=list)
+    later: Sequence[Round] = ()
+
+    @classmethod
+    def restored(cls, site: Site, parts: list[Tensor]) -> "GossipRound":
+        """Return a round whose one message had arrived when the state was saved."""
+        return cls(site, [], [parts])
+
+    def restore_weight(self, weight: float) -> None:
+        """Set the weight of that one message."""
+        self.headers = [torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All buffers of messages."""
+        return [part for message in (*self.outgoing, *self.incoming) for part in message]
+
+    def begin(self, topology: Topology, index: int, weight: float) -> None:
+        """Look up the peers of exchange ``index``, whose numerator has the weight ``weight``."""
+        size = self.site.size
+        self.index, self.weight = index, weight
+        self.peers = topology.peers(self.site.rank, size, index)
+        self.shares = Counter(share for _, share in self.peers.send)
+        self.is_mean = topology.is_mean(size, index) and self._exact
+
+    @property
+    def _exact(self) -> bool:
+        """Whether messages have the dtype of sums: an all-reduce rounds to its own dtype."""
+        return all(
+            out.dtype == into.dtype == accumulation_dtype(out.dtype)
+            for out, into in zip(self.outgoing[0], self.incoming[0], strict=True)
+        )
+
+    @property
+    def weight_kept(self) -> float:
+        """The share of the weight that stays at this participant."""
+        _, peers = self._begun()
+        return peers.keep * self.weight
+
+    def messages(self, section: int) -> list[tuple[float, int, Tensor]]:
+        """Return the share, the number of receivers and the body of every message."""
+        shares = self.shares.items()
+        return [(p, n, out[section]) for (p, n), out in zip(shares, self.outgoing, strict=False)]
+
+    def launch(self) -> None:
+        """Start to send and to receive all messages, or the first ones, without blocking."""
+        group, peers = self._begun()
+        self.handles, self.later = [], ()
+        if self.is_mean:
+            body = self.incoming[0]
+            for into, out in zip(body, self.outgoing[0], strict=True):
+                into.copy_(out)
+            self.header = self._header(self.weight / self.site.size)
+            self.headers = [self.header.clone()]
+            self.handles = [all_reduce(part, group) for part in (*self.headers, *body)]
+        else:
+            self.later = self._rounds(peers)
+            self._start_next(group)
+
+    def _rounds(self, peers: Peers) -> list[Round]:
+        """Return what is sent and received, and make the headers."""
+        bodies = dict(zip(self.shares, self.outgoing, strict=False))
+        sends = [
+            [(to, part) for part in (self._header(self.weight * share), *bodies[share])]
+            for to, share in peers.send
+        ]
+        self.headers = [self._header(0.0) for _ in peers.receive]
+        receives = [
+            [(source, part) for part in (header, *body)]
+            for source, header, body in zip(
+                peers.receive, self.headers, self.incoming, strict=False
+            )
+        ]
+        if self.in_hops:
+            return list(zip_longest(sends, receives, fillvalue=()))
+        return [([*chain(*sends)], [*chain(*receives)])]
+
+    def _start_next(self, group: Group) -> None:
+        if self.later:
+            (sends, receives), *self.later = self.later
+            self.handles.append(exchange(sends, receives, group))
+
+    def wait(self) -> None:
+        """Block until all messages are sent and received. Idempotent."""
+        if not self.handles:
+            return
+        group, peers = self._begun()
+        while self.handles:
+            self.handles.pop().wait()
+            self._start_next(group)
+        if self.is_mean:
+            for into, out in zip(
+                (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0]), strict=True
+            ):
+                into.sub_(out)
+        sources = peers.receive[:1] if self.is_mean else peers.receive
+        for source, header in zip(sources, self.headers, strict=True):
+            index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
+            if index != self.index:
+                raise group.detector.condemn(
+                    ValueError(
+                        f"rank {group.ranks[source]} is at exchange {index:g} but rank "
+                        f"{group.ranks[group.rank]} at {self.index}; call step() equally often "
+                        "on all"
+                    )
+                )
+
+    @property
+    def weight_arrived(self) -> float:
+        """The sum of the weights of all received messages."""
+        return sum(float(header[0]) for header in self.headers)
+
+    def arrived(self, section: int, part: slice = WHOLE) -> list[Tensor]:
+        """Return a part of the body of every received message."""
+        return [body[section][part] for body in self.incoming[: len(self.headers)]]
+
+    def total(self, section: int) -> Tensor:
+        """Return the sum of all received bodies, in the dtype in which it will be added."""
+        bodies = self.arrived(section)
+        return (
+            sum_messages(bodies, accumulation_dtype(bodies[0].dtype))
+            if bodies
+            else torch.zeros((), device="cpu")
+        )
+
+    def _begun(self) -> tuple[Group, Peers]:
+        assert self.site.group is not None, "only ranks with peers gossip"
+        assert self.peers is not None, "begin() comes first"
+        return self.site.group, self.peers
+
+    def _header(self, weight: float) -> Tensor:
+        body = (*self.outgoing[0], *self.incoming[0])[0]
+        header = torch.tensor([weight, self.index], dtype=torch.float64, device="cpu")
+        return header.to(body.device, non_blocking=True)
+
+
+def gossip_round(
+    topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None, in_hops: bool
+) -> GossipRound:
+    """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
+    rounds = [
+        part.peers(site.rank, site.size, index)
+        for part in topology.parts()
+        for index in range(part.period(site.size))
+    ]
+    bodies = [
+        part.to(torch.bfloat16) if wire == "bf16" and part.dtype.itemsize > 2 else part
+        for part in parts
+    ]
+
+    def buffers(count: int) -> list[list[Tensor]]:
+        return [[torch.zeros_like(body) for body in bodies] for _ in range(max(1, count))]
+
+    shares = max(len({share for _, share in peers.send}) for peers in rounds)
+    senders = max(len(peers.receive) for peers in rounds)
+    return GossipRound(site, buffers(shares), buffers(senders), in_hops=in_hops)

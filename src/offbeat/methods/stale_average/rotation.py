@@ -1,0 +1,275 @@
+"""Exchanges between nodes that rotate over the groups of equal local rank."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch, tensors
+from offbeat.functional import (
+    Layout,
+    cast_difference,
+    flat_view,
+    merge_exact_sum,
+    merge_stale_sum,
+    pack,
+)
+from offbeat.transport.collectives import all_reduce, broadcast, mean
+from offbeat.transport.handle import Handle
+
+
+@dataclass(eq=False)
+class PendingSum:
+    """A sum in flight: the local rank that exchanges it, W, and the step that merges it."""
+
+    root: int
+    wait: int
+    due: int
+    handles: list[Handle] = field(default_factory=list)
+
+    def join(self) -> None:
+        """Block until the sum has arrived. Idempotent."""
+        while self.handles:
+            self.handles.pop().wait()
+
+
+@dataclass(eq=False)
+class Rotation(State):
+    """One rank's part in the exchanges; ``turn`` counts those that have begun.
+
+    In each exchange one local rank, the ``root``, exchanges with its counterparts on the other
+    nodes and broadcasts the result in its node. ``flat`` holds the sum in flight (``pending``)
+    or, in a blocking phase, the reference that all nodes share: the last result; ``views`` are
+    its tensors by name. ``error`` is what earlier casts took from the node's differences, equal
+    on all of its ranks, and ``message`` the 16-bit buffers. ``carry`` is what the rounding to
+    16-bit parameters took from the node's model, equal on all of its ranks; none if no parameter
+    has 16 bits. ``sent`` is the root's model as it is part of the sum in flight, for the merge
+    "exact". All are flat, by section.
+    """
+
+    site: Site
+    layout: Layout
+    flat: list[Tensor]
+    views: dict[str, Tensor]
+    error: list[Tensor]
+    message: list[Tensor]
+    carry: list[Tensor]
+    sent: list[Tensor]
+    turn: int = 0
+    pending: PendingSum | None = None
+
+    @classmethod
+    def of(
+        cls, site: Site, wire: Literal["bf16"] | None, merge: Literal["weighted", "exact"]
+    ) -> "Rotation":
+        """Allocate one sum and, for 16-bit messages, the messages and the errors of casts.
+
+        For the merge "exact" also the model that was sent.
+        """
+        layout = Layout.of(site.parameters, site.slices)
+        flat = layout.wide(site.device)
+        error = [torch.zeros_like(part) for part in flat if wire is not None]
+        message = [torch.zeros_like(part, dtype=torch.bfloat16) for part in error]
+        carry = [torch.zeros_like(part) for part in flat if layout.is_rounded]
+        sent = [torch.zeros_like(part) for part in flat if merge == "exact"]
+        rotation = cls(site, layout, flat, layout.views(flat), error, message, carry, sent)
+        rotation.restart()
+        return rotation
+
+    def start(self, wait: int, due: int) -> None:
+        """Start the sum of all nodes' models without waiting for it."""
+        root = self._next()
+        handles = []
+        if self._is_root(root) and self.site.group is not None:
+            self._pack(self.flat, self.views)
+            for sent, part in zip(self.sent, self.flat, strict=False):  # no pair: not "exact"
+                sent.copy_(part)
+            handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
+        self.pending = PendingSum(root, wait, due, handles)
+
+    def merge(self) -> None:
+        """Merge the sum in flight with the model."""
+        pending, self.pending = self.pending, None
+        assert pending is not None, "a sum is in flight"
+        if self._is_root(pending.root):
+            pending.join()
+            self._merge(self.flat, pending.wait)
+        self._broadcast_result(pending.root)
+
+    def merged(self) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the model as :meth:`merge` would leave it; the sum stays in flight.
+
+        Flat tensors of their own and their views by name.
+        """
+        site, pending = self.site, self.pending
+        flat = self.layout.wide(site.device, site.chunks)
+        views = self.layout.views(flat)
+        if pending is None:
+            self._pack(flat, views)
+            return flat, views
+        whole = [part[: len(total)] for part, total in zip(flat, self.flat, strict=True)]
+        if self._is_root(pending.root):
+            pending.join()
+            for part, total in zip(whole, self.flat, strict=True):
+                part.copy_(total)
+            self._merge(whole, pending.wait)
+        self._broadcast(whole, pending.root)
+        return flat, views
+
+    def average(self, exact: bool) -> None:
+        """Set all models to the mean of the nodes; from 16-bit differences unless ``exact``."""
+        root = self._next()
+        if exact or not self.error:
+            self._exact_mean(root)
+        else:
+            self._narrow_mean(root)
+        self._broadcast_result(root)
+
+    def restart(self) -> None:
+        """Take the models, now equal, as the reference; discard the sum and all errors."""
+        if self.pending is not None:
+            self.pending.join()  # before anything is written to the buffer of the sum
+        self.pending = None
+        for lost in (*self.error, *self.carry):
+            lost.zero_()
+        pack(self.views.values(), self._parameters)
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the errors, whose turn it is, and the sum in flight."""
+        views = self.layout.views
+        yield scratch("message", self.message)
+        yield plain("shared", self, "turn", count_fault)
+        yield tensors("own", "error", views(self.error) if self.error else {}, self.error)
+        if self.carry:
+            yield replace(
+                tensors("own", "carry", views(self.carry), self.carry), write=self._restore_carry
+            )
+        yield Variable("flight", "shared", self._read_flight, self._write_flight, is_compared=True)
+        yield self._in_flight("sum", self.flat)
+        if self.sent:
+            yield self._in_flight("sent", self.sent)
+
+    def _in_flight(self, name: str, flat: list[Tensor]) -> Variable:
+        return Variable(
+            name,
+            "in_flight",
+            lambda: self._copied(flat),
+            lambda saved: self._restore(flat, saved),
+            memory=flat,
+        )
+
+    def _read_flight(self) -> list[int]:
+        pending = self.pending
+        return [] if pending is None else [pending.root, pending.wait, pending.due]
+
+    def _write_flight(self, flight: list[int]) -> None:
+        if flight:
+            root, wait, due = flight
+            self.pending = PendingSum(root, wait, due)
+
+    def _copied(self, flat: list[Tensor]) -> dict[str, Tensor]:
+        """Wait for the sum in flight and return copies by name; zeros on ranks without a part."""
+        copies = self.layout.wide("cpu")
+        if self.pending is not None and self._is_root(self.pending.root):
+            self.pending.join()
+            for part, arrived in zip(copies, flat, strict=True):
+                part.copy_(arrived)
+        return self.layout.views(copies)
+
+    def _restore(self, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
+        if self.pending is not None:  # elsewhere the buffer holds the reference
+            views = self.layout.views(flat)
+            pack(views.values(), [saved[name] for name in views])
+
+    def _restore_carry(self, saved: dict[str, Tensor]) -> None:
+        """Take over what rounding took; the model with it is the reference."""
+        views = self.layout.views(self.carry)
+        pack(views.values(), [saved[name] for name in views])
+        self._pack(self.flat, self.views)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.site.parameters.values()]
+
+    def _next(self) -> int:
+        self.turn += 1
+        return (self.turn - 1) % self.site.slices
+
+    def _is_root(self, root: int) -> bool:
+        return self.site.inside is None or self.site.inside.rank == root
+
+    def _merge(self, flat: list[Tensor], wait: int) -> None:
+        if self.sent:
+            for x, total, sent in self._pieces(flat, self.sent):
+                merge_exact_sum(total, x, sent, self.site.size)
+        else:
+            for x, total in self._pieces(flat):
+                merge_stale_sum(total, x, wait, self.site.size)
+
+    def _exact_mean(self, root: int) -> None:
+        for error in self.error:
+            error.zero_()
+        if self._is_root(root) and self.site.group is not None:
+            self._pack(self.flat, self.views)
+            for handle in [mean(part, self.site.group) for part in _filled(self.flat)]:
+                handle.wait()
+
+    def _narrow_mean(self, root: int) -> None:
+        if self.site.group is None:
+            return
+        # Every rank casts, not the root alone, so that each knows the error of its node's casts
+        # when its turn comes: the ranks of a node hold the same model and the same reference.
+        for x, reference, error, message in self._pieces(self.flat, self.error, self.message):
+            cast_difference(x, reference, error, message)
+        if self._is_root(root):
+            for handle in [mean(part, self.site.group) for part in _filled(self.message)]:
+                handle.wait()
+            for reference, difference in zip(self.flat, self.message, strict=True):
+                reference.add_(difference)
+
+    def _broadcast_result(self, root: int) -> None:
+        """Broadcast the result of the root in its node, and set the parameters to it."""
+        self._broadcast(self.flat, root)
+        pack(self._parameters, self.views.values())
+        if self.carry:
+            carried = self.layout.views(self.carry).values()
+            pack(carried, self._parameters)
+            for carry, precise in zip(self.carry, self.flat, strict=True):
+                torch.sub(precise, carry, out=carry)
+
+    def _pack(self, flat: list[Tensor], views: dict[str, Tensor]) -> None:
+        """Copy the node's model, with what rounding to 16-bit parameters took from it."""
+        pack(views.values(), self._parameters)
+        for part, carry in zip(flat, self.carry, strict=False):  # flat may have room for more
+            part[: len(carry)].add_(carry)
+
+    def _broadcast(self, flat: list[Tensor], root: int) -> None:
+        if self.site.inside is not None:
+            for handle in [broadcast(part, root, self.site.inside) for part in _filled(flat)]:
+                handle.wait()
+
+    def _pieces(self, *flat: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the node's model as flat tensors, each with its range of the flat sections."""
+        for parameter, place in zip(self._parameters, self.layout.places.values(), strict=True):
+            part = slice(place.offset, place.offset + prod(place.shape))
+            x = _as_memory(parameter, self.site.device)
+            if self.carry:
+                x = self.carry[place.section][part] + x
+            yield x, *(sections[place.section][part] for sections in flat)
+
+
+def _filled(flat: list[Tensor]) -> list[Tensor]:
+    """Return the sections that are not empty: a group may not send empty tensors."""
+    return [part for part in flat if part.numel() > 0]
+
+
+def _as_memory(parameter: Tensor, device: torch.device) -> Tensor:
+    """Return a flat view of a parameter; a copy if it is on another device or has gaps."""
+    own = flat_view(parameter) if parameter.device == device else None
+    if own is None:
+        own = flat_view(torch.empty_like(parameter, device=device).copy_(parameter))
+    assert own is not None, "a copy has no gaps"
+    return own

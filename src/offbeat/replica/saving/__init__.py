@@ -1,0 +1,1 @@
+"""The state that a replica saves on each rank, its files, and the continuation from them."""

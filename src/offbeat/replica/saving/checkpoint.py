@@ -1,0 +1,330 @@
+"""The state that a replica saves on each rank, and the continuation of a run from it."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged, Saved
+from offbeat.exchange.sharding import local
+from offbeat.functional import pack
+from offbeat.liveness.failure import PeerLost
+from offbeat.replica.saving.checksum import checksum
+from offbeat.replica.saving.structure import require_finite, require_same_structure
+from offbeat.transport.group import Group
+from offbeat.transport.small_gathers import gather_bytes, raise_alike
+from offbeat.transport.world import World
+
+_HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
+_PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
+_SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
+
+
+class Parts(NamedTuple):
+    """The parts of a replica that are saved, or that a saved state is loaded into."""
+
+    model: Exchanged
+    world: World
+    algorithm: Algorithm
+    gradients: BoundGradients
+    parameters: BoundParameters
+    control: Group | None  # None in a world of one
+
+    @property
+    def key(self) -> str:
+        """The name of this rank's entry.
+
+        Tools that write one folder for all ranks keep a single copy of values with equal names,
+        so the name contains the rank.
+        """
+        return f"rank{self.world.rank}"
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ranks may hold different parameters between exchanges."""
+        gradients = self.algorithm.gradients
+        return (
+            self.algorithm.parameters is not None or gradients is None or gradients.over != "world"
+        )
+
+    def kept(self, ranks_differ: bool) -> dict[str, Tensor]:
+        """Return persistent buffers and what is ignored, and parameters where ranks may differ."""
+        persistent = self.model.module.state_dict(keep_vars=True)
+        own = self.model.buffers | self.model.ignored
+        kept = {name: local(tensor) for name, tensor in own.items() if name in persistent}
+        return kept | self.model.held if ranks_differ else kept
+
+
+class Resume(NamedTuple):
+    """What a saved state amounts to on this rank; ``None`` for a slot that starts anew."""
+
+    entry: Saved
+    gradients: Saved | None
+    parameters: Saved | None
+
+
+def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> Saved:
+    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
+
+    ``own`` holds this rank's tensors by name, where the model shows others.
+    """
+    tensors = {name: own.get(name, t) for name, t in parts.kept(parts.ranks_differ).items()}
+    entry = {
+        "size": parts.world.size,
+        "step": step,
+        "settled": settled,
+        "ranks_differ": parts.ranks_differ,
+        "algorithm": repr(parts.algorithm),
+        _NODES: _nodes(parts.world),
+        "gradients": parts.gradients.save(),
+        "parameters": parts.parameters.save(),
+        "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
+    }
+    return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
+
+
+def check(parts: Parts, saved: Saved) -> Resume:
+    """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError."""
+    found, fault = None, None
+    try:
+        found = _read(parts, saved)
+    except PeerLost:
+        raise
+    except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
+        reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
+        fault = str(reason).encode(errors="backslashreplace").decode()
+    raise_alike(fault, parts.control)
+    assert found is not None, "a fault was raised"
+    _require_one_moment(parts, found)
+    return found
+
+
+def load(parts: Parts, saved: Saved) -> tuple[int, bool]:
+    """Restore a saved state and return its step, and whether all replicas were equal then.
+
+    Raises as :func:`check` before anything is changed.
+    """
+    found = check(parts, saved)
+    # Nothing below may fail: another rank may have written its parameters already.
+    entry = found.entry
+    own = parts.kept(entry["ranks_differ"])
+    with torch.no_grad():
+        pack(own.values(), [entry["model"][name] for name in own])
+        if found.gradients is not None:
+            parts.gradients.load(found.gradients)
+        if found.parameters is not None:
+            parts.parameters.load(found.parameters)
+        else:
+            parts.parameters.settle()  # equal replicas start anew, whatever this one did before
+    return entry["step"], entry["settled"]
+
+
+def _read(parts: Parts, saved: object) -> Resume:
+    """Return what this rank resumes from; raise ``ValueError`` if there is nothing.
+
+    Waits for what is in flight, since slots show their own state for comparison: a loss is found
+    here, before anything is written.
+    """
+    used = _choose(parts, _entries(saved))
+    entry = next(iter(used.values()))
+    for key, other in used.items():
+        _require_undamaged(key, other)
+    same = entry["algorithm"] == repr(parts.algorithm)
+    if not same and not entry["settled"]:
+        raise ValueError(
+            f"found the state of {entry['algorithm']}, but this replica runs {parts.algorithm}; "
+            "call finish() before saving to change the algorithm"
+        )
+    if same and entry["ranks_differ"] != parts.ranks_differ:
+        raise ValueError(
+            f"'ranks_differ' is {entry['ranks_differ']} in a state of {parts.algorithm}"
+        )
+    _require_fitting_model(parts, entry)
+    gradients = _inherit(parts, used, entry) if same and not parts.gradients.is_empty else None
+    return Resume(entry, gradients, _continued(parts, entry) if same else None)
+
+
+def _entries(saved: object) -> dict[str, Saved]:
+    """Return the entries of all ranks in ``saved``, each with all its parts."""
+    entries = {
+        key: entry
+        for key, entry in (saved.items() if isinstance(saved, dict) else ())
+        if isinstance(key, str) and re.fullmatch(r"rank\d+", key)
+    }
+    if not entries:
+        raise ValueError(
+            f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
+        )
+    for key, entry in entries.items():
+        whole = isinstance(entry, dict) and {*_HEAD, *_PARTS} <= {*entry}
+        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM, _NODES}:
+            raise ValueError(
+                f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
+                "after a step()"
+            )
+        require_same_structure(_HEAD, {name: entry[name] for name in _HEAD}, key)
+        for part in _PARTS:
+            if not isinstance(entry[part], dict):
+                raise ValueError(f"{key}[{part!r}] is {ascii(entry[part])[:40]}, expected a dict")
+        if entry["size"] < 1 or entry["step"] < 0:
+            raise ValueError(f"{key} is of {entry['size']} ranks after {entry['step']} steps")
+    return entries
+
+
+def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
+    """Return the entries this rank resumes from, first the one whose model it takes.
+
+    That is its own, or any where the ranks were equal; the others may have residuals to inherit.
+    """
+    world, own = parts.world, entries.get(parts.key)
+    if own is not None and own["size"] == world.size:
+        return {parts.key: own}
+    # Saved before a loss that this rank has survived.
+    if own is not None and world.size < own["size"] <= world.size + len(world.lost):
+        return {parts.key: own}
+    key = parts.key if own is not None else _stand_in(parts, entries)
+    entry = entries[key]
+    if entry["settled"] or not entry["ranks_differ"]:
+        moments = {(e["size"], e["step"], e["algorithm"]) for e in entries.values()}
+        if len(moments) > 1:
+            raise ValueError(
+                f"the entries {list(entries)} are of different runs or steps; load what all ranks "
+                "saved at the same time"
+            )
+        return {key: entry, **entries}
+    if entry["size"] == world.size:
+        raise ValueError(
+            f"its entry is missing, found {[*entries]}: every rank saves and loads its own, for "
+            "instance by offbeat.save_per_rank() and load_per_rank()"
+        )
+    raise ValueError(
+        f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
+        f"{world.size}; start {entry['size']} ranks, each with its own state, or call finish() "
+        "before saving to change the number of ranks"
+    )
+
+
+def _stand_in(parts: Parts, entries: Mapping[str, Saved]) -> str:
+    """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
+    if not parts.model.is_sharded:
+        return next(iter(entries))
+    for key, entry in entries.items():
+        rank = int(key.removeprefix("rank"))
+        if any(rank in n and n.index(rank) == parts.world.local_rank for n in entry[_NODES]):
+            return key
+    raise ValueError(
+        f"found {[*entries]}, none of them of shard {parts.world.local_rank} of a node; load the "
+        "entries of all ranks of a node"
+    )
+
+
+def _nodes(world: World) -> list[list[int]]:
+    return [list(node) for node in world.nodes]
+
+
+def _require_undamaged(key: str, entry: Saved) -> None:
+    content = {name: value for name, value in entry.items() if name != _SUM}
+    if _SUM in entry and entry[_SUM] != checksum({key: content}):
+        raise ValueError(
+            f"the state {key!r} is not what was saved: its checksum is wrong; the file was damaged "
+            "or its values were changed or cast since; load another checkpoint"
+        )
+
+
+def _require_fitting_model(parts: Parts, entry: Saved) -> None:
+    expected = parts.kept(entry["ranks_differ"])
+    require_same_structure(expected, entry["model"], "state['model']")
+    trained = {name for name, tensor in expected.items() if tensor.requires_grad}
+    # Buffers may hold what they like: masks are often infinite.
+    require_finite({name: entry["model"][name] for name in trained}, "state['model']")
+
+
+def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
+    """Return the state for the gradients slot: of its own rank, merged from several, or None."""
+    slot, world = parts.gradients, parts.world
+    before, place = list(range(entry["size"])), (world.rank, world.size)
+    is_same = len(before) == world.size
+    if parts.model.is_sharded:  # only the ranks that held this shard, one of each node
+        mine = world.local_rank
+        before = [node[mine] for node in entry[_NODES] if mine < len(node)]
+        place = world.node, len(world.nodes)
+        is_same = entry[_NODES] == _nodes(world)
+    own, saved = slot.save(), {}
+    for index, rank in enumerate(before):
+        if f"rank{rank}" in used:
+            saved[index] = used[f"rank{rank}"]["gradients"]
+            _require_fitting_slot(slot, own, saved[index], f"rank{rank}['gradients']")
+    if is_same and parts.key in used:
+        return dict(used[parts.key]["gradients"])
+    assert parts.algorithm.gradients is not None, "the slot is in use"
+    return parts.algorithm.gradients.inherit(saved, len(before), *place)
+
+
+def _continued(parts: Parts, entry: Saved) -> Saved | None:
+    """Return the state for the parameters slot; None where it starts anew from the models.
+
+    It does so in a world of another size: the ranks were equal when the state was saved, or are
+    the survivors of a loss. So it does on other nodes, if the ranks were equal.
+    """
+    if entry["size"] != parts.world.size:
+        return None
+    nodes = _nodes(parts.world)
+    site = parts.parameters.site
+    if site is not None and site.axis == "node" and entry.get(_NODES, nodes) != nodes:
+        if entry["settled"]:
+            return None
+        raise ValueError(
+            f"found the state of the nodes {ascii(entry[_NODES])[:60]}, but these are {nodes}; "
+            "start on the same nodes, or call finish() before saving"
+        )
+    slot, saved = parts.parameters, entry["parameters"]
+    _require_fitting_slot(slot, slot.save(), saved, "state['parameters']")
+    return dict(saved)
+
+
+def _require_fitting_slot(
+    slot: BoundGradients | BoundParameters, own: Saved, saved: Saved, path: str
+) -> None:
+    require_same_structure(own, saved, path)
+    require_finite(saved, path)
+    fault = slot.unfit(saved)
+    if fault is not None:
+        raise ValueError(f"{path} cannot be loaded: {fault}")
+
+
+def _require_one_moment(parts: Parts, found: Resume) -> None:
+    """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
+    control = parts.control
+    if control is None:
+        return
+    facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
+    # Groups of ranks measure an order of their own: those of a node, or of a shard.
+    site = parts.gradients.site
+    gathers_inside = site is not None and site.axis == "local"
+    place = f" on node {parts.world.node}" if gathers_inside else ""
+    place = f" of shard {parts.world.local_rank}" if parts.model.is_sharded else place
+    for where, slot, state in (
+        (f"gradients{place}", parts.gradients, found.gradients),
+        ("parameters", parts.parameters, found.parameters),
+    ):
+        shared = slot.shared(state) if state is not None else {}
+        facts |= {f"{name} of the {where}": checksum(value) for name, value in shared.items()}
+    everyone = [json.loads(other) for other in gather_bytes(json.dumps(facts).encode(), control)]
+    steps = [other["step"] for other in everyone]
+    if len(set(steps)) > 1:
+        raise ValueError(
+            f"the loaded states are of different numbers of steps: {steps} by rank; load what all "
+            "ranks saved after the same step"
+        )
+    first: dict[str, tuple[int, object]] = {}
+    for rank, other in zip(control.ranks, everyone, strict=True):
+        for what, value in other.items():
+            reference, expected = first.setdefault(what, (rank, value))
+            if value != expected:
+                raise ValueError(
+                    f"ranks {reference} and {rank} load states of different runs: they differ in "
+                    f"the {what}; load what all ranks saved at the same time"
+                )

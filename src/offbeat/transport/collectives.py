@@ -1,0 +1,150 @@
+"""Collectives: every function is called by all members of its group and returns a handle.
+
+Measured on Gloo (torch 2.13, CPU): a 16-bit all-reduce errs by 2 to 3 units of 2^-8, because every
+hop rounds. :func:`mean` casts once, sums in float32 and rounds once. Staged pairwise exchange is
+also faster there than all_to_all_single (169 ms against 227 where 150 are ideal).
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions
+
+from offbeat.platform.device import has_streams
+from offbeat.platform.process_group import all_gather_flat
+from offbeat.transport.group import Group, message_device
+from offbeat.transport.handle import Handle
+from offbeat.transport.messages import exchange
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def _watched(launch: Callable[_Arguments, Handle]) -> Callable[_Arguments, Handle]:
+    """Replace an error of the launch, where a lost rank may show already; note arrivals."""
+
+    @functools.wraps(launch)
+    def launch_watched(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Handle:
+        group = next(arg for arg in args if isinstance(arg, Group))
+        with group.detector.explaining():
+            handle = launch(*args, **kwargs)
+        if group.meter.spans is not None:
+            handle.noted = handle.works[-1].get_future().then(handle.note_arrival)
+        return handle
+
+    return launch_watched
+
+
+@_watched
+def all_reduce(tensor: Tensor, group: Group) -> Handle:
+    """Sum ``tensor`` over the group, in place. Sends 2 (n-1)/n of its bytes."""
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp(ReduceOp.SUM)
+    work = group.process_group.allreduce([tensor], options)
+    group.meter.sent(group.axis, 2 * (group.size - 1) * tensor.nbytes // group.size)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
+def reduce(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Sum ``tensor`` into that of the member ``root``; others' are overwritten. Sends it once."""
+    options = ReduceOptions()
+    options.reduceOp, options.rootRank, options.rootTensor = ReduceOp(ReduceOp.SUM), root, 0
+    work = group.process_group.reduce([tensor], options)
+    group.meter.sent(group.axis, tensor.nbytes if group.rank != root else 0)
+    return Handle(group, [work], [tensor])
+
+
+@_watched
+def all_gather(out: Tensor, tensor: Tensor, group: Group) -> Handle:
+    """Fill ``out`` (n * m) with every member's ``tensor`` (m). Sends n-1 times its bytes.
+
+    ``tensor`` may be this rank's own part of ``out``.
+    """
+    work = all_gather_flat(group.process_group, out, tensor)
+    group.meter.sent(group.axis, (group.size - 1) * tensor.nbytes)
+    return Handle(group, [work], [out, tensor])
+
+
+@_watched
+def broadcast(tensor: Tensor, root: int, group: Group) -> Handle:
+    """Copy ``tensor`` from the member ``root``, in place. Each byte arrives once per member.
+
+    Contiguous, of any dtype: it is sent as bytes.
+    """
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    work = group.process_group.broadcast([tensor.view(-1).view(torch.uint8)], options)
+    group.meter.sent(group.axis, tensor.nbytes)
+    return Handle(group, [work], [tensor])
+
+
+def copy_from_first(tensors: Iterable[Tensor], group: Group) -> None:
+    """Copy all ``tensors`` from the first member to the others, in place; all members call."""
+    copies = []
+    for tensor in tensors:
+        message = tensor.detach().to(message_device(group, tensor.device)).contiguous()
+        copies.append((tensor.detach(), message, broadcast(message, 0, group)))
+    for tensor, message, handle in copies:
+        handle.wait()
+        if group.rank != 0:
+            tensor.copy_(message)
+
+
+def mean(tensor: Tensor, group: Group, carry: Tensor | None = None) -> Handle:
+    """Average ``tensor`` over the group, in place, equal on all members bit for bit.
+
+    16-bit tensors are summed in float32 and rounded once, at the same 2 (n-1)/n of their bytes
+    and n/(n-1) of their memory; wider ones go through one all-reduce. ``carry`` is added to this
+    member's chunk of a 16-bit mean (:func:`chunk_of_mean`), and then holds what rounding took.
+    """
+    if tensor.dtype.itemsize > 2:
+        handle = all_reduce(tensor, group)
+        handle.after = lambda: tensor.div_(group.size)
+        return handle
+    if has_streams(tensor.device):  # streams keep the order: nothing here blocks the host
+        _mean_16bit(tensor, group, carry)
+        return Handle(group, [], [tensor])
+    job = group.lane.submit(_mean_16bit, tensor, group, carry)
+    return Handle(group, buffers=[tensor], future=job)
+
+
+def chunk_of_mean(numel: int, group: Group) -> slice:
+    """Return the part of a 16-bit tensor whose :func:`mean` this member computes for all."""
+    chunk = -(-numel // group.size)
+    return slice(min(group.rank * chunk, numel), min((group.rank + 1) * chunk, numel))
+
+
+def peers_of_mean(tensors: Iterable[Tensor]) -> tuple[()] | None:
+    """Return whom :func:`mean` of ``tensors`` sends messages beside collectives: none, or any."""
+    return None if any(tensor.dtype.itemsize <= 2 for tensor in tensors) else ()
+
+
+def _mean_16bit(tensor: Tensor, group: Group, carry: Tensor | None) -> None:
+    rank, size = group.rank, group.size
+    chunk = -(-tensor.numel() // size)
+    padded = tensor.new_zeros(size * chunk)
+    padded[: tensor.numel()] = tensor
+    parts = padded.view(size, chunk)
+    arrived = torch.empty_like(parts)
+    arrived[rank] = parts[rank]
+    # Point-to-point messages only, no collective: they run on the group's own thread while the
+    # training thread launches collectives on the same group, and the order of both would depend
+    # on the clock. A rank that launched ours first would pair it with another's all-reduce.
+    hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
+    for to, source in hops:
+        exchange([(to, parts[to])], [(source, arrived[source])], group).join()
+    total = arrived.float().mean(0)
+    if carry is None:
+        parts[rank] = total
+    else:
+        total[: len(carry)].add_(carry)
+        parts[rank] = total
+        torch.sub(total, parts[rank], out=total)
+        # A mean that is not finite leaves nothing to carry: inf - inf would stay.
+        carry.copy_(total[: len(carry)].nan_to_num(0.0, 0.0, 0.0))
+    for to, source in hops:
+        exchange([(to, parts[rank])], [(source, parts[source])], group).join()
+    tensor.copy_(padded[: tensor.numel()])

@@ -1,0 +1,205 @@
+"""Process groups with failure detection and byte counters, and the closing of their sockets."""
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch.distributed import ProcessGroup
+
+from offbeat.liveness.failure import FailureDetector, NoHeartbeat
+from offbeat.liveness.lane import Lane
+from offbeat.platform.device import current_accelerator
+from offbeat.platform.process_group import (
+    backends_of,
+    default_group,
+    end_waits,
+    leave_to_parent,
+    world_ranks,
+)
+from offbeat.transport.meter import Meter
+from offbeat.transport.world import Axis
+
+_owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_owning = threading.Lock()  # a rank may open groups while a thread closes those of another replica
+_adapted: "weakref.WeakKeyDictionary[ProcessGroup, Group]" = weakref.WeakKeyDictionary()
+_adapting = threading.Lock()
+_DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it waiting
+
+
+class InFlight(Protocol):
+    """Holds works of torch until they were waited for."""
+
+    def drop(self) -> None:
+        """Drop the works, since nobody will wait for them any more."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Wraps a process group with failure detection, counters and a thread of its own.
+
+    Attributes:
+        process_group: the process group of torch.
+        ranks: the members' ranks in the world, in group order.
+        axis: "world", "node" (between nodes) or "local" (inside one), for the counters.
+        detector: what ends the waits of this group.
+        meter: counts bytes, messages and stalled seconds.
+        connected: the members that are connected to this one; None for all.
+        closed: whether the replica that opened this group has been detached.
+        alike: questions that the members have compared their answers to, and whether all answers
+            were equal.
+        in_flight: what holds works of torch, each of which keeps the sockets open.
+    """
+
+    process_group: ProcessGroup
+    ranks: tuple[int, ...]
+    axis: Axis
+    detector: FailureDetector
+    meter: Meter
+    connected: Collection[int] | None = None
+    closed: bool = False
+    alike: dict[str, bool] = field(default_factory=dict)
+    in_flight: "weakref.WeakSet[InFlight]" = field(default_factory=weakref.WeakSet)
+
+    @classmethod
+    def of(cls, process_group: ProcessGroup | None = None) -> "Group":
+        """Adapt a process group that the caller owns, by default torch's default group.
+
+        Waits end by the timeout of the process group (:class:`NoHeartbeat`). The same process
+        group gives the same Group, for as long as the caller keeps it. Raises ``ValueError`` if
+        this rank is not a member, or if there is no default group.
+        """
+        owner = default_group() if process_group is None else process_group
+        if not isinstance(owner, ProcessGroup):
+            raise ValueError(
+                f"group={process_group!r}, expected a torch.distributed.ProcessGroup of which "
+                "this rank is a member; call on the members only"
+            )
+        with _adapting:
+            group = _adapted.get(owner)
+            if group is None:
+                ranks = world_ranks(owner)
+                detector = NoHeartbeat(ranks[owner.rank()], ranks)
+                # A proxy: a reference from here would keep the process group alive indefinitely.
+                group = cls(weakref.proxy(owner), ranks, "world", detector, Meter())
+                _adapted[owner] = group
+                weakref.finalize(owner, group.close_lane).atexit = False  # lanes close themselves
+        return group
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the group, from 0."""
+        return self.process_group.rank()
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    def backend(self, device: torch.device | str) -> str:
+        """Return the name of the backend for tensors on ``device``, or ""."""
+        return self._backends.get(torch.device(device).type, "")
+
+    @cached_property
+    def _backends(self) -> dict[str, str]:
+        return {device.type: name for device, name in backends_of(self.process_group).items()}
+
+    @cached_property
+    def lane(self) -> Lane:
+        """The one thread that runs this group's longer exchanges; never two."""
+        return Lane(f"offbeat-{self.axis}", lambda: self.detector.release(self.process_group))
+
+    def close_lane(self) -> None:
+        """End the thread, if it was started."""
+        if "lane" in vars(self):
+            self.lane.close()
+
+
+def close_at_exit(group: Group) -> None:
+    """Close the sockets of ``group``, which offbeat has opened, before Python ends."""
+    with _owning:
+        _owned.add(group)
+
+
+def message_device(group: Group, device: torch.device | str = "cpu") -> torch.device:
+    """Return the device on which messages about tensors on ``device`` must be allocated.
+
+    Gloo sends no point-to-point messages from an accelerator: they go through the host. Values of
+    the host go to the accelerator where the group has no backend for the host.
+    """
+    device = torch.device(device)
+    if device.type == "cpu" and not group.backend("cpu"):
+        return current_accelerator()
+    return device if group.backend(device) not in ("", "gloo") else torch.device("cpu")
+
+
+def close_sockets(groups: Iterable[Group]) -> None:
+    """Drop process groups, which closes their sockets and ends the threads of Gloo.
+
+    Only for groups of which all members are done: a closed socket discards what a peer has not
+    read yet. In threads of their own, since the end of a group that waits for a peer would block
+    the caller.
+    """
+    dropped = []
+    with _owning:
+        open_groups = [group for group in groups if group in _owned]
+        _owned.difference_update(open_groups)
+    for group in open_groups:
+        group.detector.forget_groups()
+        for holder in list(group.in_flight):
+            holder.drop()
+        dropped.append((group.process_group, group.connected))
+        del group.process_group
+    threads = [
+        threading.Thread(target=_empty, args=(dropped,), daemon=True) for _ in dropped[:_DROPPERS]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        left = -1
+        while thread.is_alive() and len(dropped) != left:  # until 5 s go by without progress
+            left = len(dropped)
+            thread.join(timeout=5.0)
+
+
+def closed_among(process_groups: Collection[ProcessGroup]) -> list[Group]:
+    """Return the groups over ``process_groups`` whose replica has been detached."""
+    with _owning:
+        return [g for g in _owned if g.closed and g.process_group in process_groups]
+
+
+@atexit.register
+def _drop_all() -> None:
+    """Drop all process groups before Python ends.
+
+    A thread of Gloo that frees a tensor after Python has ended aborts the process.
+    """
+    close_sockets(list(_owned))
+
+
+def _leave_all_to_parent() -> None:
+    global _owning
+    _owning = threading.Lock()  # a thread that is not in the child may have held it
+    if _owned:
+        leave_to_parent([group.process_group for group in _owned])
+        _owned.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+def _empty(dropped: list[tuple[ProcessGroup, Collection[int] | None]]) -> None:
+    with contextlib.suppress(IndexError):  # another thread had the last
+        while dropped:
+            group, connected = dropped.pop()
+            # Gloo ends a lazy group's thread before its sockets, and that thread only once no
+            # socket has anything to read: one with a message in flight would never end.
+            if connected is not None:
+                end_waits(group, connected)
+            del group

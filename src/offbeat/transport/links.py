@@ -1,0 +1,292 @@
+"""The process groups of one replica: opened on demand, closed together."""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+
+from torch.distributed import PrefixStore, ProcessGroup
+
+from offbeat.liveness.diagnosis import store_lost
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.lane import Lane
+from offbeat.liveness.roll_call import hear, roll_call
+from offbeat.liveness.store import TimedStore
+from offbeat.platform.process_group import (
+    another_client,
+    collective_peers,
+    end_waits,
+    say_hello_to,
+)
+from offbeat.transport.group import Group, close_at_exit, close_sockets
+from offbeat.transport.membership import ENDED, Roster, name_after, write_roster
+from offbeat.transport.meter import Meter
+from offbeat.transport.world import Axis, World
+
+MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
+POLL = 1.0  # seconds between two later looks at whether they are through, at most
+RECONNECT = 30.0  # seconds in which the ranks must connect after a loss or a join
+
+
+@dataclass(eq=False)
+class Links:
+    """Process groups of one replica, with one heartbeat and one set of counters.
+
+    Attributes:
+        world: the layout of ranks on nodes.
+        name: prefix of all keys of this replica in the store; equal on all ranks.
+        store: the store, for calls that must not block.
+        heartbeat: failure detector of all groups.
+        meter: counters of all groups.
+        opened: the groups that are open.
+        numbers: numbers for the names of groups.
+        process: the process that has opened them.
+        run: the number of the run in its store; 0 if no rank may join it.
+        change: how often its ranks have changed.
+        is_closed: whether this rank has closed them.
+    """
+
+    world: World
+    name: str
+    store: TimedStore
+    heartbeat: Heartbeat
+    meter: Meter
+    run: int = 0
+    change: int = 0
+    opened: list[Group] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    process: int = field(default_factory=os.getpid)
+    is_closed: bool = False
+
+    @classmethod
+    def connect(cls, world: World, run: int = 0) -> "Links":
+        """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
+        try:
+            store = TimedStore(world.store)
+            # Ranks attach their replicas in the same order, so their counts agree.
+            name = f"run{run}" if run else str(store.add(f"attached/{world.rank}", 1))
+            return cls._named(name, world, store, Meter(), run)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    @classmethod
+    def inside(cls, world: World, place: str, meter: Meter) -> "Links":
+        """Return links between the ranks of this node; ``place``: what its ranks alone share."""
+        try:
+            name = f"node {world.node} of {place}"
+            own = world.among(world.nodes[world.node])
+            return cls._named(name, own, TimedStore(world.store), meter, run=0, change=1)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    def between_nodes(self) -> "Links":
+        """Return links between the first ranks of all nodes, with the same counters."""
+        world = self.world.between_nodes()
+        try:
+            store = TimedStore(world.store)
+            return self._named(f"nodes of {self.name}", world, store, self.meter, self.run)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    def among(self, living: Collection[int]) -> "Links":
+        """Return links between the ranks ``living``, with the same counters; then close these."""
+        return self._changed(self.world.among(living), name_after(self.name, self.change))
+
+    def joined_by(self, rank: int, wish: int) -> "Links":
+        """Return links between these ranks and ``rank``, which made the ``wish`` of this number."""
+        return self._changed(self.world.joined_by(rank), name_after(self.name, self.change, wish))
+
+    @classmethod
+    def joining(cls, world: World, roster: Roster, wish: int, meter: Meter) -> "Links":
+        """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
+        name, store = name_after(roster.name, roster.change, wish), TimedStore(world.store)
+        return cls._named(name, world, store, meter, roster.run, roster.change + 1)
+
+    def _changed(self, world: World, name: str) -> "Links":
+        try:
+            store = TimedStore(world.store)
+            return self._named(name, world, store, self.meter, self.run, self.change + 1)
+        except RuntimeError as error:
+            raise store_lost(error) from error
+
+    @classmethod
+    def _named(
+        cls, name: str, world: World, store: TimedStore, meter: Meter, run: int, change: int = 0
+    ) -> "Links":
+        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
+        return cls(world, name, store, heartbeat, meter, run, change)
+
+    def announce(self) -> None:
+        """Tell who takes part, for ranks that wish to join; each rank calls after a change."""
+        if self.run:
+            nodes, lost = self.world.nodes, self.world.lost
+            with self.heartbeat.explaining():
+                write_roster(self.store, Roster(self.run, self.change, self.name, nodes, lost))
+
+    def end_run(self) -> None:
+        """Let nobody join any more, since this rank is about to leave."""
+        if self.run and not self.is_closed and not self.is_inherited:
+            with contextlib.suppress(RuntimeError):  # without a store nobody can
+                write_roster(self.store, Roster(self.run, ENDED))
+
+    def roll_call(self, word: str, conclude: Callable[[list[str]], str]) -> str:
+        """Wait until all ranks have called; return what the first concludes from their words."""
+        store = self.store.under(f"{self.name}/roll call")
+        return roll_call(word, conclude, self.heartbeat, store, self.world.group)
+
+    def tell(self, key: str, text: str) -> None:
+        """Tell all ranks ``text``, once for each ``key``."""
+        self.store.under(f"{self.name}/told").set(key, text)
+
+    def hear(self, key: str) -> str:
+        """Wait for what a rank tells under ``key``."""
+        return hear(key, self.heartbeat, self.store.under(f"{self.name}/told"))
+
+    def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
+        """Open a new group over ``axis``; all ranks must call.
+
+        ``peers``: the members with which this one exchanges messages beside collectives, by their
+        number in the group; None for all. Others are not connected, for whose number a large world
+        has neither the sockets nor the time. Two members must name each other.
+
+        Returns None on a rank that would be alone in the group, or that is not a member.
+        """
+        number = next(self.numbers)  # counted on non-members too: names must agree
+        members = self.world.members(axis, self.world.local_rank)
+        if len(members) < 2:
+            return None
+        assert self.world.opener is not None, "a layout without an opener cannot connect"
+        # An opening that was abandoned, because a rank is lost, may hold on to its client for long.
+        store = another_client(self.world.store) if self.change else self.world.store
+        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", store)
+        place, size = members.index(self.world.rank), len(members)
+        connected = None if peers is None else sorted({*collective_peers(place, size), *peers})
+        opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
+        process_group = self._open_watched(opener, connected or ())
+        self.heartbeat.guard(process_group, connected)
+        group = Group(process_group, members, axis, self.heartbeat, self.meter, connected)
+        close_at_exit(group)
+        self.opened.append(group)
+        return group
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that has opened the groups."""
+        return os.getpid() != self.process
+
+    def close(self, at_once: bool = False) -> None:
+        """Stop the heartbeat and end all groups and their threads; nothing in a forked child.
+
+        Sockets are closed when all ranks have called, or ``at_once``: no rank needs them any more.
+        """
+        if self.is_inherited or self.is_closed:
+            return
+        self._end_groups(has_left=True)
+        # After a verdict every wait raises it, and a rank that is lost never comes here.
+        at_once = at_once or self.heartbeat.has_verdict
+        lane = Lane("offbeat-leave", wake=lambda: None)
+        leaving = lane.submit(self._leave, lane.closing, at_once)
+        leaving.add_done_callback(lambda _: lane.close())
+        with contextlib.suppress(TimeoutError):
+            leaving.result(MOMENT)
+
+    def abandon(self) -> None:
+        """End as if this process had: the others find that it is lost, and go on without it."""
+        self._end_groups(has_left=False)
+        self._close_sockets()
+        self.store.close()
+
+    def _end_groups(self, has_left: bool) -> None:
+        self.is_closed = True
+        self.heartbeat.stop(has_left)
+        for group in self.opened:
+            group.close_lane()
+            group.process_group.shutdown()
+            group.closed = True
+
+    def _leave(self, is_ending: Event, at_once: bool) -> None:
+        """Close the sockets, and delete the keys in the store, once no rank needs them.
+
+        A closed socket discards what its peer has not read yet, so all ranks must be through.
+        """
+        wait, count = 0.001, len(self.world.ranks)
+        leaving = self.store.under(f"{self.name}/leaving")
+        try:
+            # Those that have left before must not wait for a rank that never comes here.
+            through = leaving.add("through", count if at_once else 1)
+            while through < count:
+                if is_ending.wait(wait):
+                    return
+                wait, through = min(2 * wait, POLL), leaving.add("through", 0)
+            self._close_sockets()
+            if leaving.add("closed", 1) == count:
+                self.store.under(self.name).clear()
+        except RuntimeError:  # the store is lost, and no rank can go on
+            self._close_sockets()
+        finally:
+            self.store.close()
+
+    def _close_sockets(self) -> None:
+        close_sockets(self.opened)
+        self.opened.clear()
+
+    def _open_watched(
+        self, opener: Callable[[], ProcessGroup], peers: Collection[int]
+    ) -> ProcessGroup:
+        """Open a group and connect to ``peers`` in a thread, which is left if a rank is lost.
+
+        The others would wait for that rank until the timeout of the process group, half an hour.
+        """
+        opened: list[ProcessGroup] = []
+
+        def connect() -> None:
+            group = opener()
+            try:
+                say_hello_to(group, peers)
+            except RuntimeError:
+                # The end of a group waits for ever while a socket has something to read, and the
+                # error keeps this one until the garbage collector ends it, in any thread.
+                end_waits(group, peers)
+                raise
+            opened.append(group)
+
+        lane, started = Lane("offbeat-open", wake=lambda: None), time.monotonic()
+        try:
+            with self.heartbeat.watching():
+                opening = lane.submit(connect)
+                while not opened:
+                    self.heartbeat.require_no_verdict()
+                    if self.change:
+                        self._require_connecting(time.monotonic() - started)
+                    with contextlib.suppress(TimeoutError):
+                        opening.result(0.1)
+        finally:
+            lane.close()
+        return opened[0]
+
+    def _require_connecting(self, waited: float) -> None:
+        """Condemn a rank that was lost after a loss or a join, and before the others connected.
+
+        Nobody watches one that has no heartbeat yet. At the attach it may start much later than
+        the others; here all have been in one call just now.
+        """
+        if absent := self.heartbeat.absent:
+            raise self.heartbeat.condemn(
+                PeerLost(
+                    f"rank {absent[0]} is lost: it has not come to connect with the others after a "
+                    "loss or a join. Look at the end of its log, then start again from the last "
+                    "checkpoint"
+                )
+            )
+        if waited > RECONNECT:
+            raise self.heartbeat.condemn(
+                PeerLost(
+                    f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: "
+                    "another rank was lost meanwhile; start again from the last checkpoint"
+                )
+            )

@@ -1,0 +1,67 @@
+"""The roster of a run that further ranks may join: who takes part, in one key of the store."""
+
+import json
+from typing import NamedTuple
+
+from offbeat.liveness.store import TimedStore
+
+KEY = "roster"
+ENDED = 2**62  # a number of changes after all others
+
+
+class Roster(NamedTuple):
+    """Who takes part in a run.
+
+    Attributes:
+        run: the number of the run, of all in this store, from 1; 0 before the first.
+        change: how often ranks were lost or have joined.
+        name: prefix of the keys of its links; "" if nobody can join, as after the end.
+        nodes: the ranks of each node.
+        lost: the ranks that it has lost.
+    """
+
+    run: int = 0
+    change: int = 0
+    name: str = ""
+    nodes: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that take part, ascending."""
+        return sorted(rank for node in self.nodes for rank in node)
+
+    @property
+    def next_rank(self) -> int:
+        """The smallest number that no rank has had."""
+        return len(self.ranks) + len(self.lost)
+
+
+def name_after(name: str, change: int, wish: int = 0) -> str:
+    """Return the name of the links after one more ``change``: that by ``wish``, or a loss.
+
+    Every change has its own, so that no key is used twice.
+
+    >>> name_after("run1", 0), name_after("run1.1", 1, wish=4), name_after("run1.2 with 4", 2)
+    ('run1.1', 'run1.2 with 4', 'run1.3')
+    """
+    after = f"{name.partition('.')[0]}.{change + 1}"
+    return f"{after} with {wish}" if wish else after
+
+
+def read_roster(store: TimedStore) -> Roster:
+    """Return the latest roster, an empty one if there is none."""
+    text = store.find(KEY)
+    return Roster() if text is None else _parse(text)
+
+
+def write_roster(store: TimedStore, roster: Roster) -> None:
+    """Write ``roster`` unless there is a later one, whoever of its ranks comes first."""
+    text, wanted = store.find(KEY) or "", json.dumps(roster)
+    while text != wanted and (not text or _parse(text)[:2] < roster[:2]):
+        text = store.compare_set(KEY, text, wanted).decode()
+
+
+def _parse(text: str) -> Roster:
+    run, change, name, nodes, lost = json.loads(text)
+    return Roster(run, change, name, tuple(map(tuple, nodes)), tuple(lost))

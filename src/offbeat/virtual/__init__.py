@@ -1,5 +1,0 @@
-"""Thousands of workers in one process: the equations of the methods, without sockets."""
-
-from offbeat.virtual.workers import VirtualWorkers
-
-__all__ = ["VirtualWorkers"]

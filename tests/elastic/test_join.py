@@ -1,0 +1,660 @@
+"""Ranks that join a run of gossip: threads, some of which go silent and come back."""
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
+from torch import nn
+from torch.distributed import HashStore
+
+import offbeat
+from held import descriptors, settles, threads
+from offbeat.elastic import generation as membership
+from offbeat.elastic import handover
+from offbeat.elastic import join as joining
+from offbeat.elastic import join_barrier as admission
+from offbeat.methods import PushSum
+from offbeat.replica import replicate
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.topology.graph import mixing_matrix
+from offbeat.transport.links import Links
+from offbeat.transport.world import World
+from outcomes import alike
+from problems import Quadratic, flat, gradient
+from ranks import fork_server
+from reference import push_sum
+from reference.elastic import elastic_sgp
+from reference.participants import Array
+
+CONTINUE = "sgp(on_failure='continue')"
+OVERLAP = "sgp(overlap=1, on_failure='continue')"
+LR = 0.05
+
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def perish(links: Links | None) -> None:
+    """What remains of a process that dies is silence; a thread cannot be killed."""
+    assert links is not None
+    links.heartbeat._end_thread()
+
+
+class Crowd:
+    """A world of threads, to which others come: one function for all, called with a layout."""
+
+    def __init__(self, size: int, work: Callable[[World], Any]) -> None:
+        self.world, self._work = ThreadWorld(size), work
+        self._results: dict[int, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def come(self, *places: World, after: float = 0.0) -> None:
+        """Start a thread for each of ``places``, some time after the others."""
+        for place in places:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._enter, args=(number, place, after), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _enter(self, number: int, place: World, after: float) -> None:
+        time.sleep(after)
+        try:
+            self._results[number] = self._work(place)
+        except Exception as error:
+            self._results[number] = error
+
+    def all(self, timeout: float = 60.0) -> list[Any]:
+        """Return what all return or raise: first the ranks of the start, then those who came."""
+        results: list[Any] = self.world.run(self._work, timeout)
+        for thread in self._threads:
+            thread.join(timeout)
+        return [*results, *(self._results[number] for number in range(len(self._threads)))]
+
+
+def attach(world: World, algorithm: str, model: nn.Module | None = None) -> offbeat.Replica:
+    own = Quadratic() if model is None else model
+    return offbeat.replicate(own, offbeat.algorithm(algorithm), mesh=world, join=True)
+
+
+def train(replica: offbeat.Replica, until: int, pause: Callable[[], float]) -> None:
+    model, optimizer = replica.model, torch.optim.SGD(replica.model.parameters(), lr=LR)
+    while replica.steps < until:
+        time.sleep(pause())
+        optimizer.zero_grad()
+        model(replica.world.rank).backward()
+        optimizer.step()
+        replica.step()
+
+
+def finish(replica: offbeat.Replica) -> tuple[Array, dict[str, Any]]:
+    replica.finish()
+    result = flat(snapshot(replica.model)), replica.stats()
+    replica.detach()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("more", "matrix", "overlap"),
+    [
+        ("", push_sum.one_peer_exponential, 0),
+        ("overlap=1, ", push_sum.one_peer_exponential, 1),
+        ("overlap=3, ", push_sum.one_peer_exponential, 3),
+        ("'ring', ", push_sum.ring, 0),
+        ("'complete', ", push_sum.complete, 0),
+        ("'ring', overlap=1, ", push_sum.ring, 1),
+    ],
+)
+@pytest.mark.fault(
+    "a new worker joins a run (join=True)",
+    "the others go on; numerators and weights are conserved",
+)
+def test_joins_conserve_mass(
+    more: str, matrix: push_sum.Matrix, overlap: int, draws: random.Random
+) -> None:
+    """Two ranks join at steps that the ranks choose; the reference takes these."""
+    pauses = draws.choice([0.005, 0.03])
+    ends: list[int] = []  # the step at which all stop, which the first one to know it writes
+
+    def work(world: World) -> tuple[int, Array, float, Array, dict[str, Any]]:
+        replica = attach(world, f"sgp({more}on_failure='continue')")
+        own = random.Random(f"{world.rank} {draws.random()}")
+        while not ends or replica.steps < ends[0]:
+            train(replica, replica.steps + 1, lambda: own.uniform(0, pauses))
+            if len(replica.joined) == 2:
+                ends.append(replica.joined[-1]["step"] + 20)
+        rank, weight = replica.world.rank, replica.parameters.weight
+        model = flat(snapshot(replica.model))
+        return rank, model, weight, *finish(replica)
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.1)
+    crowd.come(crowd.world.newcomer(), after=0.15)
+    results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    told = results[0][-1]
+    assert [each["rank"] for each in told["joined"]] == [3, 4]
+    start = flat(snapshot(Quadratic()))
+    z, w, in_flight = elastic_sgp(
+        dict.fromkeys(range(3), start),
+        gradient,
+        matrix=matrix,
+        joins={each["step"]: each["rank"] for each in told["joined"]},
+        steps=ends[0],
+        lr=LR,
+        overlap=overlap,
+    )
+    assert sum(w.values()) + sum(in_flight.values()) == pytest.approx(3, abs=1e-12)
+    for rank, model, weight, end, stats in results:
+        np.testing.assert_allclose(model, z[rank], rtol=0, atol=1e-12)
+        assert weight == pytest.approx(w[rank], abs=1e-12)
+        assert np.array_equal(end, results[0][3])
+        assert (stats["size"], stats["lost"]) == (5, [])
+        assert stats["joined"] == told["joined"][max(0, rank - 3) :]
+
+
+def reached(replica: offbeat.Replica, joined: int, lost: int = 0, seconds: float = 40.0) -> None:
+    """Step until this replica has seen so many ranks come and go."""
+    until = time.monotonic() + seconds
+    while len(replica.joined) < joined or len(replica.lost) < lost:
+        assert time.monotonic() < until, (replica.world.ranks, replica.joined, replica.lost)
+        time.sleep(0.005)
+        replica.step()
+
+
+def meet(replica: offbeat.Replica, margin: int = 40) -> tuple[Array, dict[str, Any]]:
+    """Step on to a step that all can reach together, some after the last change, and finish."""
+    last = max(each["step"] for each in (*replica.joined, *replica.lost))
+    train(replica, last + margin, lambda: 0.002)
+    return finish(replica)
+
+
+@pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP])
+@pytest.mark.fault(
+    "a worker is lost, and a new process takes its number (join=True)",
+    "it waits until the loss is noticed, joins, and all train on",
+)
+def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, algorithm)
+        if world.rank == 1:
+            for _ in range(3):
+                replica.step()
+            perish(replica._connection.links)
+            replica = attach(world, algorithm)
+            reached(replica, 1)
+        else:
+            reached(replica, 1, 1)
+        return meet(replica)
+
+    results = ThreadWorld(4).run(work)
+    for rank, (end, stats) in enumerate(results):
+        assert np.array_equal(end, results[0][0])
+        assert [each["rank"] for each in stats["joined"]] == [1]
+        assert [each["rank"] for each in stats["lost"]] == ([] if rank == 1 else [1])
+        assert (stats["rank"], stats["size"]) == (rank, 4)
+
+
+@pytest.mark.fault(
+    "workers are lost and come back again and again",
+    "descriptors and threads of the others do not grow; after `detach()` none is left",
+)
+def test_losses_and_joins_leave_nothing_behind() -> None:
+    def work(world: World) -> offbeat.Replica:
+        replica = attach(world, OVERLAP)
+        for cycle in range(1, 4):
+            if world.rank == 2:
+                for _ in range(3):
+                    replica.step()
+                replica._connection.links.abandon()  # which closes its sockets, as its end does
+                replica = attach(world, OVERLAP)
+            else:
+                reached(replica, cycle, cycle)
+        meet(replica)
+        return replica
+
+    before = descriptors(), threads()
+    gc.disable()
+    try:
+        replicas = ThreadWorld(3).run(work)
+        assert settles(descriptors, before[0])
+        assert settles(threads, before[1])
+    finally:
+        gc.enable()
+    assert len(replicas) == 3
+
+
+@pytest.mark.fault(
+    "a lost rank returns and new ones come at the same time",
+    "they join one after the other",
+)
+def test_several_come_at_once() -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, OVERLAP)
+        if world.rank == 2:
+            perish(replica._connection.links)
+            replica = attach(world, OVERLAP)
+        reached(replica, 1)
+        while len(replica.world.ranks) < 6:
+            time.sleep(0.005)
+            replica.step()
+        return meet(replica)
+
+    crowd = Crowd(4, work)
+    crowd.come(crowd.world.newcomer(), crowd.world.newcomer(), after=0.2)
+    results = crowd.all()
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 6
+    assert sorted(each["rank"] for each in results[0][1]["joined"]) == [2, 4, 5]
+
+
+class Gone(Exception):
+    """Ends a thread that plays a process which has died."""
+
+
+@pytest.mark.parametrize("when", ["before the members know", "at the gate", "with the model"])
+@pytest.mark.fault(
+    "a rank is lost while it joins",
+    "the others go on; the next one can join",
+)
+def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one comes after it. Before it was let in, the others only read that it is gone."""
+    dead = threading.Event()
+
+    def die(links: Links) -> None:
+        perish(links)
+        dead.set()
+        raise Gone
+
+    if when == "with the model":
+
+        def take(self: membership.Membership, model: nn.Module) -> None:
+            if dead.is_set():
+                return accept(self, model)
+            return die(self.connection.links)
+
+        accept = membership.Membership.take
+        monkeypatch.setattr(membership.Membership, "take", take)
+        monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
+    else:
+
+        def pass_gate(gate: Any, links: Links, is_hindered: Any) -> bool:
+            while when == "at the gate" and not gate.check(["step"]) and not dead.is_set():
+                time.sleep(0.01)
+            return enter(gate, links, is_hindered) if dead.is_set() else die(links)
+
+        enter = joining.pass_gate
+        monkeypatch.setattr(joining, "pass_gate", pass_gate)
+        monkeypatch.setattr(joining, "close_gate", lambda gate: None)
+        monkeypatch.setattr(Links, "abandon", quiet(Links.abandon))
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, OVERLAP)
+        reached(replica, 2 if when == "with the model" and world.rank < 3 else 1)
+        return meet(replica)
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer())
+    crowd.come(crowd.world.newcomer(), after=1.0)
+    results = crowd.all()
+    assert isinstance(results.pop(3), Gone)
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 4
+    was_in = when == "with the model"
+    assert [each["rank"] for each in results[0][1]["lost"]] == ([3] if was_in else [])
+    assert [each["rank"] for each in results[0][1]["joined"]] == ([3, 4] if was_in else [3])
+
+
+def quiet(abandon: Callable[[Links], None]) -> Callable[[Links], None]:
+    """A thread that has died does not clean up."""
+
+    def only_the_living(links: Links) -> None:
+        if not links.heartbeat._ticker.stopping.is_set():
+            abandon(links)
+
+    return only_the_living
+
+
+@pytest.mark.parametrize("when", ["before the gate", "at the gate", "after it", "giving"])
+@pytest.mark.parametrize("victim", [0, 2], ids=["the sponsor", "another"])
+@pytest.mark.fault(
+    "a member is lost while a rank joins",
+    "the others go on without it, and the rank joins them",
+)
+def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 is new, so rank 0 is its sponsor."""
+    if when == "giving" and victim != 0:
+        return
+    dead = threading.Event()
+
+    def die(links: Links | None) -> None:
+        perish(links)
+        dead.set()
+        raise Gone
+
+    enter, let, connect_over, give = (
+        admission.pass_gate,
+        membership.let_in,
+        membership.survivors.connect_over,
+        handover.give,
+    )
+
+    def let_in(links: Links, wish: Any) -> Links | None:
+        if links.world.rank == victim and not dead.is_set() and when == "before the gate":
+            die(links)
+        return let(links, wish)
+
+    def pass_gate(gate: Any, between: Links, is_hindered: Any) -> bool:
+        if between.world.rank == victim and not dead.is_set() and when == "at the gate":
+            gate.add("come", 1)
+            perish(between)
+            die(old[0])
+        return enter(gate, between, is_hindered)
+
+    def over(current: Any, *more: Any) -> Any:
+        if current.world.rank == victim and not dead.is_set() and when == "after it":
+            die(current.links)
+        return connect_over(current, *more)
+
+    def giving(model: Any, place: Any, rank: int, group: Any) -> None:
+        if not dead.is_set() and when == "giving":
+            die(new[0]._members.connection.links)
+        give(model, place, rank, group)
+
+    monkeypatch.setattr(membership, "let_in", let_in)
+    monkeypatch.setattr(admission, "pass_gate", pass_gate)
+    monkeypatch.setattr(membership.survivors, "connect_over", over)
+    monkeypatch.setattr(membership, "give", giving)
+    old: list[Links] = []
+    new: list[offbeat.Replica] = []
+
+    def work(world: World) -> tuple[Array, dict[str, Any]] | None:
+        replica = attach(world, OVERLAP)
+        if world.rank == victim:
+            new.append(replica)
+            assert replica._connection.links is not None
+            old.append(replica._connection.links)
+        try:
+            while 3 not in replica.world.ranks or victim in replica.world.ranks:
+                time.sleep(0.005)
+                replica.step()
+        except Gone:
+            return None
+        return meet(replica)
+
+    crowd = Crowd(4 - 1, work)
+    crowd.come(crowd.world.newcomer(), after=0.2)
+    results = [each for each in crowd.all() if each is not None]
+    assert len(results) == 3, results
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert stats["size"] == 3
+    lost = [each["rank"] for each in results[0][1]["lost"]]
+    assert lost in ([victim], [3, victim], [victim, 3])
+
+
+@pytest.mark.fault("a run grows from one rank, shrinks to it and grows again", "it trains on")
+def test_one_rank_alone_is_joined_twice() -> None:
+    place = threading.Event()
+
+    def work(world: World) -> tuple[Array, dict[str, Any]] | None:
+        replica = attach(world, OVERLAP)
+        if not world.is_new:
+            reached(replica, 2, 1)
+            return meet(replica)
+        if not place.is_set():
+            place.set()
+            perish(replica._connection.links)
+            return None
+        return meet(replica)
+
+    crowd = Crowd(1, work)
+    crowd.come(crowd.world.newcomer())
+    crowd.come(crowd.world.newcomer(), after=0.5)
+    first, _, second = crowd.all()
+    assert np.array_equal(first[0], second[0])
+    assert [each["rank"] for each in first[1]["lost"]] == [1]
+    assert [each["rank"] for each in first[1]["joined"]] == [1, 2]
+
+
+@pytest.mark.fault("all workers of a run are started again", "they start a new run")
+@pytest.mark.parametrize("ends", ["finished", "died"])
+def test_a_run_after_the_last_one(ends: str) -> None:
+    """In the same store: after detach(), and where all are silent."""
+
+    def work(world: World) -> tuple[int, Array, dict[str, Any]]:
+        replica = attach(world, CONTINUE)
+        train(replica, 5, lambda: 0.0)
+        if ends == "finished":
+            finish(replica)
+        else:
+            perish(replica._connection.links)
+        replica = attach(world, CONTINUE)
+        links = replica._connection.links
+        assert links is not None
+        train(replica, 7, lambda: 0.0)
+        return links.run, *finish(replica)
+
+    results = ThreadWorld(3).run(work)
+    for run, end, stats in results:
+        assert run == 2
+        assert np.array_equal(end, results[0][1])
+        assert (stats["step"], stats["lost"], stats["joined"]) == (7, [], [])
+
+
+@pytest.mark.fault(
+    "a new worker comes before there is a run", "it waits, with a warning after 15 s, and joins"
+)
+def test_a_new_worker_waits_for_the_run_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "WARN_AFTER", 0.2)
+
+    def work(world: World) -> int:
+        if not world.is_new:
+            time.sleep(1.0)
+        replica = attach(world, CONTINUE)
+        reached(replica, 1)
+        meet(replica)
+        return replica.world.size
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer())
+    with pytest.warns(RuntimeWarning, match="no run to join goes on in this store"):
+        assert crowd.all() == [3, 3, 3]
+
+
+class Other(Quadratic):
+    """Has another parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("rank", "algorithm", "model", "said"),
+    [
+        (None, CONTINUE, Other, "'more' exists on only one of them"),
+        (None, OVERLAP, Quadratic, f"the algorithm is {CONTINUE} here and {OVERLAP} there"),
+        (None, "ddp", Quadratic, "join=True with ddp():"),
+        (1, CONTINUE, Quadratic, "rank 1 takes part in the run already"),
+        (7, CONTINUE, Quadratic, "it is none of those that were lost, []; give rank=None"),
+    ],
+)
+@pytest.mark.fault(
+    "a rank that does not fit joins a run",
+    "ValueError on that rank alone; the others train on",
+)
+def test_what_does_not_fit_is_told_to_the_newcomer_alone(
+    rank: int | None, algorithm: str, model: type[nn.Module], said: str
+) -> None:
+    told = threading.Event()
+
+    def work(world: World) -> dict[str, Any]:
+        replica = attach(world, CONTINUE)
+        while not told.is_set():
+            time.sleep(0.005)
+            replica.step()
+        train(replica, 200 * (2 + replica.steps // 200), lambda: 0.0)
+        return finish(replica)[1]
+
+    crowd = Crowd(3, work)
+    place = crowd.world.newcomer()
+    if rank is not None:
+        ranks = tuple((r,) for r in range(max(3, rank + 1)))
+        place = World(rank, ranks, place.store, place.opener)
+    results = run_with_intruder(crowd, place, algorithm, model, told)
+    assert isinstance(results[3], ValueError)
+    assert said in str(results[3])
+    for stats in results[:3]:
+        assert (stats["joined"], stats["lost"], stats["size"]) == ([], [], 3)
+
+
+def run_with_intruder(
+    crowd: Crowd, place: World, algorithm: str, model: type[nn.Module], told: threading.Event
+) -> list[Any]:
+    """Let one more thread try to join, with arguments of its own."""
+    raised: list[Exception] = []
+
+    def intrude() -> None:
+        time.sleep(0.5)
+        try:
+            attach(place, algorithm, model())
+        except Exception as error:
+            raised.append(error)
+        told.set()
+
+    thread = threading.Thread(target=intrude, daemon=True)
+    thread.start()
+    results = crowd.all()
+    thread.join(20)
+    return [*results, *raised]
+
+
+@pytest.mark.fault(
+    "a state saved after a join is loaded",
+    "the same ranks continue; another membership is a ValueError on all",
+)
+def test_checkpoints_of_a_grown_world() -> None:
+    """Weights of others than this rank may vary after a join, also where this one's is 1."""
+    saved: dict[int, Any] = {}
+    before: dict[int, Any] = {}
+    ring = "sgp('ring', on_failure='continue')"
+
+    def work(world: World) -> tuple[Array, Array, str]:
+        replica = attach(world, ring)
+        if not world.is_new:
+            replica.step()
+            before[world.rank] = replica.state_dict()
+        reached(replica, 1)
+        train(replica, replica.joined[0]["step"] + 3, lambda: 0.0)
+        saved[replica.world.rank] = replica.state_dict()
+        train(replica, replica.steps + 5, lambda: 0.0)
+        first = flat(snapshot(replica.model))
+        replica.load_state_dict(saved[replica.world.rank])
+        train(replica, replica.steps + 5, lambda: 0.0)
+        try:
+            replica.load_state_dict(before.get(replica.world.rank, {}))
+        except ValueError as error:
+            said = str(error)
+        second = flat(snapshot(replica.model))
+        finish(replica)
+        return first, second, said
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer())
+    results = crowd.all()
+    assert len({said for _, _, said in results}) == 1
+    assert "for a world of 4" in results[0][2]
+    for first, second, _ in results:
+        assert np.array_equal(first, second)
+
+    def resume(world: World) -> Array:
+        replica = attach(world, ring)
+        replica.load_state_dict(saved[world.rank])
+        train(replica, replica.steps + 5, lambda: 0.0)
+        end = flat(snapshot(replica.model))
+        finish(replica)
+        return end
+
+    for end, (first, _, _) in zip(ThreadWorld(4).run(resume), results, strict=True):
+        np.testing.assert_allclose(end, first, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("overlap", "every"), [(0, 1), (1, 1), (2, 1), (3, 1), (0, 3)])
+@pytest.mark.parametrize(
+    "topology", [offbeat.Exponential(), offbeat.Exponential(peers=2), offbeat.Ring()], ids=str
+)
+def test_who_begins_the_step_of_the_admission_has_heard_of_it(
+    topology: offbeat.Topology, overlap: int, every: int
+) -> None:
+    """By messages alone; and one step before, somebody may not have."""
+    exchange = PushSum(topology=topology, overlap=overlap, every=every)
+    every, shift = max(every, overlap), every - 1
+    for size in (2, 3, 5, 8, 13):
+        if size < 4 and topology != offbeat.Ring() and "2" in str(topology):
+            continue
+        for sender in (0, size - 1):
+            for step in range(5):
+                promised = exchange.heard_by_all(size, sender, step)
+                heard = np.zeros(size, dtype=bool)
+                carried = heard  # by the messages in flight
+                all_heard_at = None
+                for k in range(promised + 2):
+                    if all_heard_at is None and heard.all():
+                        all_heard_at = k
+                    if k == step:
+                        heard = heard | (np.arange(size) == sender)
+                    if (k - shift) % every == 0:
+                        graph = mixing_matrix(topology, size, k // every) > 0
+                        heard = heard | carried  # waits for the last, then launches
+                        carried = graph @ heard
+                        if overlap == 0:
+                            heard, carried = heard | carried, np.zeros(size, dtype=bool)
+                assert all_heard_at == promised
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.fault(
+    "workers are killed and started again, at random times",
+    "all train on and agree at the end; stats() lists who came and went",
+)
+def test_processes_come_and_go(seed: int) -> None:
+    from bench.scale.churn import churn
+
+    run = churn(fork_server(), seed, seconds=4.0)
+    assert run.hung == []
+    assert run.killed
+    assert run.is_agreed
+    assert run.is_told, run
+    assert run.losses[-1] < 0.8 * run.losses[0]
+
+
+@pytest.mark.fault(
+    "join=True is combined with a recipe that cannot lose ranks", "`ValueError` on all ranks"
+)
+@pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd"])
+def test_recipes_that_nobody_can_join(text: str) -> None:
+    assert "join=True with" in alike(lambda world: attach(world, text))
+
+
+@pytest.mark.parametrize(
+    ("store", "size", "rank", "said"),
+    [
+        ("somewhere", 2, 0, "expected 'host:port'"),
+        ("host:port", 2, 0, "expected 'host:port'"),
+        (HashStore(), 2, 2, "rank=2 of size=2"),
+        (HashStore(), 0, None, "rank=None of size=0"),
+    ],
+)
+def test_places_that_are_none(store: Any, size: int, rank: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        World.at(store, size=size, rank=rank)

@@ -1,0 +1,351 @@
+"""Nodes that are lost and come back: sgp(within="local", on_failure="continue"), in threads."""
+
+import contextlib
+import json
+import random
+import threading
+import time
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.fsdp  # which replicate() imports: not in several threads at once
+from torch.distributed import HashStore, TCPStore
+
+import offbeat
+from offbeat.attach import node_start as meeting
+from offbeat.liveness.store import TimedStore
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
+from problems import Quadratic, flat
+from ranks import fork_server
+from reference.participants import Array
+
+NODES = ((0, 1), (2, 3), (4, 5))
+LR = 0.05
+
+
+def attach(world: World, more: str = "", **how: Any) -> offbeat.Replica:
+    text = f"sgp({more}within='local', on_failure='continue')"
+    return offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, **how)
+
+
+def train(replica: offbeat.Replica, until: int, pause: float = 0.0) -> None:
+    model, optimizer = replica.model, torch.optim.SGD(replica.model.parameters(), lr=LR)
+    while replica.steps < until:
+        time.sleep(pause)
+        optimizer.zero_grad()
+        model(replica.world.rank).backward()
+        optimizer.step()
+        replica.step()
+
+
+def perish(replica: offbeat.Replica) -> None:
+    """What remains of a process that dies is silence; a thread cannot be killed."""
+    members = replica._members
+    for links in (members.connection.links, members.node and members.node.links):
+        if links:
+            links.heartbeat._end_thread()
+
+
+@pytest.mark.parametrize("more", ["", "overlap=1, ", "'ring', overlap=2, wire='bf16', "])
+@pytest.mark.parametrize("nodes", [NODES, ((0, 1), (2,), (3, 4, 5))], ids=["equal", "unequal"])
+def test_without_losses_nodes_train_as_with_slices(
+    more: str, nodes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Whole models of first ranks, or a slice from each rank: the same method."""
+
+    def work(world: World, on_failure: str) -> tuple[Array, Array]:
+        algorithm = offbeat.algorithm(f"sgp({more}within='local', on_failure='{on_failure}')")
+        replica = offbeat.replicate(Quadratic(), algorithm, mesh=world)
+        train(replica, 12)
+        trained = flat(snapshot(replica.model))
+        with replica.consensus():
+            shown = flat(snapshot(replica.model))
+        replica.detach()
+        return trained, shown
+
+    ways = (partial(work, on_failure=how) for how in ("raise", "continue"))
+    told = [ThreadWorld(nodes=nodes).run(way) for way in ways]
+    # bf16 messages round what differs in the last bits of the sums.
+    tolerance = 1e-2 if "bf16" in more else 1e-12
+    for (slices, _), (whole, shown) in zip(*told, strict=True):
+        np.testing.assert_allclose(whole, slices, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(shown, told[1][0][1])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("more", ["", "overlap=1, "])
+@pytest.mark.parametrize("victims", [(3,), (2,), (2, 3)], ids=["another", "the first", "all"])
+@pytest.mark.fault(
+    "a rank is lost under within='local', on_failure='continue'",
+    "PeerLost on its node; the other nodes train on",
+)
+def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: str) -> None:
+    def work(world: World) -> tuple[Array, dict[str, Any]] | Exception | None:
+        replica = attach(world, more)
+        train(replica, 2)
+        if world.rank in victims:
+            perish(replica)
+            return None
+        try:
+            train(replica, 12)
+        except offbeat.PeerLost as loss:
+            replica.detach()
+            return loss
+        replica.finish()
+        result = flat(snapshot(replica.model)), replica.stats()
+        replica.detach()
+        return result
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    for rank, found in enumerate(results):
+        if rank in NODES[1]:
+            assert found is None if rank in victims else isinstance(found, offbeat.PeerLost)
+            continue
+        assert isinstance(found, tuple)
+        end, stats = found
+        assert np.array_equal(end, results[0][0])
+        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert (stats["size"], stats["rank"], stats["step"]) == (4, rank, 12)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("more", ["", "overlap=1, "])
+@pytest.mark.fault(
+    "a whole node is lost and starts again (join=True)",
+    "its ranks meet, and join together; the others train on",
+)
+def test_a_node_returns(more: str, draws: random.Random) -> None:
+    pause = draws.choice([0.0, 0.01])
+
+    def work(world: World) -> tuple[Array, float, dict[str, Any]]:
+        replica = attach(world, more, join=True)
+        train(replica, 3)
+        if world.rank in NODES[1]:
+            perish(replica)
+            time.sleep(draws.uniform(0, 0.3))  # one of its ranks starts before the other
+            replica = attach(world, more, join=True)
+        until = time.monotonic() + 40
+        while not replica.joined:
+            assert time.monotonic() < until, replica.lost
+            train(replica, replica.steps + 1, pause)
+        train(replica, replica.joined[-1]["step"] + 20, 0.002)
+        weight = replica.parameters.weight if world.rank % 2 == 0 else 0.0
+        replica.finish()
+        result = flat(snapshot(replica.model)), weight, replica.stats()
+        replica.detach()
+        return result
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    for rank, (end, _, stats) in enumerate(results):
+        assert np.array_equal(end, results[0][0])
+        assert [join["node"] for join in stats["joined"]] == [1]
+        assert [loss["node"] for loss in stats["lost"]] == ([] if rank in NODES[1] else [1])
+        assert (stats["size"], stats["rank"]) == (6, rank)
+    if not more:  # nothing is in flight: two began with one each, and gave the third of theirs
+        assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
+
+
+@pytest.mark.processes
+@pytest.mark.fault(
+    "a process of a node is killed, and all of the node are started again",
+    "the node joins; all models are equal at the end",
+)
+def test_processes_of_a_node_return() -> None:
+    from bench.scale.worker import work
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("words", "")
+
+    def start(rank: int) -> BaseProcess:
+        args = (store.port, 6, rank, 1, 2)
+        process: BaseProcess = fork_server().Process(target=work, args=args, daemon=True)
+        process.start()
+        return process
+
+    def said(kind: str, count: int, seconds: float = 60.0) -> list[list[Any]]:
+        until = time.monotonic() + seconds
+        while True:
+            lines = map(json.loads, store.get("words").decode().splitlines())
+            words = [word for word in lines if word[0] == kind]
+            if len(words) >= count:
+                return words
+            assert time.monotonic() < until, words
+            time.sleep(0.1)
+
+    running = {rank: start(rank) for rank in range(6)}
+    said("in", 6)
+    running[2].kill()
+    running[3].join(60)
+    assert running[3].exitcode == 1, "PeerLost: a rank of its node is lost"
+    running |= {rank: start(rank) for rank in (3, 2)}
+    said("in", 8)
+    store.set("last", str(int(store.get("step")) + 100))
+    ends = said("out", 6)
+    for process in running.values():
+        process.join(10)
+    assert {rank for _, rank, *_ in ends} == {*range(6)}
+    assert all(model == ends[0][2] for _, _, model, *_ in ends)
+    for _, rank, _, stats, *_ in ends:
+        assert [join["node"] for join in stats["joined"]] == [1]
+        assert [loss["node"] for loss in stats["lost"]] == ([] if rank in (2, 3) else [1])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_node_that_does_not_fit_is_told_so() -> None:
+    """Its ranks raise alike; the others do not notice it."""
+
+    def work(world: World) -> str:
+        replica = attach(world, join=True)
+        train(replica, 3)
+        said = ""
+        if world.rank in NODES[1]:
+            perish(replica)
+            with pytest.raises(ValueError, match="cannot join") as refused:
+                attach(world, "'ring', ", join=True)
+            said = str(refused.value)
+            replica = attach(world, join=True)
+        while not replica.joined:
+            train(replica, replica.steps + 1, 0.005)
+        train(replica, replica.joined[-1]["step"] + 20)
+        replica.finish()
+        replica.detach()
+        return said
+
+    said = ThreadWorld(nodes=NODES).run(work)
+    assert said[2] == said[3]
+    assert "algorithm" in said[2]
+
+
+def test_a_graph_that_nodes_cannot_have_is_refused_on_all_ranks() -> None:
+    def work(world: World) -> str:
+        with pytest.raises(ValueError, match="pairs need an even number") as refused:
+            attach(world, "'bipartite', ")
+        return str(refused.value)
+
+    assert len({*ThreadWorld(nodes=NODES).run(work)}) == 1
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ([1, 2], "expected a torch.nn.Module"),
+        (torch.nn.Linear(2, 2), "use the same versions, model"),
+    ],
+    ids=["none", "another"],
+)
+def test_a_wrong_model_on_one_rank_is_refused_on_all(model: Any, said: str, rank: int) -> None:
+    def work(world: World) -> str:
+        algorithm = offbeat.sgp(within="local", on_failure="continue")
+        given = model if world.rank == rank else Quadratic()
+        with pytest.raises(ValueError, match=said) as refused:
+            offbeat.replicate(given, algorithm, mesh=world, join=True)
+        return str(refused.value)
+
+    assert len({*ThreadWorld(nodes=((0, 1), (2, 3))).run(work)}) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_wrong_model_on_one_rank_that_returns_is_refused_on_its_node(rank: int) -> None:
+    are_refused, last = {2: threading.Event(), 3: threading.Event()}, list[int]()
+
+    def work(world: World) -> str:
+        replica, said = attach(world, join=True), ""
+        if world.rank in NODES[1]:
+            perish(replica)
+            algorithm = offbeat.sgp(within="local", on_failure="continue")
+            given = torch.nn.Linear(2, 2) if world.rank == rank else Quadratic()
+            with pytest.raises(ValueError, match="of a node differ in model") as refused:
+                offbeat.replicate(given, algorithm, mesh=world, join=True)
+            are_refused[world.rank].set()
+            return str(refused.value)
+        # Once the run is over there is none to be refused by: the node would begin another one.
+        while not last or replica.steps < last[0]:
+            if world.rank == 0 and not last and all(e.is_set() for e in are_refused.values()):
+                last.append(replica.steps + 10)  # rank 1 is not that far ahead
+            train(replica, replica.steps + 1, 0.005)
+        assert len(replica.lost) == 1
+        replica.finish()
+        replica.detach()
+        return said
+
+    said = ThreadWorld(nodes=NODES).run(work)
+    assert said[2] == said[3]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
+    def work(world: World) -> str:
+        replica = attach(world)
+        with pytest.raises(ValueError, match="a bad word") as said:
+            replica.raise_alike("a bad word" if world.rank == rank else None)
+        train(replica, 2)
+        replica.finish()
+        replica.detach()
+        return str(said.value)
+
+    assert all(f"rank {rank}: a bad word" in said for said in ThreadWorld(nodes=NODES).run(work))
+
+
+def test_a_saved_state_is_loaded() -> None:
+    def work(world: World) -> tuple[Array, Array]:
+        replica = attach(world, "overlap=1, ")
+        train(replica, 4)
+        saved = {n: t.clone() for n, t in replica.model.state_dict().items()}, replica.state_dict()
+        train(replica, 9)
+        went_on = flat(snapshot(replica.model))
+        replica.model.load_state_dict(saved[0])
+        replica.load_state_dict(saved[1])
+        assert replica.steps == 4
+        train(replica, 9)
+        resumed = flat(snapshot(replica.model))
+        broken = {name: entry | {"steps": 3} for name, entry in saved[1].items()}
+        with pytest.raises(ValueError, match="step"):
+            replica.load_state_dict(broken if world.rank == 4 else saved[1])
+        replica.detach()
+        return went_on, resumed
+
+    for went_on, resumed in ThreadWorld(nodes=NODES).run(work):
+        np.testing.assert_array_equal(went_on, resumed)
+
+
+def test_processes_of_a_node_that_were_started_together_meet() -> None:
+    """Those of earlier starts have left their words in the store."""
+    store, results = HashStore(), dict[str, int]()
+    clients: dict[str, TimedStore] = {}
+
+    def come(name: str, rank: int) -> threading.Thread:
+        clients[name] = TimedStore(store)
+
+        def enter() -> None:
+            with contextlib.suppress(RuntimeError):  # the client is closed
+                results[name] = meeting.meet(clients[name], rank, (4, 5, 6))
+
+        thread = threading.Thread(target=enter, daemon=True)
+        thread.start()
+        return thread
+
+    def all_come(*threads: threading.Thread) -> None:
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    all_come(come("a", 4), come("b", 5), come("c", 6))
+    assert results["a"] == results["b"] == results["c"]
+    early = come("d", 5)
+    time.sleep(0.2)
+    assert early.is_alive(), "it waits for the successors of the others"
+    ended = come("e", 6)
+    time.sleep(0.2)
+    clients["e"].close()
+    all_come(ended, early, come("f", 4), come("g", 6))
+    assert results["d"] == results["f"] == results["g"] != results["a"]
+    assert "e" not in results, "it ended before the others came"
+    for client in clients.values():
+        client.close()
