@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 
-SECONDS = 8.0  # until an error must be there: a verdict takes a few heartbeats, here 0.1 s each
+SECONDS = (
+    8.0  # until an error must be there: an agreed error takes a few heartbeats, here 0.1 s each
+)
 
 
 def errors_of(

@@ -319,7 +319,7 @@ def test_a_run_that_is_ended_saves_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "preempt.py"
     start, _, rest = script("docs/saving.md", "resume.py").partition("for step in range(")
     _, body, _, _ = re.split(r"301\):\n|    replica.step\(\)\n|replica.finish", rest)
-    signalled = "    import os\n    if (step, rank) == (33, 1):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+    signalled = "    if (step, rank) == (33, 1):\n        signal.raise_signal(signal.SIGTERM)\n"
     shown = script("docs/saving.md", "preempt.py")
     path.write_text(start + re.sub(r"    \.\.\..*\n", lambda _: body + signalled, shown))
     torchrun_forked(2, path, logs=tmp_path / "logs")

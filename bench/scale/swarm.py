@@ -135,7 +135,7 @@ def _beat(ranks: Sequence[int], size: int, port: int, line: Connection) -> None:
         waits.enter_context(heart.watching())
     while True:
         for heart in hearts:
-            if heart.has_verdict and heart.rank not in found:
+            if heart.has_agreed_error and heart.rank not in found:
                 found[heart.rank] = time.monotonic(), _text(heart)
         if not line.poll(POLL):
             continue
@@ -144,7 +144,7 @@ def _beat(ranks: Sequence[int], size: int, port: int, line: Connection) -> None:
 
 def _text(heart: Heartbeat) -> str:
     try:
-        heart.require_no_verdict()
+        heart.raise_agreed_error()
     except Exception as verdict:
         return str(verdict)
     return ""

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.liveness.failure import NoHeartbeat, PeerLost
-from offbeat.platform.process_group import collective_peers, open_loopback, say_hello_to
+from offbeat.platform.process_group import collective_peers, connect_to, open_loopback
 from offbeat.testing import ThreadWorld
 from offbeat.topology.graph import neighbours
 from offbeat.transport.group import Group, close_at_exit, close_sockets
@@ -98,7 +98,7 @@ def test_a_message_that_nobody_reads_does_not_keep_a_group_alive() -> None:
 
     def member(rank: int) -> None:
         group = open_loopback(store, rank, 2, is_lazy=True)
-        say_hello_to(group, [1 - rank])
+        connect_to(group, [1 - rank])
         held = Group(group, (0, 1), "world", NoHeartbeat(rank, (0, 1)), Meter(), [1 - rank])
         close_at_exit(held)
         if rank == 1:

@@ -15,8 +15,7 @@ from torch import nn
 
 import offbeat
 from offbeat.attach import start
-from offbeat.liveness import roll_call
-from offbeat.liveness import store as timed_store
+from offbeat.liveness import roll_call, store
 from offbeat.platform.process_group import open_group
 from offbeat.testing import ThreadWorld
 from offbeat.transport.links import Links
@@ -112,7 +111,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: dict[int, list[int]] = {}
         self.written: dict[int, int] = {}
-        call = timed_store._Caller.__call__
+        call = store._Caller.__call__
 
         def counted(caller: Any, method: str, *args: Any) -> Any:
             if method == "multi_get":
@@ -121,7 +120,7 @@ class Calls:
                 self.written[id(caller)] = self.written.get(id(caller), 0) + len(args[1])
             return call(caller, method, *args)
 
-        monkeypatch.setattr(timed_store._Caller, "__call__", counted)
+        monkeypatch.setattr(store._Caller, "__call__", counted)
 
 
 @pytest.mark.parametrize("size", [4, 24])

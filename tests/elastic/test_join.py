@@ -16,10 +16,7 @@ from torch.distributed import HashStore
 
 import offbeat
 from held import descriptors, settles, threads
-from offbeat.elastic import generation as membership
-from offbeat.elastic import handover
-from offbeat.elastic import join as joining
-from offbeat.elastic import join_barrier as admission
+from offbeat.elastic import generation, handover, join, join_barrier
 from offbeat.methods import PushSum
 from offbeat.replica import replicate
 from offbeat.testing import ThreadWorld, snapshot
@@ -259,7 +256,7 @@ class Gone(Exception):
     """Ends a thread that plays a process which has died."""
 
 
-@pytest.mark.parametrize("when", ["before the members know", "at the gate", "with the model"])
+@pytest.mark.parametrize("when", ["before the members know", "at the barrier", "with the model"])
 @pytest.mark.fault(
     "a rank is lost while it joins",
     "the others go on; the next one can join",
@@ -275,24 +272,24 @@ def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     if when == "with the model":
 
-        def take(self: membership.Membership, model: nn.Module) -> None:
+        def take(self: generation.Generation, model: nn.Module) -> None:
             if dead.is_set():
                 return accept(self, model)
             return die(self.connection.links)
 
-        accept = membership.Membership.take
-        monkeypatch.setattr(membership.Membership, "take", take)
+        accept = generation.Generation.take
+        monkeypatch.setattr(generation.Generation, "take", take)
         monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
     else:
 
-        def pass_gate(gate: Any, links: Links, is_hindered: Any) -> bool:
-            while when == "at the gate" and not gate.check(["step"]) and not dead.is_set():
+        def pass_barrier(barrier: Any, links: Links, is_hindered: Any) -> bool:
+            while when == "at the barrier" and not barrier.check(["step"]) and not dead.is_set():
                 time.sleep(0.01)
-            return enter(gate, links, is_hindered) if dead.is_set() else die(links)
+            return enter(barrier, links, is_hindered) if dead.is_set() else die(links)
 
-        enter = joining.pass_gate
-        monkeypatch.setattr(joining, "pass_gate", pass_gate)
-        monkeypatch.setattr(joining, "close_gate", lambda gate: None)
+        enter = join.pass_barrier
+        monkeypatch.setattr(join, "pass_barrier", pass_barrier)
+        monkeypatch.setattr(join, "close_barrier", lambda barrier: None)
         monkeypatch.setattr(Links, "abandon", quiet(Links.abandon))
 
     def work(world: World) -> tuple[Array, dict[str, Any]]:
@@ -323,14 +320,14 @@ def quiet(abandon: Callable[[Links], None]) -> Callable[[Links], None]:
     return only_the_living
 
 
-@pytest.mark.parametrize("when", ["before the gate", "at the gate", "after it", "giving"])
-@pytest.mark.parametrize("victim", [0, 2], ids=["the sponsor", "another"])
+@pytest.mark.parametrize("when", ["before the barrier", "at the barrier", "after it", "giving"])
+@pytest.mark.parametrize("victim", [0, 2], ids=["the donor", "another"])
 @pytest.mark.fault(
     "a member is lost while a rank joins",
     "the others go on without it, and the rank joins them",
 )
 def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 3 is new, so rank 0 is its sponsor."""
+    """Rank 3 is new, so rank 0 is its donor."""
     if when == "giving" and victim != 0:
         return
     dead = threading.Event()
@@ -341,23 +338,23 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
         raise Gone
 
     enter, let, connect_over, give = (
-        admission.pass_gate,
-        membership.let_in,
-        membership.survivors.connect_over,
+        join_barrier.pass_barrier,
+        generation.let_in,
+        generation.survivors.connect_over,
         handover.give,
     )
 
-    def let_in(links: Links, wish: Any) -> Links | None:
-        if links.world.rank == victim and not dead.is_set() and when == "before the gate":
+    def let_in(links: Links, request: Any) -> Links | None:
+        if links.world.rank == victim and not dead.is_set() and when == "before the barrier":
             die(links)
-        return let(links, wish)
+        return let(links, request)
 
-    def pass_gate(gate: Any, between: Links, is_hindered: Any) -> bool:
-        if between.world.rank == victim and not dead.is_set() and when == "at the gate":
-            gate.add("come", 1)
+    def pass_barrier(barrier: Any, between: Links, is_hindered: Any) -> bool:
+        if between.world.rank == victim and not dead.is_set() and when == "at the barrier":
+            barrier.add("come", 1)
             perish(between)
             die(old[0])
-        return enter(gate, between, is_hindered)
+        return enter(barrier, between, is_hindered)
 
     def over(current: Any, *more: Any) -> Any:
         if current.world.rank == victim and not dead.is_set() and when == "after it":
@@ -369,10 +366,10 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
             die(new[0]._members.connection.links)
         give(model, place, rank, group)
 
-    monkeypatch.setattr(membership, "let_in", let_in)
-    monkeypatch.setattr(admission, "pass_gate", pass_gate)
-    monkeypatch.setattr(membership.survivors, "connect_over", over)
-    monkeypatch.setattr(membership, "give", giving)
+    monkeypatch.setattr(generation, "let_in", let_in)
+    monkeypatch.setattr(join_barrier, "pass_barrier", pass_barrier)
+    monkeypatch.setattr(generation.survivors, "connect_over", over)
+    monkeypatch.setattr(generation, "give", giving)
     old: list[Links] = []
     new: list[offbeat.Replica] = []
 
@@ -454,7 +451,7 @@ def test_a_run_after_the_last_one(ends: str) -> None:
     "a new worker comes before there is a run", "it waits, with a warning after 15 s, and joins"
 )
 def test_a_new_worker_waits_for_the_run_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "WARN_AFTER", 0.2)
+    monkeypatch.setattr(join, "WARN_AFTER", 0.2)
 
     def work(world: World) -> int:
         if not world.is_new:
@@ -603,7 +600,7 @@ def test_who_begins_the_step_of_the_admission_has_heard_of_it(
             continue
         for sender in (0, size - 1):
             for step in range(5):
-                promised = exchange.heard_by_all(size, sender, step)
+                promised = exchange.reaches_all(size, sender, step)
                 heard = np.zeros(size, dtype=bool)
                 carried = heard  # by the messages in flight
                 all_heard_at = None

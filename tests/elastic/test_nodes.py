@@ -16,7 +16,7 @@ import torch.distributed.fsdp  # which replicate() imports: not in several threa
 from torch.distributed import HashStore, TCPStore
 
 import offbeat
-from offbeat.attach import node_start as meeting
+from offbeat.attach import node_start
 from offbeat.liveness.store import TimedStore
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
@@ -325,7 +325,7 @@ def test_processes_of_a_node_that_were_started_together_meet() -> None:
 
         def enter() -> None:
             with contextlib.suppress(RuntimeError):  # the client is closed
-                results[name] = meeting.meet(clients[name], rank, (4, 5, 6))
+                results[name] = node_start.meet(clients[name], rank, (4, 5, 6))
 
         thread = threading.Thread(target=enter, daemon=True)
         thread.start()

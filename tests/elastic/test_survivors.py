@@ -346,7 +346,7 @@ def test_a_loss_found_in_load_state_dict_is_survived(lost_in: str, finished: boo
             replica.step()
             replica.step()
         replica.load_state_dict(saved)
-        assert (replica.steps, replica.settled, len(replica.lost)) == (2, finished, 1)
+        assert (replica.steps, replica.is_averaged, len(replica.lost)) == (2, finished, 1)
         assert replica.model.vector[0].item() == own
         for _ in range(2):
             replica.step()

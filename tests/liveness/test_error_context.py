@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from offbeat.liveness.error_context import Explaining
+from offbeat.liveness.error_context import ErrorContext
 from offbeat.liveness.failure import NoHeartbeat, PeerLost
 
 
@@ -38,7 +38,7 @@ def test_begins_and_ends_and_passes_on_what_it_does_not_explain() -> None:
         calls.append(str(error))
         return error
 
-    context = Explaining(explain, lambda: calls.append("begin"), lambda: calls.append("end"))
+    context = ErrorContext(explain, lambda: calls.append("begin"), lambda: calls.append("end"))
     with pytest.raises(PeerLost) as raised, context:
         raise lost
     assert raised.value is lost

@@ -1,4 +1,4 @@
-"""Waits end with a verdict that is the same on all ranks."""
+"""Waits end with an agreed error that is the same on all ranks."""
 
 import time
 from collections.abc import Iterator
@@ -99,9 +99,9 @@ def test_a_timeout_before_any_group_is_open_is_explained(
 
 
 def test_the_first_verdict_stands_when_the_store_is_lost_after_it(alone: Heartbeat) -> None:
-    verdict = alone.condemn(ValueError("rank 3 is wrong"))
+    agreed = alone.report_error(ValueError("rank 3 is wrong"))
     alone._store.close()
     alone._tick()
     with pytest.raises(ValueError, match="rank 3 is wrong") as raised:
-        alone.require_no_verdict()
-    assert raised.value is verdict
+        alone.raise_agreed_error()
+    assert raised.value is agreed

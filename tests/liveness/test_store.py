@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
-from offbeat.elastic.join import Pulse
+from offbeat.elastic.join import RunWatch
 from offbeat.liveness import heartbeat
-from offbeat.liveness import store as timed_store
-from offbeat.liveness.status_record import Board, Notices, Wish
+from offbeat.liveness import store as client
+from offbeat.liveness.status_record import JoinRequest, Status, StatusRecord
 from offbeat.liveness.store import StoreSilent, TimedStore
 from offbeat.platform.process_group import open_loopback
-from offbeat.transport.membership import Roster
+from offbeat.transport.membership import Membership
 from offbeat.transport.world import World
 from ranks import Spawned, fork_server, free_port
 
@@ -41,8 +41,8 @@ class Freezing:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Freezing]:
-    monkeypatch.setattr(timed_store, "LIMIT", 0.3)
-    monkeypatch.setattr(timed_store, "TICK", 0.1)
+    monkeypatch.setattr(client, "LIMIT", 0.3)
+    monkeypatch.setattr(client, "TICK", 0.1)
     frozen = Freezing()
     yield frozen
     frozen.running.set()
@@ -65,7 +65,7 @@ def test_a_call_that_is_not_answered_ends_and_later_ones_fail_at_once(store: Fre
 def test_closing_ends_a_call_of_another_thread(
     store: Freezing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_store, "LIMIT", 60.0)
+    monkeypatch.setattr(client, "LIMIT", 60.0)
     timed, errors = TimedStore(store), list[Exception]()  # type: ignore[arg-type]
     store.running.clear()
 
@@ -101,7 +101,7 @@ def _host(port: int) -> None:
 
 
 def _train_until_frozen(rank: int, results: Any, port: int, host: int, ends: str) -> None:
-    timed_store.LIMIT, heartbeat.BEAT, heartbeat.PROMPT = 2.0, 0.2, 0.5
+    client.LIMIT, heartbeat.BEAT, heartbeat.PROMPT = 2.0, 0.2, 0.5
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     world = World(rank, ((0,), (1,), (2,)), store, open_loopback)
     replica = offbeat.replicate(nn.Linear(2, 2), offbeat.local_sgd(every=1), mesh=world)
@@ -147,15 +147,19 @@ def test_a_store_that_freezes_ends_every_wait(ends: str) -> None:
 def test_a_read_of_deleted_keys_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rank that wishes to join reads keys of others, which delete them when they change."""
-    monkeypatch.setattr(timed_store, "LIMIT", 2.0)
+    """A rank that requests to join reads keys of others, which delete them when they change."""
+    monkeypatch.setattr(client, "LIMIT", 2.0)
     for store in (HashStore(), dist.TCPStore("127.0.0.1", free_port(), is_master=True)):
         timed = TimedStore(store)
-        board = Board(timed)
-        assert board.post(wish=Wish(4, 1)).wish == Wish(4, 1) == board.read().wish
-        timed.delete_key("notices")
-        assert timed.find("notices") is None
-        assert board.read() == Notices() == board.post(wish=Wish(4, 1))
+        record = StatusRecord(timed)
+        assert (
+            record.post(request=JoinRequest(4, 1)).request
+            == JoinRequest(4, 1)
+            == record.read().request
+        )
+        timed.delete_key("status")
+        assert timed.find("status") is None
+        assert record.read() == Status() == record.post(request=JoinRequest(4, 1))
         timed.under("run1/heartbeat").append("ranks", "0 1 ")  # whose heartbeats are deleted
-        assert not Pulse(timed, Roster(1, 0, "run1"), 4, changed=-1e9).is_over()
+        assert not RunWatch(timed, Membership(1, 0, "run1"), 4, changed=-1e9).is_over()
         timed.close()

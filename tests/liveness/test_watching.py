@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 from offbeat.liveness import heartbeat
 from offbeat.liveness.failure import PeerLost, Phase
 from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.liveness.ring import Patience, Ring
+from offbeat.liveness.ring import Patience, WatchRing
 from offbeat.liveness.store import TimedStore
 from offbeat.liveness.ticker import Ticker, stretched
 
@@ -47,13 +47,13 @@ class Hearts:
             self._waits.enter_context(self.all[rank].backward(members))
             self._waits.enter_context(self.all[rank].watching())
 
-    def verdict(self, ranks: Collection[int], within: float = 15.0) -> Exception:
-        """Return the verdict of ``ranks``, which is one."""
+    def agreed(self, ranks: Collection[int], within: float = 15.0) -> Exception:
+        """Return the agreed error of ``ranks``, which is one."""
         until = time.monotonic() + within
-        while not all(self.all[rank].has_verdict for rank in ranks):
-            assert time.monotonic() < until, "no verdict"
+        while not all(self.all[rank].has_agreed_error for rank in ranks):
+            assert time.monotonic() < until, "no agreed error"
             time.sleep(0.02)
-        found = {(type(e), str(e)) for e in (self.all[rank]._verdict for rank in ranks)}
+        found = {(type(e), str(e)) for e in (self.all[rank]._agreed for rank in ranks)}
         assert len(found) == 1
         kind, text = found.pop()
         return kind(text)
@@ -103,7 +103,7 @@ def test_losses_are_found_by_watchers_that_live(
         hearts.all[rank]._end_thread()
     waits = living if waiting == "all" else [12]
     hearts.wait(waits)
-    found = hearts.verdict(waits)
+    found = hearts.agreed(waits)
     assert isinstance(found, PeerLost)
     assert any(str(found).startswith(f"rank {rank} is lost: no sign of life") for rank in lost)
     assert "last heartbeat in its own code (call 0)" in str(found)
@@ -133,19 +133,19 @@ def test_a_rank_that_is_lost_later_has_a_watcher_left(hearts: Hearts) -> None:
 def test_a_rank_that_returns_before_anybody_waits_is_no_longer_lost(hearts: Hearts) -> None:
     running = threading.Event()
     freeze(hearts.all[5], running)
-    board = hearts.all[4]._ring.board
+    record = hearts.all[4]._ring.record
     until = time.monotonic() + 10
-    while board.notices.silent is None:
+    while record.status.silent is None:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert board.notices.silent.rank == 5
+    assert record.status.silent.rank == 5
     running.set()
-    while board.notices.silent is not None:
+    while record.status.silent is not None:
         assert time.monotonic() < until
         time.sleep(0.05)
     hearts.wait(range(SIZE))
     time.sleep(1.0)
-    assert not any(one.has_verdict for one in hearts.all)
+    assert not any(one.has_agreed_error for one in hearts.all)
 
 
 def test_a_rank_that_is_frozen_while_others_wait_is_lost(hearts: Hearts) -> None:
@@ -153,7 +153,7 @@ def test_a_rank_that_is_frozen_while_others_wait_is_lost(hearts: Hearts) -> None
     freeze(hearts.all[5], running)
     others = [rank for rank in range(SIZE) if rank != 5]
     hearts.wait(others, "finish")
-    assert "rank 5 is lost" in str(hearts.verdict(others))
+    assert "rank 5 is lost" in str(hearts.agreed(others))
     running.set()
 
 
@@ -172,7 +172,7 @@ def test_a_connection_that_breaks_makes_all_watchers_less_patient(
 def test_a_rank_that_has_left_is_found_from_afar(hearts: Hearts) -> None:
     hearts.all[9].stop()
     hearts.wait([1])
-    assert "rank 9 has left (detach) after 0 calls, while rank 1 waits" in str(hearts.verdict([1]))
+    assert "rank 9 has left (detach) after 0 calls, while rank 1 waits" in str(hearts.agreed([1]))
 
 
 def test_ranks_that_leave_after_the_same_call_are_no_fault(hearts: Hearts) -> None:
@@ -183,8 +183,8 @@ def test_ranks_that_leave_after_the_same_call_are_no_fault(hearts: Hearts) -> No
         one.stop()
     hearts.wait([1], "finish")
     time.sleep(0.8)
-    assert not hearts.all[1].has_verdict
-    assert "has left (detach) after 1 calls" in str(hearts.verdict([1])), "too late for its call"
+    assert not hearts.all[1].has_agreed_error
+    assert "has left (detach) after 1 calls" in str(hearts.agreed([1])), "too late for its call"
 
 
 @pytest.mark.parametrize("first", [1, 9])
@@ -197,7 +197,7 @@ def test_different_calls_are_found_at_a_distance(hearts: Hearts, first: int) -> 
     hearts.wait([first], "step")
     time.sleep(0.5)
     hearts.wait([10 - first], "load_state_dict")
-    found = hearts.verdict([1, 9])
+    found = hearts.agreed([1, 9])
     assert isinstance(found, ValueError)
     assert f"rank {first} " in str(found)
     assert "is in step (call 0)" in str(found)
@@ -209,7 +209,7 @@ def test_a_rank_that_has_gone_on_is_found_at_a_distance(hearts: Hearts) -> None:
     hearts.all[9].next_call("step")
     hearts.wait([1], "finish")
     hearts.wait([9], "step")
-    said = str(hearts.verdict([1]))
+    said = str(hearts.agreed([1]))
     assert "rank 9 has gone on to call 1, but rank 1 is in finish (call 0)" in said
 
 
@@ -220,11 +220,11 @@ def test_a_call_that_has_raised_on_all_ranks_leaves_no_trace(hearts: Hearts) -> 
             waits.enter_context(one.verb("finish"))
             waits.enter_context(one.watching())
         time.sleep(0.6)
-        assert hearts.all[0]._ring.board.read().front is not None
+        assert hearts.all[0]._ring.record.read().front is not None
     time.sleep(0.3)
     hearts.wait(range(SIZE), "step")
     time.sleep(1.0)
-    assert not any(one.has_verdict for one in hearts.all)
+    assert not any(one.has_agreed_error for one in hearts.all)
 
 
 def test_a_member_that_has_passed_a_backward_is_found_in_its_group(hearts: Hearts) -> None:
@@ -232,7 +232,7 @@ def test_a_member_that_has_passed_a_backward_is_found_in_its_group(hearts: Heart
     members = (0, 5, 10, 15)
     hearts.all[10].next_call("step")
     hearts.exchange([0, 5], members)
-    found = hearts.verdict([0, 5])
+    found = hearts.agreed([0, 5])
     assert isinstance(found, ValueError)
     assert "rank 10 is in its own code (call 1), but rank 5 is in backward 1" in str(
         found
@@ -248,7 +248,7 @@ def test_a_backward_that_met_another_one_is_named(hearts: Hearts) -> None:
             inside.enter_context(one.backward(members))
         errors: list[Exception] = []
         threads = [
-            threading.Thread(target=lambda one=one: errors.append(one.condemn_pairing()))
+            threading.Thread(target=lambda one=one: errors.append(one.report_pairing()))
             for one in hearts.all
         ]
         for thread in threads:
@@ -299,7 +299,7 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
         beats.set(f"rank{rank}", json.dumps([1, 1.0, None, *there]))
         beats.append("ranks", f"{rank} ")
         beats.add("begun", 1)
-    one._ring.board.change(lambda old: old._replace(front=size - 2, left=size // 2))
+    one._ring.record.change(lambda old: old._replace(front=size - 2, left=size // 2))
     one.next_call("step")
     one.next_call("step")
     with contextlib.ExitStack() as inside:
@@ -319,7 +319,7 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
     found, keys = dict(store.calls), store.keys
     assert found == {"set": 10, "multi_get": 10}
     assert keys <= 10 * 9
-    assert not one.has_verdict
+    assert not one.has_agreed_error
     one.stop()
     timed.close()
 
@@ -330,7 +330,7 @@ def test_a_start_of_many_ranks_reads_their_list_a_few_times() -> None:
     rings, patience = [], Patience(15.0, 5.0, 1.0)
     for rank in range(100):
         timed.set(f"rank{rank}", json.dumps([1, 1.0, None, *Phase()]))
-        rings.append(Ring(timed, rank, range(120)))
+        rings.append(WatchRing(timed, rank, range(120)))
         rings[0].look((), patience)
     assert store.calls["get"] <= 8
     assert len(rings[0].begun) < 100
@@ -372,11 +372,11 @@ def test_a_store_that_pauses_is_no_loss_of_ranks() -> None:
         time.sleep(2.5)  # longer than a rank may be silent
         store.answering.set()
         time.sleep(0.3)
-    assert not any(one.has_verdict for one in hearts.all)
+    assert not any(one.has_agreed_error for one in hearts.all)
     assert max(one._ticker.stretch for one in hearts.all) > 1
     hearts.all[2]._end_thread()
     others = [0, 1, 3, 4, 5]
-    assert "rank 2 is lost" in str(hearts.verdict(others))
+    assert "rank 2 is lost" in str(hearts.agreed(others))
     hearts.end()
 
 
@@ -390,7 +390,7 @@ def test_a_watcher_that_was_suspended_condemns_nobody(hearts: Hearts) -> None:
     watcher = hearts.all[0]._ring
     watcher._looked -= 3600.0
     time.sleep(0.4)
-    assert not hearts.all[0].has_verdict
+    assert not hearts.all[0].has_agreed_error
     running.set()
 
 
@@ -412,4 +412,4 @@ def test_a_rank_that_beats_slowly_is_given_more_time(hearts: Hearts) -> None:
     hearts.all[5]._ticker.stopping.set()  # silent from now on
     hearts.wait([4])
     time.sleep(3.0)
-    assert not hearts.all[4].has_verdict
+    assert not hearts.all[4].has_agreed_error

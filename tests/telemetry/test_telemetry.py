@@ -57,8 +57,9 @@ def stats_of(text: str, size: int, steps: int, nodes: object = None) -> list[dic
                 for times in (3, 1, 1, 1)
             ],
         ),
-        # The same for gradients, two flags and a call number, and once the order of readiness.
-        ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 3 * 8) // 4) + 2 * 8),
+        # The same for gradients, two flags and a call number, and the model's buffer of three
+        # numbers; once the order of readiness.
+        ("ddp", 4, 3, 3 * (2 * 3 * (MODEL_BYTES + 3 * 8) // 4 + 3 * 8) + 2 * 8),
     ],
 )
 def test_bytes_are_what_the_docstrings_say(

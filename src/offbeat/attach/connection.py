@@ -75,9 +75,9 @@ class Connection:
         if self.links is not None:
             self.links.heartbeat.resume(phase)
 
-    def condemn(self, error: Exception) -> Exception:
-        """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
-        return self.links.heartbeat.condemn(error) if self.links is not None else error
+    def report_error(self, error: Exception) -> Exception:
+        """Make ``error`` the agreed error of all ranks, and return the agreed error to raise."""
+        return self.links.heartbeat.report_error(error) if self.links is not None else error
 
     def close(self, ends_run: bool = False) -> None:
         """End the heartbeat, the threads and the process groups; and the run, for all ranks."""

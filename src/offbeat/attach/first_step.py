@@ -68,7 +68,7 @@ def check_start(
     connection: Connection,
     mine: int | None,
     is_changed: bool,
-    settled: bool,
+    is_averaged: bool,
 ) -> str | None:
     """Raise ``ValueError`` on all ranks for a wrapper or different parameters; return a note.
 
@@ -82,9 +82,9 @@ def check_start(
             "the attach; load a model before replicate(), or call finish() after loading it"
         )
     if fault is not None:
-        raise connection.condemn(ValueError(f"rank {connection.world.rank}: {fault}"))
+        raise connection.report_error(ValueError(f"rank {connection.world.rank}: {fault}"))
     world, control = connection.world, connection.control
-    return compare_starts(mine, algorithm, world, control, settled, model.is_sharded)
+    return compare_starts(mine, algorithm, world, control, is_averaged, model.is_sharded)
 
 
 def compare_starts(
@@ -92,7 +92,7 @@ def compare_starts(
     algorithm: Algorithm,
     world: World,
     control: Group | None,
-    settled: bool,
+    is_averaged: bool,
     sharded: bool = False,
 ) -> str | None:
     """Compare the parameters with which the ranks began to train; all ranks call.
@@ -111,7 +111,7 @@ def compare_starts(
     gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
     found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))
     everyone = world.counterparts if sharded else (world.ranks,)
-    for ranks in _kept_equal(algorithm, world, settled, everyone):
+    for ranks in _kept_equal(algorithm, world, is_averaged, everyone):
         different = _different(found, ranks)
         if different is not None:
             raise ValueError(
@@ -119,7 +119,7 @@ def compare_starts(
                 f"{algorithm} keeps them equal; load the same model file on all ranks, before "
                 "replicate() or after it"
             )
-    pairs = [_different(found, ranks) for ranks in everyone] if settled else []
+    pairs = [_different(found, ranks) for ranks in everyone] if is_averaged else []
     different = next(filter(None, pairs), None)
     if different is None:
         return None
@@ -144,12 +144,12 @@ def drift_note(algorithm: Algorithm, largest: float) -> str:
 
 
 def _kept_equal(
-    algorithm: Algorithm, world: World, settled: bool, everyone: Sequence[Sequence[int]]
+    algorithm: Algorithm, world: World, is_averaged: bool, everyone: Sequence[Sequence[int]]
 ) -> Sequence[Sequence[int]]:
     """Return sets of ranks that hold equal parameters at the start of this step."""
     gradients, parameters = algorithm.gradients, algorithm.parameters
     starts_equal = parameters is not None and parameters.starts_equal
-    if keeps_equal(algorithm) or (settled and starts_equal):
+    if keeps_equal(algorithm) or (is_averaged and starts_equal):
         return everyone
     within = gradients is not None and gradients.over == "local" and everyone == (world.ranks,)
     return world.nodes if within else ()

@@ -119,7 +119,7 @@ def _agree(
     if fault is not None:
         raise ValueError(fault)
     if agreed.note is not None and links.world.rank == ranks[0]:
-        warnings.warn(agreed.note, RuntimeWarning, stacklevel=4)
+        warnings.warn(agreed.note, RuntimeWarning, stacklevel=5)
     return agreed.hosts
 
 

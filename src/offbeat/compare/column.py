@@ -9,7 +9,7 @@ from offbeat.compare.result import Comparison, Result, Spread
 DASH = "–"
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A formatted number, and a ``detail`` that is shown beside it in small type."""
 
     text: str
@@ -22,7 +22,7 @@ class Column(NamedTuple):
     title: str
     unit: str
     meaning: str
-    cell: Callable[[Result], Cell]
+    cell: Callable[[Result], TableCell]
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -33,29 +33,29 @@ def columns(comparison: Comparison) -> list[Column]:
     return [c._replace(unit=unit) if c.unit == "target loss" else c for c in _COLUMNS]
 
 
-def _time(result: Result) -> Cell:
+def _time(result: Result) -> TableCell:
     if result.seconds_per_step is None:
-        return Cell(result.state if result.state != "done" else DASH)
+        return TableCell(result.state if result.state != "done" else DASH)
     return _spread(result.seconds_per_step, quantity.seconds, result.rounds > 1)
 
 
-def _faster(result: Result) -> Cell:
+def _faster(result: Result) -> TableCell:
     if result.is_baseline and result.faster:
-        return Cell("1×")
+        return TableCell("1×")
     return _spread(result.faster, quantity.times, False)
 
 
-def _share(result: Result) -> Cell:
+def _share(result: Result) -> TableCell:
     if result.share_of_floor is None or result.floor is None:
-        return Cell(DASH)
+        return TableCell(DASH)
     share, floor = result.share_of_floor.median, result.floor.median
-    return Cell(quantity.percent(share), quantity.seconds(floor))
+    return TableCell(quantity.percent(share), quantity.seconds(floor))
 
 
-def _spread(spread: Spread | None, text: Callable[[float], str], with_range: bool) -> Cell:
+def _spread(spread: Spread | None, text: Callable[[float], str], with_range: bool) -> TableCell:
     if spread is None:
-        return Cell(DASH)
-    return Cell(text(spread.median), _range(spread, text) if with_range else "")
+        return TableCell(DASH)
+    return TableCell(text(spread.median), _range(spread, text) if with_range else "")
 
 
 def _range(spread: Spread, text: Callable[[float], str]) -> str:

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.compare import quantity
-from offbeat.compare.column import Cell, columns
+from offbeat.compare.column import TableCell, columns
 from offbeat.compare.result import Comparison, Result
 
 
@@ -60,7 +60,7 @@ def _name(result: Result) -> Text:
     return Text.assemble((result.name, "bold"), (f"\n{role}" if role else "", "dim"))
 
 
-def _text(cell: Cell) -> Text:
+def _text(cell: TableCell) -> Text:
     return Text.assemble(cell.text, (f"\n({cell.detail})" if cell.detail else "", "dim"))
 
 

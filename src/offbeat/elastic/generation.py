@@ -8,8 +8,8 @@ from typing import TypeVar, final
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import survivors
-from offbeat.elastic.handover import Place, give, take
-from offbeat.elastic.join_barrier import Admission, let_in, sponsor_in, sponsor_of
+from offbeat.elastic.handover import StartingPoint, give, take
+from offbeat.elastic.join_barrier import JoinBarrier, donor_in, donor_of, let_in
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Reconnected
 from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 @final
-class Membership:
+class Generation:
     """The connection to the other ranks, with the slots over it, and its changes.
 
     Where whole nodes come and go, ``node`` connects the ranks of this one, ``connection`` joins the
@@ -56,7 +56,7 @@ class Membership:
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.exchanges_from = 0
-        self._admission = Admission()
+        self._join_barrier = JoinBarrier()
 
     @property
     def gradients(self) -> BoundGradients:
@@ -124,10 +124,10 @@ class Membership:
             with self.node.calling(verb):
                 return self.node.together(verb, survive, changes, parameters, buffers)
 
-    def condemn(self, error: Exception) -> Exception:
-        """Make ``error`` the verdict of all ranks, and return the verdict to raise."""
-        found = self.connection.condemn(error)
-        return found if self.node is None else self.node.condemn(found)
+    def report_error(self, error: Exception) -> Exception:
+        """Make ``error`` the agreed error of all ranks, and return the agreed error to raise."""
+        found = self.connection.report_error(error)
+        return found if self.node is None else self.node.report_error(found)
 
     def gather(self, text: str) -> Callable[[], list[str]]:
         """Return a call for :meth:`together` that returns what every rank passes."""
@@ -169,38 +169,38 @@ class Membership:
     def admit(self, model: Exchanged, steps: int) -> list[str]:
         """Let a rank join if all have agreed on that for this step; return lines for the log.
 
-        The members keep numerators and weights, with what is in flight merged. Only the sponsor
+        The members keep numerators and weights, with what is in flight merged. Only the donor
         is late for the exchange that follows, by one model.
         """
         links, exchange = self.connection.links, self.algorithm.parameters
         if links is None or not links.run or not isinstance(exchange, ElasticExchange):
             return []
-        wish = self._admission.due(links, exchange, steps, self.exchanges_from)
-        if wish is None:
+        request = self._join_barrier.due(links, exchange, steps, self.exchanges_from)
+        if request is None:
             return []
         with links.heartbeat.verb("step"):
             weight = self.parameters.drain()
-        between = let_in(links, wish)
+        between = let_in(links, request)
         if between is None:
-            self._admission.is_refused = True
+            self._join_barrier.is_refused = True
             unit = self._unit
-            return [f"{unit} {links.world.rank}: {unit} {wish.rank} was lost while it joined"]
+            return [f"{unit} {links.world.rank}: {unit} {request.rank} was lost while it joined"]
         members, earlier = links.world.ranks, self.connection
         current = Connection(between.world, between, None)
-        pair = wish.rank, sponsor_of(members, wish.rank)
+        pair = request.rank, donor_of(members, request.rank)
         try:
             found = survivors.connect_over(current, earlier, self._filler, steps, [], pair)
         finally:
-            links.close(at_once=True)  # all have come to the gate; one may be lost since
+            links.close(at_once=True)  # all have come to the barrier; one may be lost since
         texts = self._adopt(found)
         if not found.agreements:
-            texts += self._share(model, wish.rank, members, steps, weight)
+            texts += self._share(model, request.rank, members, steps, weight)
         return texts
 
     def take(self, model: Exchanged) -> None:
-        """Take the model, half of the weight and the place of the sponsor: this rank joins."""
+        """Take the model, half of the weight and the place of the donor: this rank joins."""
         world = self.connection.world
-        place = take(model, sponsor_in(world), self._control)
+        place = take(model, donor_in(world), self._control)
         self.parameters.enter(place.weight)
         self.connection.resume(place.phase)
         self.steps = place.steps
@@ -218,7 +218,7 @@ class Membership:
         except PeerLost as loss:
             if self.connection.links is not None:
                 survivors.resign(self.connection.links)
-            raise node.condemn(loss) from loss
+            raise node.report_error(loss) from loss
 
     @property
     def _control(self) -> Group:
@@ -228,13 +228,13 @@ class Membership:
     def _share(
         self, model: Exchanged, newcomer: int, members: Sequence[int], steps: int, weight: float
     ) -> list[str]:
-        """Go on with the weight of this rank; the sponsor gives half of it."""
+        """Go on with the weight of this rank; the donor gives half of it."""
         world, phase = self.connection.world, self._control.detector.phase
         self.joined.append({self._unit: newcomer, "step": steps})
-        is_sponsor = sponsor_of(members, newcomer) == world.rank
-        self.parameters.enter(weight / 2 if is_sponsor else weight)
-        if is_sponsor:
-            give(model, Place(steps, weight / 2, phase), newcomer, self._control)
+        is_donor = donor_of(members, newcomer) == world.rank
+        self.parameters.enter(weight / 2 if is_donor else weight)
+        if is_donor:
+            give(model, StartingPoint(steps, weight / 2, phase), newcomer, self._control)
         unit = self._unit
         return [
             f"{unit} {world.rank}: {unit} {newcomer} has joined; {list(world.ranks)} train on, "

@@ -1,4 +1,4 @@
-"""What a rank that joins gets from its sponsor: the model, half of the weight, and its place."""
+"""What a rank that joins gets from its donor: the model, half of the weight, and its place."""
 
 import zlib
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
 
-class Place(NamedTuple):
+class StartingPoint(NamedTuple):
     """Where a rank that joins begins.
 
     Attributes:
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     phase: Phase
 
 
-def give(model: Exchanged, place: Place, rank: int, group: Group) -> None:
+def give(model: Exchanged, place: StartingPoint, rank: int, group: Group) -> None:
     """Send the model and ``place`` to ``rank``, which calls :func:`take`.
 
     Bytes sent: those of the parameters and of the persistent buffers, and 48.
@@ -39,18 +39,18 @@ def give(model: Exchanged, place: Place, rank: int, group: Group) -> None:
         exchange([(to, message.view(-1)) for message in messages], [], group).wait()
 
 
-def take(model: Exchanged, sponsor: int, group: Group) -> Place:
-    """Receive what ``sponsor`` gives; the parameters and buffers are then equal to its own.
+def take(model: Exchanged, donor: int, group: Group) -> StartingPoint:
+    """Receive what ``donor`` gives; the parameters and buffers are then equal to its own.
 
     Raises ``ValueError`` if it has other buffers than this rank.
     """
-    tensors, source = _tensors(model), group.ranks.index(sponsor)
+    tensors, source = _tensors(model), group.ranks.index(donor)
     header = torch.zeros(6, dtype=torch.float64, device=message_device(group))
     exchange([], [(source, header)], group).wait()
     steps, weight, calls, phase_steps, exchanges, found = header.tolist()
     if found != _sum(tensors):
         raise ValueError(
-            f"rank {sponsor} has buffers of other names, shapes or dtypes than this rank that "
+            f"rank {donor} has buffers of other names, shapes or dtypes than this rank that "
             "joins; register them before replicate(), alike on all ranks"
         )
     got = [torch.empty_like(t, device=message_device(group, t.device)) for t in tensors.values()]
@@ -59,7 +59,9 @@ def take(model: Exchanged, sponsor: int, group: Group) -> Place:
     with torch.no_grad():
         for tensor, message in zip(tensors.values(), got, strict=True):
             tensor.copy_(message)
-    return Place(int(steps), weight, Phase(int(calls), "", int(phase_steps), int(exchanges)))
+    return StartingPoint(
+        int(steps), weight, Phase(int(calls), "", int(phase_steps), int(exchanges))
+    )
 
 
 def _tensors(model: Exchanged) -> dict[str, Tensor]:

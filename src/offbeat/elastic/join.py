@@ -1,4 +1,4 @@
-"""The way of a rank into a run: it finds one in the store, makes a wish, and waits at the gate."""
+"""A rank that joins a run: it finds one in the store, makes a request, and waits at the barrier."""
 
 import contextlib
 import json
@@ -10,23 +10,23 @@ from typing import Any, final
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
 from offbeat.attach.start import argument_fault, join_fault
-from offbeat.elastic.join_barrier import close_gate, gate_of, pass_gate
+from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.liveness import heartbeat
 from offbeat.liveness.diagnosis import store_lost
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.roll_call import WARN_AFTER
-from offbeat.liveness.status_record import Board, Wish
+from offbeat.liveness.status_record import JoinRequest, StatusRecord
 from offbeat.liveness.store import TimedStore
 from offbeat.platform.process_group import TIMEOUT
 from offbeat.transport.links import Links
-from offbeat.transport.membership import Roster, read_roster
+from offbeat.transport.membership import Membership, read_membership
 from offbeat.transport.meter import Meter
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store
 READ = 16  # members whose heartbeats tell whether a run goes on
-ATTEMPTS = 20  # wishes until a rank gives up
+ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
 
 
@@ -39,11 +39,11 @@ def announce(links: Links, model: Exchanged, algorithm: Algorithm) -> None:
 
 @final
 @dataclass(eq=False)
-class Pulse:
+class RunWatch:
     """Tells whether a run goes on, by the heartbeats of some of its members."""
 
     store: TimedStore
-    roster: Roster
+    membership: Membership
     rank: int
     started: float = field(default_factory=time.monotonic)
     changed: float = field(default_factory=time.monotonic)
@@ -62,7 +62,7 @@ class Pulse:
 
     def _look(self, now: float) -> None:
         # Its keys are deleted at any time: after a change of its ranks, and after its end.
-        store = self.store.under(f"{self.roster.name}/heartbeat")
+        store = self.store.under(f"{self.membership.name}/heartbeat")
         begun = store.find("ranks")
         if begun is None:
             return
@@ -79,7 +79,7 @@ class Pulse:
 
 @final
 @dataclass(eq=False)
-class Joining:
+class JoinAttempts:
     """The attempts of a rank to join the run in the store of ``world``."""
 
     world: World
@@ -98,22 +98,22 @@ class Joining:
         Raises ``ValueError`` on this rank alone if it cannot join, and :class:`PeerLost` after
         many attempts.
         """
-        self.store, pulse, since = TimedStore(self.world.store), None, time.monotonic()
+        self.store, watch, since = TimedStore(self.world.store), None, time.monotonic()
         try:
             while True:
-                roster = read_roster(self.store)
-                if self.world.is_new and (not roster.name or (pulse and pulse.is_over())):
+                membership = read_membership(self.store)
+                if self.world.is_new and (not membership.name or (watch and watch.is_over())):
                     self._await_a_run(time.monotonic() - since)
-                if not roster.name and not self.world.is_new:
-                    return roster.run + 1
-                if roster.name:
-                    if pulse is None or pulse.roster != roster:
-                        pulse = Pulse(self.store, roster, self._rank(roster))
-                    links = self._wish(roster, pulse)
+                if not membership.name and not self.world.is_new:
+                    return membership.run + 1
+                if membership.name:
+                    if watch is None or watch.membership != membership:
+                        watch = RunWatch(self.store, membership, self._rank(membership))
+                    links = self._request(membership, watch)
                     if links is not None:
                         return Connection(links.world, links, None)
-                    if pulse.is_over() and not self.world.is_new:
-                        return roster.run + 1
+                    if watch.is_over() and not self.world.is_new:
+                        return membership.run + 1
                 time.sleep(POLL)
         except PeerLost:
             raise
@@ -132,28 +132,28 @@ class Joining:
                 f"no run to join goes on in this store after {waited:.0f} s; waiting for one to "
                 "begin. Do its ranks pass join=True and the same store?",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
-    def _rank(self, roster: Roster) -> int:
+    def _rank(self, membership: Membership) -> int:
         if not self.world.is_new:
             return self.world.rank
         # A new rank that was in, and has tried again since, keeps the number that it got.
-        return self.number if self.number in roster.lost else roster.next_rank
+        return self.number if self.number in membership.lost else membership.next_rank
 
-    def _wish(self, roster: Roster, pulse: Pulse) -> Links | None:
+    def _request(self, membership: Membership, watch: RunWatch) -> Links | None:
         """Make one attempt; return the links between all ranks if it succeeds.
 
-        Otherwise the roster has changed, or another rank joins first, or the run is over.
+        Otherwise the membership has changed, or another rank joins first, or the run is over.
         """
-        rank = pulse.rank
-        if rank in roster.ranks:
-            self._await_own_loss(roster, pulse)
+        rank = watch.rank
+        if rank in membership.ranks:
+            self._await_own_loss(membership, watch)
             return None
-        self._require_fitting(roster, rank)
-        board = Board(self.store.under(f"{roster.name}/heartbeat"))
-        notices = board.read()
-        if notices.wish is not None or notices.verdict is not None or notices.left is not None:
+        self._require_fitting(membership, rank)
+        record = StatusRecord(self.store.under(f"{membership.name}/heartbeat"))
+        status = record.read()
+        if status.request is not None or status.agreed is not None or status.left is not None:
             return None
         if self.attempts == ATTEMPTS:
             raise PeerLost(
@@ -161,54 +161,56 @@ class Joining:
                 "meanwhile; the others go on without it"
             )
         self.attempts, self.number = self.attempts + 1, rank
-        wish = Wish(rank, self.store.add("wishes", 1))
-        lost = tuple(other for other in roster.lost if other != rank)
-        nodes = tuple(sorted((*roster.nodes, (rank,))))
+        request = JoinRequest(rank, self.store.add("requests", 1))
+        lost = tuple(other for other in membership.lost if other != rank)
+        nodes = tuple(sorted((*membership.nodes, (rank,))))
         world = replace(self.world, rank=rank, nodes=nodes, lost=lost, is_new=False)
-        links = Links.joining(world, roster, wish.number, self.meter)
-        gate = gate_of(self.store, roster.name, wish.number)
+        links = Links.joining(world, membership, request.number, self.meter)
+        barrier = barrier_of(self.store, membership.name, request.number)
         try:
-            if board.post(wish=wish).wish == wish and pass_gate(
-                gate, links, lambda: self._is_hopeless(roster, pulse, board, wish)
+            if record.post(request=request).request == request and pass_barrier(
+                barrier, links, lambda: self._is_hopeless(membership, watch, record, request)
             ):
                 return links
         except BaseException:
             with contextlib.suppress(RuntimeError):
-                close_gate(gate)
+                close_barrier(barrier)
             links.abandon()
             raise
         links.abandon()
         return None
 
-    def _is_hopeless(self, roster: Roster, pulse: Pulse, board: Board, wish: Wish) -> bool:
+    def _is_hopeless(
+        self, membership: Membership, watch: RunWatch, record: StatusRecord, request: JoinRequest
+    ) -> bool:
         time.sleep(POLL)
-        if pulse.is_over() or read_roster(self.store) != roster:
+        if watch.is_over() or read_membership(self.store) != membership:
             return True
-        return board.read().wish != wish
+        return record.read().request != request
 
-    def _await_own_loss(self, roster: Roster, pulse: Pulse) -> None:
+    def _await_own_loss(self, membership: Membership, watch: RunWatch) -> None:
         """Wait until the others have noticed that the worker which had this number is lost."""
-        while read_roster(self.store) == roster and not pulse.is_over():
-            if pulse.is_rank_alive:
+        while read_membership(self.store) == membership and not watch.is_over():
+            if watch.is_rank_alive:
                 raise ValueError(
-                    f"rank {pulse.rank} takes part in the run already; give every worker a number "
+                    f"rank {watch.rank} takes part in the run already; give every worker a number "
                     "of its own, or rank=None to a new one"
                 )
             time.sleep(POLL)
 
-    def _require_fitting(self, roster: Roster, rank: int) -> None:
+    def _require_fitting(self, membership: Membership, rank: int) -> None:
         """Raise ``ValueError`` if this rank cannot join, which the others then do not notice."""
-        if rank not in roster.lost and rank != roster.next_rank:
+        if rank not in membership.lost and rank != membership.next_rank:
             raise ValueError(
-                f"rank {rank} cannot join the ranks {roster.ranks}: it is none of those that were "
-                f"lost, {list(roster.lost)}; give rank=None to a new worker"
+                f"rank {rank} cannot join the ranks {membership.ranks}: it is none of those that "
+                f"were lost, {list(membership.lost)}; give rank=None to a new worker"
             )
         fault = (
             self.fault
             or argument_fault(self.model, self.algorithm)
             or join_fault(self.algorithm)
             or model_fault(self.model)
-            or self.algorithm.parameters.growth_fault(len(roster.ranks) + 1)
+            or self.algorithm.parameters.growth_fault(len(membership.ranks) + 1)
         )
         if fault is None:
             there, here = (
@@ -218,4 +220,4 @@ class Joining:
             different = difference(there, json.loads(json.dumps(here)))
             fault = different and f"{different}; use the same versions, model and algorithm"
         if fault is not None:
-            raise ValueError(f"rank {rank} cannot join the ranks {roster.ranks}: {fault}")
+            raise ValueError(f"rank {rank} cannot join the ranks {membership.ranks}: {fault}")

@@ -16,7 +16,7 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.node_start import meet
 from offbeat.exchange import Algorithm
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.status_record import Verdict
+from offbeat.liveness.status_record import AgreedError
 from offbeat.liveness.store import TimedStore
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.group import Group
@@ -88,7 +88,7 @@ class Node:
     @property
     def is_lost(self) -> bool:
         """Whether one of its ranks is."""
-        return self.links is not None and self.links.heartbeat.has_verdict
+        return self.links is not None and self.links.heartbeat.has_agreed_error
 
     @contextmanager
     def calling(self, verb: str) -> Iterator[None]:
@@ -100,9 +100,9 @@ class Node:
             yield
         self.links.heartbeat.next_call(verb)
 
-    def condemn(self, error: Exception) -> Exception:
+    def report_error(self, error: Exception) -> Exception:
         """Make ``error`` that of all ranks of the node, and return the one that stands."""
-        return error if self.links is None else self.links.heartbeat.condemn(error)
+        return error if self.links is None else self.links.heartbeat.report_error(error)
 
     def close(self) -> None:
         """End the threads and the groups."""
@@ -174,6 +174,6 @@ class Node:
         return cast(Result, result)
 
     def _first_error(self, own: Exception | None, control: Group) -> Exception:
-        text = json.dumps(own and Verdict.of(own)).encode()
+        text = json.dumps(own and AgreedError.of(own)).encode()
         first = next(word for word in map(json.loads, gather_bytes(text, control)) if word)
-        return own or Verdict(*first).error
+        return own or AgreedError(*first).error

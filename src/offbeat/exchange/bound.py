@@ -41,7 +41,7 @@ class BoundParameters(State, ABC):
         pack(views.values(), site.parameters.values())
         return flat, views, 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Reset the state: every replica was set to the average."""
 
     def staleness(self, step: int) -> int:
@@ -57,7 +57,7 @@ class BoundParameters(State, ABC):
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned; :meth:`unfit` has accepted it on all ranks."""
-        self.settle()
+        self.reset()
         super().load(saved)
 
     def drain(self) -> float:

@@ -83,7 +83,7 @@ class Guard(State):
         name = self._find()
         if name is not None and (self.kept is None or self.skipped_last):
             error = error_of_second_skip if self.skipped_last else error_of_step
-            raise self._condemn(error(self.who, name))
+            raise self._report_error(error(self.who, name))
         self.skipped_last = name is not None
         if self.kept is not None and self.skipped_last:
             pack(self.site.parameters.values(), self.kept)
@@ -92,7 +92,7 @@ class Guard(State):
     def require(self) -> None:
         """Raise on all ranks if a parameter is not finite: an average has no step to go back to."""
         if (name := self._find()) is not None:
-            raise self._condemn(error_of_step(self.who, name))
+            raise self._report_error(error_of_step(self.who, name))
 
     def keep(self) -> None:
         """Note the parameters after a step, or where training starts anew."""
@@ -117,7 +117,7 @@ class Guard(State):
             return None
         return next((name for name, p in parameters.items() if not p.isfinite().all()), None)
 
-    def _condemn(self, error: ValueError) -> Exception:
+    def _report_error(self, error: ValueError) -> Exception:
         """Make ``error`` that of all ranks: they wait for what this one does not send."""
         control = self.site.control
-        return error if control is None else control.detector.condemn(error)
+        return error if control is None else control.detector.report_error(error)

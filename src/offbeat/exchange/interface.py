@@ -125,7 +125,7 @@ class ElasticExchange(ParameterExchange):
         """Return why ``size`` participants could not exchange, or None."""
 
     @abstractmethod
-    def heard_by_all(self, size: int, sender: int, step: int) -> int:
+    def reaches_all(self, size: int, sender: int, step: int) -> int:
         """Return a step that nobody begins before a word of ``sender`` has reached it.
 
         It is out before the first exchange from ``step`` on, and every message carries it on.

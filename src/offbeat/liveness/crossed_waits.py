@@ -35,7 +35,7 @@ class Waiting(Protocol):
     def is_waiting(self) -> bool:
         """Whether this rank has waited for some time."""
 
-    def condemn(self, error: Exception) -> Exception:
+    def report_error(self, error: Exception) -> Exception:
         """Publish ``error`` in this replica; return the one that stands."""
 
 

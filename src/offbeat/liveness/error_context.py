@@ -10,7 +10,7 @@ def _nothing() -> None:
     """Do nothing at the begin or the end of a context."""
 
 
-class Explaining(AbstractContextManager[None]):
+class ErrorContext(AbstractContextManager[None]):
     """Replaces a ``RuntimeError`` by what ``explain`` makes of it.
 
     Calls ``begin`` and ``end`` too. Entering and leaving take 0.4 us, where a generator takes 0.9,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
 
-from offbeat.liveness.error_context import Explaining
+from offbeat.liveness.error_context import ErrorContext
 from offbeat.platform.process_group import end_waits
 
 
@@ -58,11 +58,11 @@ class FailureDetector(ABC):
         """The collective call in which this rank is."""
 
     @abstractmethod
-    def condemn_pairing(self) -> Exception:
+    def report_pairing(self) -> Exception:
         """Return the error, of all ranks, for gradients that met those of another step."""
 
     @abstractmethod
-    def require_no_verdict(self) -> None:
+    def raise_agreed_error(self) -> None:
         """Raise the error that the ranks have agreed on, if there is one."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class FailureDetector(ABC):
         """Replace a ``RuntimeError`` of torch by one that names the cause; from any thread."""
 
     @abstractmethod
-    def condemn(self, error: Exception) -> Exception:
+    def report_error(self, error: Exception) -> Exception:
         """Publish ``error`` and return the error to raise, which is equal on all ranks."""
 
     @abstractmethod
@@ -105,14 +105,14 @@ class NoHeartbeat(FailureDetector):
         """A constant: calls are not counted."""
         return Phase()
 
-    def condemn_pairing(self) -> Exception:
+    def report_pairing(self) -> Exception:
         """Return an error that names no rank."""
         return ValueError(
             f"rank {self.rank}: gradients met those of another step; make equally many backwards "
             "on all ranks"
         )
 
-    def require_no_verdict(self) -> None:
+    def raise_agreed_error(self) -> None:
         """Return at once: without a store, ranks agree on no error."""
 
     def watching(self) -> AbstractContextManager[None]:
@@ -125,7 +125,7 @@ class NoHeartbeat(FailureDetector):
 
     def explaining(self) -> AbstractContextManager[None]:
         """Replace a ``RuntimeError`` of torch by a :class:`PeerLost`."""
-        return Explaining(self._explain)
+        return ErrorContext(self._explain)
 
     def _explain(self, error: RuntimeError) -> Exception:
         if isinstance(error, PeerLost):
@@ -136,7 +136,7 @@ class NoHeartbeat(FailureDetector):
             "of the process group: look at the end of all ranks' logs"
         )
 
-    def condemn(self, error: Exception) -> Exception:
+    def report_error(self, error: Exception) -> Exception:
         """Return ``error``; the other ranks end by the timeout."""
         return error
 

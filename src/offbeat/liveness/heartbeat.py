@@ -3,8 +3,8 @@
 The error of Gloo names a socket at best, and is raised only at a neighbour of the lost rank; all
 others would wait until the timeout of the process group. So each rank writes a heartbeat into the
 store, with the collective call it is in, and reads those of a few others (:mod:`~.ring`). A rank
-that waits, and reads a fault, writes it into the store as the verdict; all ranks then end their
-waits with that verdict.
+that waits, and reads a fault, writes it into the store as the agreed error. All ranks then end
+their waits with that error.
 """
 
 import atexit
@@ -18,13 +18,13 @@ from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
-from offbeat.liveness import crossed_waits as several_replicas
+from offbeat.liveness import crossed_waits
 from offbeat.liveness.diagnosis import Wait, find_fault, is_ahead, store_lost
-from offbeat.liveness.error_context import Explaining, forget_locals
+from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
 from offbeat.liveness.interrupt import interrupts
-from offbeat.liveness.ring import Patience, Ring, Sign
-from offbeat.liveness.status_record import Failure, Notices, Verdict, Wish
+from offbeat.liveness.ring import Patience, Sign, WatchRing
+from offbeat.liveness.status_record import AgreedError, Failure, JoinRequest, Status
 from offbeat.liveness.store import TimedStore
 from offbeat.liveness.ticker import Ticker
 from offbeat.liveness.timeout import Timeout, find_absence, unexplained
@@ -34,7 +34,7 @@ BEAT = 1.0  # seconds between two heartbeats
 SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
 BROKEN_AFTER = 5.0  # the same, once a connection has broken
 PROMPT = 2.0  # seconds in which a store that is not lost answers a rank that leaves
-POLL = 0.02  # seconds between two looks for a verdict that the thread of the heartbeat finds
+POLL = 0.02  # seconds between two looks for an agreed error that the thread of the heartbeat finds
 
 
 @final
@@ -61,25 +61,27 @@ class Heartbeat(FailureDetector):
         self._failed_since: float | None = None
         self._failure: Failure | None = None
         self._has_met_another = False
-        self._verdict: Exception | None = None
-        self.wish: Wish | None = None  # of a rank that waits to join, as read at the last beat
+        self._agreed: Exception | None = None
+        self.request: JoinRequest | None = (
+            None  # of a rank that waits to join, as read at the last beat
+        )
         self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
-        several_replicas.add(self)
+        crossed_waits.add(self)
         interrupts.open(self)
         self._beat(1.0)
-        self._ring = Ring(self._store, rank, ranks)  # now: whoever is announced can be read
+        self._ring = WatchRing(self._store, rank, ranks)  # now: whoever is announced can be read
         self._ticker = Ticker(self._tick, BEAT, "offbeat-heartbeat")
         self._ticker.start()
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self._end_thread)
 
     @property
-    def has_verdict(self) -> bool:
+    def has_agreed_error(self) -> bool:
         """Whether the ranks have agreed on an error."""
-        return self._verdict is not None
+        return self._agreed is not None
 
     def guard(self, group: ProcessGroup, connected: Collection[int] | None = None) -> None:
-        """End the waits on ``group`` too when there is a verdict; ``connected``: the peers."""
+        """End the waits on ``group`` too after an agreed error; ``connected``: the peers."""
         self._groups.append((group, connected))
 
     @property
@@ -128,22 +130,22 @@ class Heartbeat(FailureDetector):
         """Continue the count of calls from ``phase``."""
         self._phase = phase._replace(verb="")
 
-    def require_no_verdict(self) -> None:
-        """Raise the verdict, if there is one."""
-        if self._verdict is not None:
-            raise self._verdict
+    def raise_agreed_error(self) -> None:
+        """Raise the agreed error, if there is one."""
+        if self._agreed is not None:
+            raise self._agreed
 
-    def look_for_verdict(self) -> None:
-        """Read the verdict from the store, and raise it if there is one."""
-        self._adopt(self._ring.board.read())
-        self.require_no_verdict()
+    def look_for_agreed_error(self) -> None:
+        """Read the agreed error from the store, and raise it if there is one."""
+        self._adopt(self._ring.record.read())
+        self.raise_agreed_error()
 
     def watching(self) -> AbstractContextManager[None]:
         """Check the others' heartbeats during a wait of the training thread."""
-        return Explaining(self._explain, self._begin_wait, self._end_wait)
+        return ErrorContext(self._explain, self._begin_wait, self._end_wait)
 
     def _begin_wait(self) -> None:
-        self.require_no_verdict()
+        self.raise_agreed_error()
         self._waiting_since = time.monotonic()
 
     def _end_wait(self) -> None:
@@ -159,24 +161,24 @@ class Heartbeat(FailureDetector):
             self._attending_since = None
 
     def explaining(self) -> AbstractContextManager[None]:
-        """Replace a ``RuntimeError`` by the verdict of all ranks; from any thread."""
-        return Explaining(self._explain)
+        """Replace a ``RuntimeError`` by the agreed error of all ranks; from any thread."""
+        return ErrorContext(self._explain)
 
-    def condemn(self, error: Exception) -> Exception:
-        """Make ``error`` the verdict of all ranks unless there is one; return the verdict."""
-        verdict = Verdict.of(error)
+    def report_error(self, error: Exception) -> Exception:
+        """Make ``error`` the agreed error unless there is one; return the agreed error."""
+        agreed = AgreedError.of(error)
         with contextlib.suppress(RuntimeError):  # without a store, this rank's own error must do
-            self._adopt(self._ring.board.post(verdict=verdict))
+            self._adopt(self._ring.record.post(agreed=agreed))
         # Another thread may have found one meanwhile, and a store that is lost since changes none.
-        self._verdict = self._verdict or verdict.error
-        return self._verdict
+        self._agreed = self._agreed or agreed.error
+        return self._agreed
 
-    def condemn_pairing(self) -> Exception:
-        """Make it the verdict that gradients met those of another step; name such a rank."""
+    def report_pairing(self) -> Exception:
+        """Make it the agreed error that gradients met those of another step; name such a rank."""
         own, self._has_met_another = self._phase, True
-        self._await_verdict(4 * BEAT)
+        self._await_agreed_error(4 * BEAT)
         self._has_met_another = False
-        return self._verdict or self.condemn(
+        return self._agreed or self.report_error(
             ValueError(
                 f"rank {self.rank} is in {own}, and its gradients met those of another step; make "
                 "equally many backwards in every step on all ranks"
@@ -184,7 +186,7 @@ class Heartbeat(FailureDetector):
         )
 
     def release(self, group: ProcessGroup) -> None:
-        """End this rank's waits on ``group``, without a verdict on the others."""
+        """End this rank's waits on ``group``, without an agreed error on the others."""
         self._ticker.stop()
         end_waits(group, next((peers for known, peers in self._groups if known is group), None))
 
@@ -204,15 +206,17 @@ class Heartbeat(FailureDetector):
         found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
         return found | dict.fromkeys({*suspects}.intersection(self.absent), "lost")
 
-    def withdraw(self, wish: Wish) -> None:
-        """Remove ``wish`` from the notices: another one may be made."""
-        self._ring.board.change(lambda old: old._replace(wish=None) if old.wish == wish else old)
+    def withdraw(self, request: JoinRequest) -> None:
+        """Remove ``request`` from the status record: another one may be made."""
+        self._ring.record.change(
+            lambda old: old._replace(request=None) if old.request == request else old
+        )
 
     def stop(self, has_left: bool = True) -> None:
         """Publish that this rank has left, unless it is to count as lost, and end the thread."""
         if self._ticker.stopping.is_set() or os.getpid() != self._process:
             return
-        several_replicas.remove(self)
+        crossed_waits.remove(self)
         interrupts.close(self)
         self._end_thread()
         atexit.unregister(self._end_thread)
@@ -222,12 +226,12 @@ class Heartbeat(FailureDetector):
             return
         with contextlib.suppress(RuntimeError):
             self._beat(self._ticker.stretch)
-            self._ring.board.post(left=self.rank)
+            self._ring.record.post(left=self.rank)
 
     def forget_groups(self) -> None:
-        """Drop the groups that :meth:`guard` was given, and works that the verdict has ended."""
+        """Drop the groups of :meth:`guard`, and works that the agreed error has ended."""
         self._groups.clear()
-        forget_locals(self._verdict)
+        forget_locals(self._agreed)
 
     def _end_thread(self) -> None:
         if os.getpid() != self._process:
@@ -240,7 +244,7 @@ class Heartbeat(FailureDetector):
 
     def _beat(self, stretch: float) -> None:
         self._count += 1
-        beat = [self._count, stretch, several_replicas.elsewhere(self), *self._phase]
+        beat = [self._count, stretch, crossed_waits.elsewhere(self), *self._phase]
         self._store.set(f"rank{self.rank}", json.dumps(beat))
 
     def _tick(self) -> None:
@@ -248,11 +252,13 @@ class Heartbeat(FailureDetector):
             self._beat(self._ticker.stretch)
             self._judge()
             if interrupts.came_in(self._waiting_since):
-                self.condemn(PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT"))
+                self.report_error(
+                    PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT")
+                )
         except RuntimeError as error:
-            self._verdict = self._verdict or store_lost(error)
+            self._agreed = self._agreed or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
-        if self._verdict is not None and waits:
+        if self._agreed is not None and waits:
             for group, connected in self._groups:
                 end_waits(group, connected)
 
@@ -269,58 +275,58 @@ class Heartbeat(FailureDetector):
         return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
     def _judge(self) -> None:
-        """Look once, and make the first fault the verdict if this rank waits."""
+        """Look once, and make the first fault the agreed error if this rank waits."""
         wait, exchanges = self._wait(), self._phase.verb == "backward"
-        notices, signs = self._ring.look(
+        status, signs = self._ring.look(
             self._members if wait is not None and (exchanges or wait.has_met_another) else (),
             Patience(SILENT_AFTER, BROKEN_AFTER, BEAT, self._ticker.stretch),
         )
-        self.wish = notices.wish
+        self.request = status.request
         if wait is not None:
-            self._adopt(notices)
-        if self._verdict is not None or notices.verdict is not None:
+            self._adopt(status)
+        if self._agreed is not None or status.agreed is not None:
             return
-        fault = self._absence(notices)
+        fault = self._absence(status)
         if fault is None and wait is not None:
             faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
             fault = next((fault for fault in faults if fault is not None), None)
-            self._come_to_front(wait, notices, signs)
+            self._come_to_front(wait, status, signs)
         if fault is not None:
-            self.condemn(fault)
-        elif (mine := self._failure) is not None and mine.precedes(notices.failure):
-            self._ring.board.change(
+            self.report_error(fault)
+        elif (mine := self._failure) is not None and mine.precedes(status.failure):
+            self._ring.record.change(
                 lambda old: old._replace(failure=mine) if mine.precedes(old.failure) else old
             )
         elif (since := self._waiting_since) is not None:
             self._timeout.warn(self.rank, self._phase, time.monotonic() - since)
 
-    def _adopt(self, notices: Notices) -> None:
-        if notices.verdict is not None:
-            self._verdict = self._verdict or notices.verdict.error
+    def _adopt(self, status: Status) -> None:
+        if status.agreed is not None:
+            self._agreed = self._agreed or status.agreed.error
 
-    def _absence(self, notices: Notices) -> Exception | None:
+    def _absence(self, status: Status) -> Exception | None:
         """Return the error if another rank has waited for this one until its timeout."""
-        failure = notices.failure
+        failure = status.failure
         return failure and find_absence(failure, self.rank, self._phase)
 
     def _crossed(self, sign: Sign, wait: Wait) -> Exception | None:
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""
         if wait.phase is None or not wait.is_late:
             return None
-        found = several_replicas.crossed(self, sign.rank, sign.phase, sign.elsewhere)
-        return None if found is None else found[0].condemn(found[1])
+        found = crossed_waits.crossed(self, sign.rank, sign.phase, sign.elsewhere)
+        return None if found is None else found[0].report_error(found[1])
 
-    def _come_to_front(self, wait: Wait, notices: Notices, signs: list[Sign]) -> None:
+    def _come_to_front(self, wait: Wait, status: Status, signs: list[Sign]) -> None:
         """Let all ranks that wait compare themselves with this one, if no other is as far.
 
         A rank in another call may be no neighbour of any that waits: those between compute.
         """
-        here, front = wait.phase, notices.front
+        here, front = wait.phase, status.front
         if here is None or here.verb in ("", "backward") or front == self.rank:
             return
         there = next((sign.phase for sign in signs if sign.rank == front), None)
         if front is None or (there is not None and not is_ahead(there, here)):
-            self._ring.board.change(
+            self._ring.record.change(
                 lambda old: old._replace(front=self.rank) if old.front == front else old
             )
 
@@ -330,21 +336,21 @@ class Heartbeat(FailureDetector):
             self._failure = Failure(self.rank, self._phase, timeout)
             self._failed_since = time.monotonic()
 
-    def _await_verdict(self, seconds: float) -> None:
+    def _await_agreed_error(self, seconds: float) -> None:
         """Let the thread look for the cause of an error, for so many seconds at most."""
         since = time.monotonic()
         self._ticker.wake()
-        while self._verdict is None and time.monotonic() - since < seconds * self._ticker.stretch:
+        while self._agreed is None and time.monotonic() - since < seconds * self._ticker.stretch:
             if self._ticker.stopping.wait(POLL):
                 return
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Find out why a wait has failed: look at heartbeats until one shows the cause."""
         is_leaving = self._ticker.stopping.is_set
-        if self._verdict is None and not is_leaving():
+        if self._agreed is None and not is_leaving():
             self._fail(self._timeout.behind(error))
-            self._await_verdict(SILENT_AFTER + 2 * BEAT)
-        if self._verdict is None and is_leaving():
-            return PeerLost(f"rank {self.rank} leaves: {error}")  # no verdict on the others
-        failure = self._ring.board.notices.failure
-        return self._verdict or self.condemn(unexplained(self.rank, error, failure))
+            self._await_agreed_error(SILENT_AFTER + 2 * BEAT)
+        if self._agreed is None and is_leaving():
+            return PeerLost(f"rank {self.rank} leaves: {error}")  # no agreed error on the others
+        failure = self._ring.record.status.failure
+        return self._agreed or self.report_error(unexplained(self.rank, error, failure))

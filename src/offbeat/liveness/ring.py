@@ -2,7 +2,7 @@
 
 Ranks form a ring. Each one watches the next few that live, so that every lost rank has a watcher:
 the nearest living rank before it, also where a whole row is lost at once. Beside these, it reads
-the ranks that are named in the notices, and the next few of the members it waits for.
+the ranks that are named in the status record, and the next few of the members it waits for.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, final
 
 from offbeat.liveness.crossed_waits import Elsewhere
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.status_record import KEY, Board, Notices, Silence
+from offbeat.liveness.status_record import KEY, Silence, Status, StatusRecord
 from offbeat.liveness.store import TimedStore
 
 WATCHED = 3  # ranks that a rank watches
@@ -55,14 +55,14 @@ class Patience(NamedTuple):
 
 
 @final
-class Ring:
+class WatchRing:
     """Reads the heartbeats of other ranks; for one thread only.
 
     Silence is counted by a clock that runs while this rank looks. A rank that was suspended, or
     whose calls of the store take long, thus does not take its own pause for one of the others.
 
     Attributes:
-        board: the notices.
+        record: the status record.
         begun: the ranks that have written a heartbeat, ascending.
         gone: the ranks found to have left or lost.
         suspects: ranks to read beside the others.
@@ -70,7 +70,7 @@ class Ring:
 
     def __init__(self, store: TimedStore, rank: int, ranks: Sequence[int]) -> None:
         """Announce ``rank``, which has written its first heartbeat, to the other ``ranks``."""
-        self.board = Board(store)
+        self.record = StatusRecord(store)
         self.begun: Sequence[int] = ()
         self.gone: dict[int, Literal["left", "lost"]] = {}
         self.suspects: Collection[int] = ()
@@ -81,8 +81,8 @@ class Ring:
         store.append("ranks", f"{rank} ")
         store.add("begun", 1)
 
-    def look(self, members: Sequence[int], patience: Patience) -> tuple[Notices, list[Sign]]:
-        """Return the notices and the signs of some ranks, among them ``members`` to wait for.
+    def look(self, members: Sequence[int], patience: Patience) -> tuple[Status, list[Sign]]:
+        """Return the status record and the signs of some ranks, among them ``members`` to wait for.
 
         One call of the store, once all ranks have begun, for at most 10 keys and the suspects.
         """
@@ -91,17 +91,17 @@ class Ring:
         self._looked = now
         watched = self._watched(members)
         found = self._store.multi_get([KEY, *(f"rank{rank}" for rank in watched)])
-        self.board.text, *beats = (value.decode() for value in found)
-        notices = self.board.notices
-        if notices.failure is not None and not self._has_failed:
+        self.record.text, *beats = (value.decode() for value in found)
+        status = self.record.status
+        if status.failure is not None and not self._has_failed:
             self._has_failed = True  # less patience from now on, but not for the time before
             for rank in self._seen.keys() - self.gone.keys():
                 self._seen[rank] = self._seen[rank][0], self._clock
         limit = patience.after_failure if self._has_failed else patience.normal
         pairs = list(zip(watched, beats, strict=True))
-        signs = [self._sign(*pair, limit, patience.stretch, notices.silent) for pair in pairs]
-        self._report(notices.silent, dict(pairs))
-        return notices, signs
+        signs = [self._sign(*pair, limit, patience.stretch, status.silent) for pair in pairs]
+        self._report(status.silent, dict(pairs))
+        return status, signs
 
     def _sign(
         self, rank: int, beat: str, limit: float, own_stretch: float, reported: Silence | None
@@ -132,13 +132,15 @@ class Ring:
             found = Silence(rank, beat, self._clock - since)
         elif beats.get(reported.rank, reported.beat) == reported.beat:
             return
-        self.board.change(lambda old: old._replace(silent=found) if old.silent == reported else old)
+        self.record.change(
+            lambda old: old._replace(silent=found) if old.silent == reported else old
+        )
 
     def _watched(self, members: Sequence[int]) -> list[int]:
         if len(self.begun) < len(self._ranks):
             self._look_who_has_begun()
-        notices = self.board.notices
-        named = (notices.silent and notices.silent.rank, notices.left, notices.front)
+        status = self.record.status
+        named = (status.silent and status.silent.rank, status.left, status.front)
         begun = {*self.suspects}.intersection(self.begun) if self.suspects else ()
         found = (*self._next(self.begun), *self._next(sorted(members)), *named, *begun)
         return [rank for rank in dict.fromkeys(found) if rank not in (None, self._rank)]

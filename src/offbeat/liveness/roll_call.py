@@ -20,8 +20,8 @@ from offbeat.platform.process_group import (
     TIMEOUT,
     end_waits,
     has_connections,
-    hear_from,
-    say_hello,
+    receive_hello,
+    send_hello,
     timeout_of,
 )
 
@@ -59,7 +59,7 @@ def roll_call(
             store.set("conclusion", conclude([word.decode() for word in said]))
         _wait_until(lambda: store.check(["conclusion"]), heartbeat, store, group)
         # A rank that comes after the others have given up must not go on alone.
-        heartbeat.look_for_verdict()
+        heartbeat.look_for_agreed_error()
         return store.get("conclusion").decode()
 
 
@@ -68,7 +68,7 @@ def hear(key: str, heartbeat: Heartbeat, store: TimedStore) -> str:
     with heartbeat.attending(), heartbeat.explaining():
         since = time.monotonic()
         while not store.check([key]):
-            heartbeat.require_no_verdict()
+            heartbeat.raise_agreed_error()
             _pause(time.monotonic() - since)
         return store.get(key).decode()
 
@@ -83,11 +83,11 @@ def _wait_until(
     since, is_searching = time.monotonic(), False
     search: _Search | None = None
     while not is_over():
-        heartbeat.require_no_verdict()
+        heartbeat.raise_agreed_error()
         waited = time.monotonic() - since
         if waited > limit:
             missing = _missing(heartbeat.ranks, store)
-            raise heartbeat.condemn(
+            raise heartbeat.report_error(
                 PeerLost(
                     f"ranks {missing} have not called replicate() within {waited:.0f} s, the "
                     "timeout of the process group; call it on all ranks at about the same time, "
@@ -141,7 +141,7 @@ class _Search:
                 self._ask(rank, self._group)
         for rank, error in list(self._ended.items()):
             if rank in missing:
-                raise self._heartbeat.condemn(
+                raise self._heartbeat.report_error(
                     PeerLost(
                         f"rank {rank} is lost: it ended, or destroyed its process group, before "
                         f"it called replicate() ({error}). Look at the end of its log"
@@ -155,7 +155,7 @@ class _Search:
 
         def listen() -> None:
             try:
-                hear_from(group, rank)
+                receive_hello(group, rank)
             except RuntimeError as error:
                 self._ended[rank] = error
 
@@ -168,7 +168,7 @@ def _answer(rank: int, store: TimedStore, group: ProcessGroup | None) -> None:
     asked_by = store.compare_set(f"asked{rank}", "", "here")
     if asked_by != b"here" and group is not None:
         with contextlib.suppress(RuntimeError):  # the searching rank has ended meanwhile
-            say_hello(group, int(asked_by))
+            send_hello(group, int(asked_by))
 
 
 def _missing(ranks: Sequence[int], store: TimedStore) -> list[int]:

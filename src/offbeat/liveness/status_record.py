@@ -1,4 +1,4 @@
-"""The one key of the store that every rank reads: the verdict, and what leads to one."""
+"""The one key of the store that every rank reads: the agreed error, and what leads to one."""
 
 import json
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 from offbeat.liveness.failure import PeerLost, Phase
 from offbeat.liveness.store import TimedStore
 
-KEY = "notices"
+KEY = "status"
 
 
-class Verdict(NamedTuple):
+class AgreedError(NamedTuple):
     """The error that all ranks raise."""
 
     kind: str  # "user" or "lost"
     text: str
 
     @classmethod
-    def of(cls, error: Exception) -> "Verdict":
+    def of(cls, error: Exception) -> "AgreedError":
         """Describe ``error``."""
         return cls("user" if isinstance(error, ValueError) else "lost", str(error))
 
@@ -47,87 +47,87 @@ class Failure(NamedTuple):
         return other is None or (other.timeout is None and self.timeout is not None)
 
 
-class Wish(NamedTuple):
+class JoinRequest(NamedTuple):
     """A rank that waits to join."""
 
     rank: int
-    number: int  # of the wish, since a rank may have several one after the other
+    number: int  # of the request, since a rank may have several one after the other
 
 
-class Notices(NamedTuple):
+class Status(NamedTuple):
     """What ranks tell all others, None for nothing.
 
     Attributes:
-        verdict: the error of all ranks.
+        agreed: the error of all ranks.
         failure: the first exchange that has failed.
         silent: a rank without heartbeats.
         left: the first rank that has left.
         front: of the ranks that wait in a call of all ranks, one that is in the latest call.
-        wish: a rank that is none of these, and wishes to be.
+        request: a rank that takes no part, and asks to join.
     """
 
-    verdict: Verdict | None = None
+    agreed: AgreedError | None = None
     failure: Failure | None = None
     silent: Silence | None = None
     left: int | None = None
     front: int | None = None
-    wish: Wish | None = None
+    request: JoinRequest | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Notices":
+    def parse(cls, text: str) -> "Status":
         """Read what :meth:`dump` has written."""
-        verdict, failure, silent, left, front, wish = json.loads(text)
+        agreed, failure, silent, left, front, request = json.loads(text)
         if failure is not None:
             rank, phase, timeout = failure
             failure = Failure(rank, Phase(*phase), timeout)
-        said = verdict and Verdict(*verdict), failure, silent and Silence(*silent), left, front
-        return cls(*said, wish and Wish(*wish))
+        said = agreed and AgreedError(*agreed), failure, silent and Silence(*silent), left, front
+        return cls(*said, request and JoinRequest(*request))
 
     def dump(self) -> str:
-        """Return the notices as JSON."""
+        """Return the status as JSON."""
         return json.dumps(self)
 
 
-class Board:
-    """The notices in the store.
+class StatusRecord:
+    """The status in the store.
 
     Attributes:
-        text: the notices as they were when they were last read or written.
+        text: the status as it was when it was last read or written.
     """
 
     def __init__(self, store: TimedStore) -> None:
-        """Write empty notices, unless another rank has."""
+        """Write an empty status, unless another rank has written one."""
         self._store = store
-        self.text = store.compare_set(KEY, "", Notices().dump()).decode()
+        self.text = store.compare_set(KEY, "", Status().dump()).decode()
 
     @property
-    def notices(self) -> Notices:
-        """The notices as they were last read or written."""
-        return Notices.parse(self.text)
+    def status(self) -> Status:
+        """The status as it was last read or written."""
+        return Status.parse(self.text)
 
-    def read(self) -> Notices:
-        """Read the notices; there are none where all ranks have left, which deletes them."""
-        self.text = self._store.find(KEY) or Notices().dump()
-        return self.notices
+    def read(self) -> Status:
+        """Read the status; it is empty where all ranks have left, which deletes it."""
+        self.text = self._store.find(KEY) or Status().dump()
+        return self.status
 
-    def post(self, **notices: Any) -> Notices:
-        """Write those of ``notices`` that no rank has written before; return those that stand."""
+    def post(self, **status: Any) -> Status:
+        """Write those fields of ``status`` that no rank has written before; return what stands."""
         return self.change(
             lambda old: old._replace(
-                **{name: new for name, new in notices.items() if getattr(old, name) is None}
+                **{name: new for name, new in status.items() if getattr(old, name) is None}
             )
         )
 
-    def change(self, update: Callable[[Notices], Notices]) -> Notices:
-        """Write what ``update`` makes of the notices; return those that stand.
+    def change(self, update: Callable[[Status], Status]) -> Status:
+        """Write what ``update`` makes of the status; return what stands.
 
         It is called again on what another rank has written meanwhile. No two ranks change the same
-        notice one after the other, so that a thousand ranks at once make two attempts each.
+        field one after the other, so that a thousand ranks at once make two attempts each.
         """
         text = self.text
-        while (wanted := update(Notices.parse(text))) != Notices.parse(text):
+        while (wanted := update(Status.parse(text))) != Status.parse(text):
             before, text = text, self._store.compare_set(KEY, text, wanted.dump()).decode()
             if text in (before, wanted.dump()):  # the former where the key was deleted
                 break
         self.text = text
-        return Notices.parse(text)
+        return Status.parse(text)

@@ -114,7 +114,7 @@ class BoundAverage(BoundParameters):
             part.add_(carry, alpha=self.site.size)
         return flat, views, 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas: nothing is carried, and "skip" may return to them."""
         for carry in self.carry:
             carry.zero_()

@@ -14,7 +14,7 @@ from offbeat.plan.result import Plan, Row
 COLOURS = 13  # defined by the style sheets
 
 
-class Segment(NamedTuple):
+class BarSegment(NamedTuple):
     """A part of a step: its name, its width in per cent, and its tooltip."""
 
     kind: str
@@ -27,7 +27,7 @@ class StackedBar(NamedTuple):
 
     name: str
     text: str
-    segments: list[Segment]
+    segments: list[BarSegment]
 
 
 class MapCell(NamedTuple):
@@ -114,7 +114,9 @@ def stacked_bars(plan: Plan) -> list[StackedBar]:
     for row in plan.of(plan.at):
         parts, total = vars(row.prediction.parts), sum(vars(row.prediction.parts).values())
         segments = [
-            Segment(kind, round(100 * part / total, 2), f"{WORDS[kind]}: {quantity.seconds(part)}")
+            BarSegment(
+                kind, round(100 * part / total, 2), f"{WORDS[kind]}: {quantity.seconds(part)}"
+            )
             for kind, part in parts.items()
         ]
         bars.append(StackedBar(row.name, quantity.seconds(_seconds(row)), segments))

@@ -91,7 +91,7 @@ def open_group(
     """Open a group of ``size`` members that rendezvous in ``store``; all of them must call.
 
     Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names.
-    ``is_lazy``: members connect when they first speak to each other, which :func:`say_hello_to`
+    ``is_lazy``: members connect when they first speak to each other, which :func:`connect_to`
     does. The backends are wrapped as ``torch.distributed`` does: alone they lack the tensor
     collectives.
     """
@@ -225,13 +225,13 @@ def has_connections(group: ProcessGroup) -> bool:
     return backends_of(group).get(torch.device("cpu")) == "gloo"
 
 
-def hear_from(group: ProcessGroup, peer: int) -> None:
+def receive_hello(group: ProcessGroup, peer: int) -> None:
     """Block until ``peer`` says hello; raise ``RuntimeError`` if its process has ended."""
     group.recv([torch.empty(1, device="cpu")], peer, HELLO).wait()
 
 
-def say_hello(group: ProcessGroup, peer: int) -> None:
-    """Complete what ``peer`` waits for in :func:`hear_from`."""
+def send_hello(group: ProcessGroup, peer: int) -> None:
+    """Complete what ``peer`` waits for in :func:`receive_hello`."""
     group.send([torch.zeros(1, device="cpu")], peer, HELLO).wait()
 
 
@@ -249,7 +249,7 @@ def collective_peers(rank: int, size: int) -> set[int]:
     return {peer for peer in {*tree, (rank - 1) % size, (rank + 1) % size} if peer < size}
 
 
-def say_hello_to(group: ProcessGroup, peers: Collection[int]) -> None:
+def connect_to(group: ProcessGroup, peers: Collection[int]) -> None:
     """Connect to ``peers`` in a group that is lazy; each of them must do so too.
 
     The first message between two members blocks where it is launched, on one of the two, until the

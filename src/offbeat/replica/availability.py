@@ -2,7 +2,7 @@
 
 from typing import final
 
-from offbeat.elastic.generation import Membership
+from offbeat.elastic.generation import Generation
 
 SHOWN = "inside consensus(): leave the block first, or call show_own() after show_average()"
 DETACHED = "after detach(): call replicate() again"
@@ -13,7 +13,7 @@ _INHERITED = "in a forked child of its process: its connections are the parent's
 class Availability:
     """Refuses calls while the model shows the average, after a detach, and in a forked child."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: Generation) -> None:
         """Allow all calls."""
         self._members = members
         self.closed: str | None = None

@@ -99,7 +99,7 @@ class BackwardWatch(Watcher):
         if task != self._task:
             self._enter(task)
         if parameter.grad is None:
-            raise self._condemn(_used_inside(name))
+            raise self._report_error(_used_inside(name))
         if not self.enabled:
             self._unsent(name)
             self._unsent_names.add(name)
@@ -116,15 +116,15 @@ class BackwardWatch(Watcher):
         if _inside_another_backward():
             return
         if self.is_open and self._outer_task not in (-1, task):
-            raise self._condemn(
+            raise self._report_error(
                 "the last backward ended before its exchange did (it raised?), and other ranks may "
                 "have gone on; start again from the last checkpoint"
             )
         self._outer_task = task
 
-    def _condemn(self, text: str) -> Exception:
+    def _report_error(self, text: str) -> Exception:
         assert self.heartbeat is not None, "an exchange has somebody to exchange with"
-        return self.heartbeat.condemn(ValueError(text))
+        return self.heartbeat.report_error(ValueError(text))
 
     def _over(self) -> None:
         self._is_queued = False
@@ -141,7 +141,7 @@ class BackwardWatch(Watcher):
         self.exchanged = True
         self._unsent_names.clear()
         if self._buffers is not None and (fault := self._buffers.fault()) is not None:
-            raise self._condemn(fault)
+            raise self._report_error(fault)
         with self._calling():
             self.slot.finish()
             if self._buffers is not None:
@@ -166,7 +166,7 @@ class BackwardWatch(Watcher):
             ours = {id(parameter): name for name, parameter in self.parameters.items()}
             held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]
             if is_inside and held:
-                raise self._condemn(_used_inside(ours[id(held[0])]))
+                raise self._report_error(_used_inside(ours[id(held[0])]))
             used = {ours[id(p)] for p in held if p.grad is not None}
             self._stepped_unseen |= bool(used) and not self.begun
             self._stepped_unsent |= not used.isdisjoint(self._unsent_names)
@@ -180,7 +180,7 @@ class BackwardWatch(Watcher):
         if not self._is_trained_by(optimizer):
             return
         if (fault := sharding_fault(optimizer, self.slot)) is not None:
-            raise self._condemn(fault)
+            raise self._report_error(fault)
         if self.start is None:
             self.start = digest(self.parameters.values())
 
@@ -234,12 +234,12 @@ class BackwardWatch(Watcher):
     def require_closed(self) -> None:
         """Raise if the exchange of a backward is still open."""
         if self.is_open and self._is_queued:
-            raise self._condemn(
+            raise self._report_error(
                 "the last backward raised before its exchange was complete, and other ranks may "
                 "have gone on; start again from the last checkpoint"
             )
         if self.is_open:
-            raise self._condemn(
+            raise self._report_error(
                 "the last backward did not finish its exchange: reentrant checkpointing together "
                 "with parameters that a rank did not use; checkpoint with use_reentrant=False"
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from offbeat.elastic.generation import Membership
+from offbeat.elastic.generation import Generation
 from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.exchange.sharding import gathering_modules, local, reshard
 from offbeat.functional import distances_to_mean, pack, sketch
@@ -27,7 +27,7 @@ PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 class Consensus:
     """Shows the average of all replicas in place of this rank's own values, or sets it for good."""
 
-    def __init__(self, model: Exchanged, members: Membership, use: Availability) -> None:
+    def __init__(self, model: Exchanged, members: Generation, use: Availability) -> None:
         """Show the own values at first."""
         self._use = use
         self.model, self._members, self._gathering = model, members, gathering_modules(model.module)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from offbeat.attach import checks
 from offbeat.attach.first_step import check_start, drift_note, keeps_equal
-from offbeat.elastic.generation import Membership
+from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
@@ -36,11 +36,11 @@ class Replica:
     ``parameters`` are the two slots.
     """
 
-    def __init__(self, model: Exchanged, members: Membership) -> None:
+    def __init__(self, model: Exchanged, members: Generation) -> None:
         """Register the hooks; use :func:`replicate`."""
         self.model, self._exchanged = model.module, model
         self.algorithm, self.notes, self.steps = members.algorithm, members.notes, members.steps
-        self.lost, self.joined, self.settled = members.lost, members.joined, not members.joined
+        self.lost, self.joined, self.is_averaged = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
         self._trained = model.trained
@@ -72,7 +72,7 @@ class Replica:
         self._note(self._watch.make_up())
         self._together(None, self._admit)
         self._together("step", self._step)
-        self.steps, self.settled = self.steps + 1, False
+        self.steps, self.is_averaged = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
@@ -92,7 +92,7 @@ class Replica:
         self._use.require_open()
         self._recorder.finished(self._together("finish", self._finish))
         self._watch.finished()
-        self.settled = True
+        self.is_averaged = True
         self._restart_clock()
 
     @contextmanager
@@ -134,7 +134,7 @@ class Replica:
         all ranks elsewhere, or if no rank has a batch. Bytes sent: 2 (n-1)/n of the buffers'.
         """
         self._use.require_open(also_shown=True)
-        is_one_model = self.settled or keeps_equal(self.algorithm)
+        is_one_model = self.is_averaged or keeps_equal(self.algorithm)
         self._together("update_bn", self._consensus.measured(loader, device, is_one_model))
         self._restart_clock()
 
@@ -204,7 +204,7 @@ class Replica:
         """
         self._use.require_open(also_shown=True)
         self._watch.require_spent()
-        about = self.steps, self.settled, self._consensus.own
+        about = self.steps, self.is_averaged, self._consensus.own
         return self._saved(None, checkpoint.save, *about)
 
     def load_state_dict(self, saved: Saved) -> None:
@@ -217,7 +217,7 @@ class Replica:
         of any rank is damaged, does not fit this replica, or is of another moment or run.
         """
         self._use.require_open()
-        self.steps, self.settled = self._saved("load_state_dict", checkpoint.load, saved)
+        self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
         self._watch.loaded()
 
@@ -276,7 +276,7 @@ class Replica:
         def on_parts() -> Result:
             slots = self.gradients, self.parameters, self._connection.control
             return call(
-                checkpoint.Parts(self._exchanged, self.world, self.algorithm, *slots), *state
+                checkpoint.SavedParts(self._exchanged, self.world, self.algorithm, *slots), *state
             )
 
         return self._together(verb, on_parts)
@@ -289,12 +289,12 @@ class Replica:
     def _require_unchanged(self) -> None:
         reshard(self._gathering)
         if (change := self._before.change(self._exchanged, self.world.rank)) is not None:
-            raise self._members.condemn(change)
+            raise self._members.report_error(change)
         self._watch.require_closed()
 
     def _step(self) -> None:
         if self._watch.is_first:
-            start = self._watch.start, self._watch.is_changed, self.settled
+            start = self._watch.start, self._watch.is_changed, self.is_averaged
             note = check_start(self._exchanged, self.algorithm, self._connection, *start)
             self.notes += [note] if note else []
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
@@ -310,7 +310,7 @@ class Replica:
         if keeps_equal(self.algorithm) and distance["max"] > 0:
             self._note(drift_note(self.algorithm, distance["max"]))
         self._consensus.reach("finish", self.steps)
-        self.parameters.settle()
+        self.parameters.reset()
         return distance
 
     def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:

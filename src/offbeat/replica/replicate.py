@@ -15,9 +15,9 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller, reduced
 from offbeat.attach.start import argument_fault, connect, given_world
 from offbeat.elastic import survivors
-from offbeat.elastic.generation import Membership
-from offbeat.elastic.join import Joining, announce
-from offbeat.elastic.join_barrier import sponsor_in
+from offbeat.elastic.generation import Generation
+from offbeat.elastic.join import JoinAttempts, announce
+from offbeat.elastic.join_barrier import donor_in
 from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.sharding import gathering_modules, reshard
@@ -94,8 +94,8 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> 
     if join:
         world = given_world(mesh) or World.of([range(default_group().size())])
         node = Node.meet(world) if takes_part_as_nodes(algorithm) else None
-        found = _join(Joining(world, model, algorithm), filler, node)
-        if isinstance(found, Membership):
+        found = _join(JoinAttempts(world, model, algorithm), filler, node)
+        if isinstance(found, Generation):
             replica = Replica(model, found)
             replica.step()  # the exchange of the step after which it has joined
             return replica
@@ -111,7 +111,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> 
         if connection.links is not None:
             announce(connection.links, model, algorithm)
         copy_from_rank0(model, connection)
-        return Replica(model, Membership(connection, filler))
+        return Replica(model, Generation(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
@@ -119,7 +119,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> 
         raise
 
 
-def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
+def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
     """Connect the nodes by their first ranks, and close the connection of all ranks; all call."""
     between = Connection(everyone.world, None, None)
 
@@ -130,9 +130,9 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
             between = Connection(links.world, links, None)
             announce(links, filler.model, filler.algorithm)
             between = Connection.over(links.world, links)
-        found.append(Membership(between, filler, node))
+        found.append(Generation(between, filler, node))
 
-    found: list[Membership] = []
+    found: list[Generation] = []
     try:
         _as_one(node, connect, filler.model)
         copy_from_rank0(filler.model, everyone)
@@ -143,11 +143,11 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Membership:
     return found[0]
 
 
-def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
+def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
     """Return who takes part in the run that this rank has joined, or the number of one to start."""
     if node is None:
         return _enter(joining, filler, None)
-    found: list[Membership | int] = []
+    found: list[Generation | int] = []
 
     def enter() -> tuple[int, int]:
         if not node.is_first:
@@ -162,13 +162,13 @@ def _join(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership
     if run:
         return run
     if not node.is_first:
-        found.append(Membership(Connection(joining.world, None, None), filler, node))
-    assert isinstance(found[0], Membership), "it has joined"
+        found.append(Generation(Connection(joining.world, None, None), filler, node))
+    assert isinstance(found[0], Generation), "it has joined"
     found[0].steps = steps
     return found[0]
 
 
-def _fault_inside(node: Node, joining: Joining) -> str | None:
+def _fault_inside(node: Node, joining: JoinAttempts) -> str | None:
     """Return why the ranks of the node cannot take part together, or None; all of them call."""
     model, algorithm = joining.model, joining.algorithm
     fault = node.first_fault(argument_fault(model, algorithm) or model_fault(model))
@@ -194,16 +194,16 @@ def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> 
         raise
 
 
-def _enter(joining: Joining, filler: SlotFiller, node: Node | None) -> Membership | int:
+def _enter(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
     while True:
         found = joining.connect()
         if isinstance(found, int):
             return found
         assert found.links is not None, "a rank joins others"
         try:
-            pair = found.world.rank, sponsor_in(found.world)
+            pair = found.world.rank, donor_in(found.world)
             between = Connection.over(found.world, found.links, pair)
-            members = Membership(between, filler, node)
+            members = Generation(between, filler, node)
             members.take(filler.model)
         except BaseException as error:
             survivors.resign(found.links)

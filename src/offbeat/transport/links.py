@@ -20,11 +20,11 @@ from offbeat.liveness.store import TimedStore
 from offbeat.platform.process_group import (
     another_client,
     collective_peers,
+    connect_to,
     end_waits,
-    say_hello_to,
 )
 from offbeat.transport.group import Group, close_at_exit, close_sockets
-from offbeat.transport.membership import ENDED, Roster, name_after, write_roster
+from offbeat.transport.membership import ENDED, Membership, name_after, write_membership
 from offbeat.transport.meter import Meter
 from offbeat.transport.world import Axis, World
 
@@ -97,15 +97,20 @@ class Links:
         """Return links between the ranks ``living``, with the same counters; then close these."""
         return self._changed(self.world.among(living), name_after(self.name, self.change))
 
-    def joined_by(self, rank: int, wish: int) -> "Links":
-        """Return links between these ranks and ``rank``, which made the ``wish`` of this number."""
-        return self._changed(self.world.joined_by(rank), name_after(self.name, self.change, wish))
+    def joined_by(self, rank: int, request: int) -> "Links":
+        """Return links between these ranks and ``rank``, which made request number ``request``."""
+        return self._changed(
+            self.world.joined_by(rank), name_after(self.name, self.change, request)
+        )
 
     @classmethod
-    def joining(cls, world: World, roster: Roster, wish: int, meter: Meter) -> "Links":
+    def joining(cls, world: World, membership: Membership, request: int, meter: Meter) -> "Links":
         """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
-        name, store = name_after(roster.name, roster.change, wish), TimedStore(world.store)
-        return cls._named(name, world, store, meter, roster.run, roster.change + 1)
+        name, store = (
+            name_after(membership.name, membership.change, request),
+            TimedStore(world.store),
+        )
+        return cls._named(name, world, store, meter, membership.run, membership.change + 1)
 
     def _changed(self, world: World, name: str) -> "Links":
         try:
@@ -122,17 +127,19 @@ class Links:
         return cls(world, name, store, heartbeat, meter, run, change)
 
     def announce(self) -> None:
-        """Tell who takes part, for ranks that wish to join; each rank calls after a change."""
+        """Tell who takes part, for ranks that request to join; each rank calls after a change."""
         if self.run:
             nodes, lost = self.world.nodes, self.world.lost
             with self.heartbeat.explaining():
-                write_roster(self.store, Roster(self.run, self.change, self.name, nodes, lost))
+                write_membership(
+                    self.store, Membership(self.run, self.change, self.name, nodes, lost)
+                )
 
     def end_run(self) -> None:
         """Let nobody join any more, since this rank is about to leave."""
         if self.run and not self.is_closed and not self.is_inherited:
             with contextlib.suppress(RuntimeError):  # without a store nobody can
-                write_roster(self.store, Roster(self.run, ENDED))
+                write_membership(self.store, Membership(self.run, ENDED))
 
     def roll_call(self, word: str, conclude: Callable[[list[str]], str]) -> str:
         """Wait until all ranks have called; return what the first concludes from their words."""
@@ -187,8 +194,8 @@ class Links:
         if self.is_inherited or self.is_closed:
             return
         self._end_groups(has_left=True)
-        # After a verdict every wait raises it, and a rank that is lost never comes here.
-        at_once = at_once or self.heartbeat.has_verdict
+        # After an agreed error every wait raises it, and a rank that is lost never comes here.
+        at_once = at_once or self.heartbeat.has_agreed_error
         lane = Lane("offbeat-leave", wake=lambda: None)
         leaving = lane.submit(self._leave, lane.closing, at_once)
         leaving.add_done_callback(lambda _: lane.close())
@@ -247,7 +254,7 @@ class Links:
         def connect() -> None:
             group = opener()
             try:
-                say_hello_to(group, peers)
+                connect_to(group, peers)
             except RuntimeError:
                 # The end of a group waits for ever while a socket has something to read, and the
                 # error keeps this one until the garbage collector ends it, in any thread.
@@ -260,7 +267,7 @@ class Links:
             with self.heartbeat.watching():
                 opening = lane.submit(connect)
                 while not opened:
-                    self.heartbeat.require_no_verdict()
+                    self.heartbeat.raise_agreed_error()
                     if self.change:
                         self._require_connecting(time.monotonic() - started)
                     with contextlib.suppress(TimeoutError):
@@ -270,13 +277,13 @@ class Links:
         return opened[0]
 
     def _require_connecting(self, waited: float) -> None:
-        """Condemn a rank that was lost after a loss or a join, and before the others connected.
+        """Report a rank that was lost after a loss or a join, and before the others connected.
 
         Nobody watches one that has no heartbeat yet. At the attach it may start much later than
         the others; here all have been in one call just now.
         """
         if absent := self.heartbeat.absent:
-            raise self.heartbeat.condemn(
+            raise self.heartbeat.report_error(
                 PeerLost(
                     f"rank {absent[0]} is lost: it has not come to connect with the others after a "
                     "loss or a join. Look at the end of its log, then start again from the last "
@@ -284,7 +291,7 @@ class Links:
                 )
             )
         if waited > RECONNECT:
-            raise self.heartbeat.condemn(
+            raise self.heartbeat.report_error(
                 PeerLost(
                     f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: "
                     "another rank was lost meanwhile; start again from the last checkpoint"

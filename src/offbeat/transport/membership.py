@@ -1,15 +1,15 @@
-"""The roster of a run that further ranks may join: who takes part, in one key of the store."""
+"""The membership of a run that further ranks may join: who takes part, in one key of the store."""
 
 import json
 from typing import NamedTuple
 
 from offbeat.liveness.store import TimedStore
 
-KEY = "roster"
+KEY = "membership"
 ENDED = 2**62  # a number of changes after all others
 
 
-class Roster(NamedTuple):
+class Membership(NamedTuple):
     """Who takes part in a run.
 
     Attributes:
@@ -37,31 +37,31 @@ class Roster(NamedTuple):
         return len(self.ranks) + len(self.lost)
 
 
-def name_after(name: str, change: int, wish: int = 0) -> str:
-    """Return the name of the links after one more ``change``: that by ``wish``, or a loss.
+def name_after(name: str, change: int, request: int = 0) -> str:
+    """Return the name of the links after one more ``change``: that by ``request``, or a loss.
 
     Every change has its own, so that no key is used twice.
 
-    >>> name_after("run1", 0), name_after("run1.1", 1, wish=4), name_after("run1.2 with 4", 2)
+    >>> name_after("run1", 0), name_after("run1.1", 1, request=4), name_after("run1.2 with 4", 2)
     ('run1.1', 'run1.2 with 4', 'run1.3')
     """
     after = f"{name.partition('.')[0]}.{change + 1}"
-    return f"{after} with {wish}" if wish else after
+    return f"{after} with {request}" if request else after
 
 
-def read_roster(store: TimedStore) -> Roster:
-    """Return the latest roster, an empty one if there is none."""
+def read_membership(store: TimedStore) -> Membership:
+    """Return the latest membership, an empty one if there is none."""
     text = store.find(KEY)
-    return Roster() if text is None else _parse(text)
+    return Membership() if text is None else _parse(text)
 
 
-def write_roster(store: TimedStore, roster: Roster) -> None:
-    """Write ``roster`` unless there is a later one, whoever of its ranks comes first."""
-    text, wanted = store.find(KEY) or "", json.dumps(roster)
-    while text != wanted and (not text or _parse(text)[:2] < roster[:2]):
+def write_membership(store: TimedStore, membership: Membership) -> None:
+    """Write ``membership`` unless there is a later one, whoever of its ranks comes first."""
+    text, wanted = store.find(KEY) or "", json.dumps(membership)
+    while text != wanted and (not text or _parse(text)[:2] < membership[:2]):
         text = store.compare_set(KEY, text, wanted).decode()
 
 
-def _parse(text: str) -> Roster:
+def _parse(text: str) -> Membership:
     run, change, name, nodes, lost = json.loads(text)
-    return Roster(run, change, name, tuple(map(tuple, nodes)), tuple(lost))
+    return Membership(run, change, name, tuple(map(tuple, nodes)), tuple(lost))

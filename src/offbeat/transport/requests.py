@@ -29,7 +29,7 @@ def call(word: int, peers: Sequence[int], group: Group) -> None:
 
 
 @dataclass(eq=False)
-class Calls:
+class Requests:
     """Requests that the members ``callers`` make to this one; for the group's own thread only.
 
     Posts one receive of 8 bytes for each caller at a time.
@@ -54,10 +54,10 @@ class Calls:
     def next(self) -> tuple[int, int] | None:
         """Wait for a request; return (caller, word), or None when the lane closes.
 
-        Raises the verdict of the ranks as soon as there is one.
+        Raises the agreed error of the ranks as soon as there is one.
         """
         while not self.group.lane.closing.wait(POLL):
-            self.group.detector.require_no_verdict()
+            self.group.detector.raise_agreed_error()
             for caller, word in self._words.items():
                 if int(word) != 0:
                     with self.group.detector.explaining():

@@ -92,14 +92,14 @@ def _require_same_call(blocks: Sequence[_Block], group: Group) -> None:
         return
     first, phase = blocks[0].phase, blocks[other].phase
     if first.verb == phase.verb and first.steps != phase.steps:
-        raise group.detector.condemn(
+        raise group.detector.report_error(
             ValueError(
                 f"{first.verb}() was called after different numbers of steps: "
                 f"{[block.phase.steps for block in blocks]} by rank; call step() equally often on "
                 "all ranks"
             )
         )
-    raise group.detector.condemn(
+    raise group.detector.report_error(
         ValueError(
             f"rank {group.ranks[other]} is in {phase}, but rank {group.ranks[0]} is in {first}; "
             + SAME

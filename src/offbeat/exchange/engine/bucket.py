@@ -117,7 +117,7 @@ class Bucket(Message):
             else:
                 require_plain(self.group, name, grad)
                 if grad is self.given.get(name):
-                    raise self.group.detector.condemn(_twice(name))
+                    raise self.group.detector.report_error(_twice(name))
                 filled[name] = grad
         pack([self.views[name] for name in filled], filled.values())
         if self.is_of_another:

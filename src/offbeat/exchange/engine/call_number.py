@@ -22,7 +22,7 @@ def require_same_call(group: Group, sent: int, *received: float) -> None:
     """
     # A mean of two neighbours is half off; rounding errs by far less.
     if any(abs(number - sent) > 0.25 for number in received):
-        raise group.detector.condemn_pairing()
+        raise group.detector.report_pairing()
 
 
 class CallNumber:

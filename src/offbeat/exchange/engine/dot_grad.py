@@ -42,4 +42,4 @@ def require_plain(group: Group, name: str, grad: Tensor) -> None:
         f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
         "sparse=False on its embedding, call backward() without create_graph"
     )
-    raise group.detector.condemn(fault)
+    raise group.detector.report_error(fault)

@@ -71,7 +71,7 @@ class Engine(BoundGradients, Generic[Kind]):
         if not self.seen:
             self.begin()
         if name not in self.home[name].missing:  # the first one may have been sent
-            raise self.group.detector.condemn(_got_twice(name))
+            raise self.group.detector.report_error(_got_twice(name))
         self.seen[name] = None
         self.add(name)
         while not self.complete() and not self.messages[self.launched].missing:

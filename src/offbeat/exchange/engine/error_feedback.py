@@ -67,9 +67,9 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         if name in self.handed.pending:
             is_used, is_intact = self.handed.pop(name, accumulated=name in self.seen)
             if is_used:
-                message.settle((name,), (), is_last=False)
+                message.resolve((name,), (), is_last=False)
             elif not is_intact:
-                message.settle((), (name,), is_last=False)
+                message.resolve((), (name,), is_last=False)
             continues = is_intact and not self.handed.has_stepped
         message.add(name, continues=continues)
         message.missing.discard(name)
@@ -122,4 +122,4 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         for message in self.messages:
             is_last = message not in pending
             names = set() if is_last else used.intersection(message.names)
-            message.settle(names, discarded.intersection(message.names), is_last=is_last)
+            message.resolve(names, discarded.intersection(message.names), is_last=is_last)

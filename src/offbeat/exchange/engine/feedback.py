@@ -56,7 +56,7 @@ class Feedback:
             self.next.views[name].copy_(self.latest[name])
         self._latest, self._next = self.next, None
 
-    def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
+    def resolve(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
         """Keep what gradients left that were used, and go back to before those discarded.
 
         ``is_last``: whether all others are used, or had nothing in the last exchange. Copies the

@@ -51,7 +51,7 @@ class FeedbackMessage(Message):
 
     Its engine also calls :meth:`add` for each gradient, before :meth:`launch`, and :meth:`undo`
     instead of :meth:`commit` if any rank had a gradient that is not finite. Until then the former
-    residuals must stay as they are, bit for bit. It calls :meth:`settle` when it learns what
+    residuals must stay as they are, bit for bit. It calls :meth:`resolve` when it learns what
     became of gradients.
 
     Attributes:
@@ -64,10 +64,10 @@ class FeedbackMessage(Message):
         """Start from what another message, or an earlier run, has kept of ``name``."""
         self.feedback[kind].latest[name].copy_(kept)
 
-    def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
-        """Settle residuals and velocities, see :meth:`Feedback.settle`."""
+    def resolve(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
+        """Resolve residuals and velocities, see :meth:`Feedback.resolve`."""
         for feedback in self.feedback.values():
-            feedback.settle(used, discarded, is_last=is_last)
+            feedback.resolve(used, discarded, is_last=is_last)
 
     @abstractmethod
     def add(self, name: str, *, continues: bool) -> None:

@@ -30,7 +30,7 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 Block = tuple[int, int, int]  # start, stop, k
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """Blocks of layers, and for each layer how many are selected and where they are written."""
 
     blocks: Blocks
@@ -73,11 +73,13 @@ def top_k_of_blocks(x: Tensor, blocks: Sequence[Block]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _plan(blocks: tuple[Block, ...], device: torch.device) -> Plan:
+def _plan(blocks: tuple[Block, ...], device: torch.device) -> LaunchPlan:
     spans = np.array([(i, start, stop) for i, (start, stop, _) in enumerate(blocks)], np.int64)
     ks = torch.tensor([k for *_, k in blocks], dtype=torch.int32, device="cpu")
     starts = ks.cumsum(0, dtype=torch.int64) - ks
-    return Plan(blocks_of(spans, SIZE, device), ks.to(device), starts.to(device), int(ks.sum()))
+    return LaunchPlan(
+        blocks_of(spans, SIZE, device), ks.to(device), starts.to(device), int(ks.sum())
+    )
 
 
 @triton.jit

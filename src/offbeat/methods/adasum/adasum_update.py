@@ -126,7 +126,7 @@ class AdasumUpdate(ParameterExchange):
         bound = BoundAdasum(
             site, self, layout, held, owners, part, flat, anchor, reduction, unknown
         )
-        bound.settle()
+        bound.reset()
         return bound
 
 
@@ -239,7 +239,7 @@ class BoundAdasum(BoundParameters):
         self.site.gather(whole)
         return whole, views, 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""
         pack(self.held.views(self.anchor).values(), self._parameters())
         for _, rounding in self.reduction.roundings:

@@ -188,7 +188,7 @@ class BoundOuterStep(BoundParameters):
         flat = [part for parts, _ in merged for part in parts]
         return flat, {name: views[name] for name in self.site.parameters}, 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
         for fragment in self.fragments:
             fragment.restart()

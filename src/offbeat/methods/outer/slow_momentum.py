@@ -134,15 +134,15 @@ class BoundSlowMomentum(BoundParameters):
         try:
             self.model.merge(mixing=0.0)
         finally:  # after an error too: what is in flight may not be finite either
-            self.gossip.settle()
+            self.gossip.reset()
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the numerators and the weight of the gossip; between averages nothing is added."""
         return self.gossip.mass()
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas: no gossip in flight, anchor = parameters, no momentum."""
-        self.gossip.settle()
+        self.gossip.reset()
         self.model.restart()
 
     def staleness(self, step: int) -> int:

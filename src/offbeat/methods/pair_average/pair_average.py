@@ -139,7 +139,7 @@ class BoundPairAverage(BoundParameters):
                 site.slice(part).add_(delta)
         return flat, views, 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Discard changes not added yet: the average contains them."""
         if self.pairs is not None:
             self.pairs.quiesce()

@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.functional import accumulation_dtype, add_half_difference, apply_delta, take_snapshot
 from offbeat.transport.group import Group
 from offbeat.transport.messages import exchange
-from offbeat.transport.requests import Calls, call
+from offbeat.transport.requests import Requests, call
 
 EXCHANGE, SIGN_OFF = 1, 2
 
@@ -121,7 +121,7 @@ class PairExchanger:
 
     def _respond(self) -> None:
         initiators = set(range(0, self.group.size, 2))
-        calls = Calls(self.group, sorted(initiators))
+        calls = Requests(self.group, sorted(initiators))
         with self.group.detector.attending():
             while initiators and (received := calls.next()) is not None:
                 initiator, word = received

@@ -154,7 +154,7 @@ class BoundPushSum(BoundParameters):
                 part.copy_(x)
         return flat, views, weight
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
         if self.pending is not None:
             self.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
@@ -167,7 +167,7 @@ class BoundPushSum(BoundParameters):
         """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
         if self.anchor is None and not self.biased:
             self.anchor = new_anchor(self.site, self.layout)
-        self.settle()
+        self.reset()
         self.weight = weight
 
     def drain(self) -> float:

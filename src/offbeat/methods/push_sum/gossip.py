@@ -141,7 +141,7 @@ class GossipRound:
         for source, header in zip(sources, self.headers, strict=True):
             index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
             if index != self.index:
-                raise group.detector.condemn(
+                raise group.detector.report_error(
                     ValueError(
                         f"rank {group.ranks[source]} is at exchange {index:g} but rank "
                         f"{group.ranks[group.rank]} at {self.index}; call step() equally often "

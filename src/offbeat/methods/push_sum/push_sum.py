@@ -153,7 +153,7 @@ class PushSum(ElasticExchange):
             skips=self.nonfinite == "skip",
             may_grow=self.on_failure == "continue",
         )
-        bound.settle()
+        bound.reset()
         if anchor is not None and not self.weighted_updates:
             warn_of_small_weights(self.topology, site, self.overlap)
         return bound
@@ -168,7 +168,7 @@ class PushSum(ElasticExchange):
             return str(fault)
         return None
 
-    def heard_by_all(self, size: int, sender: int, step: int) -> int:
+    def reaches_all(self, size: int, sender: int, step: int) -> int:
         """Return a step that nobody begins before a word of ``sender`` has reached it.
 
         A message of exchange e is waited for in step e or, under overlap, in that of exchange

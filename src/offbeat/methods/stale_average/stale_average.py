@@ -235,7 +235,7 @@ class BoundStaleAverage(BoundParameters):
         self.guard.require()
         return *self.rotation.merged(), 1.0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""
         self.rotation.restart()
         self.newest = self.steps

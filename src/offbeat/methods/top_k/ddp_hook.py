@@ -84,7 +84,7 @@ class LagsState:
         """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
         return kept_entries(layer.numel(), self.densities[name], layer.dtype, self.group.size)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Keep the residuals of the last backward if all that it sent was finite.
 
         Those of all buckets or of none, alike on all ranks, which receive the same sums. Called at
@@ -93,13 +93,13 @@ class LagsState:
         if all(self.is_finite):
             for name in self.touched:
                 self.residual[name].commit()
-                self.residual[name].settle((), (), is_last=True)
+                self.residual[name].resolve((), (), is_last=True)
         self.touched.clear()
         self.is_finite.clear()
 
     def state_dict(self) -> Saved:
         """Return this rank's residuals; no communication."""
-        self.settle()
+        self.resolve()
         residual = {name: kept.latest[name].clone() for name, kept in self.residual.items()}
         return {f"rank{self.group.rank}": {"size": self.group.size, "residual": residual}}
 
@@ -114,7 +114,7 @@ class LagsState:
         except ValueError as error:
             fault = str(error)
         raise_alike(fault, self.group)
-        self.settle()
+        self.resolve()
         for name, kept in self.residual.items():
             kept.latest[name].zero_()
             if name in residual:
@@ -178,7 +178,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     Source: Shi et al. 2020, Algorithm 1.
     """
     if bucket.index() == 0:
-        state.settle()
+        state.resolve()
         state.units.read()
     buffer, group = bucket.buffer(), state.group
     first = int(buffer.storage_offset())

@@ -46,9 +46,9 @@ class DenseMessage(FeedbackMessage):
                 self.feedback[kind] = Feedback(self.parameters, self.names)
             super().remember(kind, name, kept)
 
-    def settle(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
-        """Settle residuals, and forget them once all were used."""
-        super().settle(used, discarded, is_last=is_last)
+    def resolve(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
+        """Resolve residuals, and forget them once all were used."""
+        super().resolve(used, discarded, is_last=is_last)
         if is_last and "residual" in self.feedback and self.feedback["residual"].is_zero:
             del self.feedback["residual"]
 

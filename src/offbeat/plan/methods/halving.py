@@ -46,7 +46,7 @@ class Hop(NamedTuple):
         clocks.now = (ready + self.seconds).reshape(clocks.now.shape)
 
 
-class Level(NamedTuple):
+class LevelTimes(NamedTuple):
     """The merges of one level: parts are swapped, products added up, and results swapped back."""
 
     swap: Hop
@@ -57,13 +57,13 @@ class Level(NamedTuple):
 @lru_cache(maxsize=4)  # at 4,096 participants 10 MB; a prediction plays on three networks
 def halving(
     size: int, body: tuple[Section, ...], nbytes: int, fabric: Fabric, axis: Axis
-) -> tuple[Level, ...]:
+) -> tuple[LevelTimes, ...]:
     """Return the hops of all levels, from adjacent participants to the root.
 
     The vectors have the sections ``body``, and the products of a merge ``nbytes``.
     """
     return tuple(
-        Level(
+        LevelTimes(
             _hop(swap, fabric, axis),
             tuple(_hop(trade, fabric, axis) for trade in sums),
             _hop(Trade(swap.near, swap.into, swap.out), fabric, axis),

@@ -18,7 +18,7 @@ from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import BackwardTimes
 from offbeat.plan.profile import Profile
 
-Block = tuple[Sequence[str], int]  # parameters, and how many of their entries are sent; 0: all
+Chosen = tuple[Sequence[str], int]  # parameters, and how many of their entries are sent; 0: all
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TopKTimes(BackwardTimes):
         clocks.spend(profile.numel * speeds.add / 3 + self.size * entries * speeds.scatter)
 
     def _messages(self, profile: Profile) -> list[_Message]:
-        kinds: dict[tuple[torch.dtype, bool], list[Block]] = {}
+        kinds: dict[tuple[torch.dtype, bool], list[Chosen]] = {}
         for names, k in self._blocks(profile):
             kind = profile.tensors[names[0]].dtype, k == 0
             kinds.setdefault(kind, []).append((names, k))
@@ -103,11 +103,11 @@ class TopKTimes(BackwardTimes):
         turn = {name: number for number, name in enumerate(profile.order)}
         return sorted(found, key=lambda message: max(turn[name] for name in message.names))
 
-    def _blocks(self, profile: Profile) -> list[Block]:
+    def _blocks(self, profile: Profile) -> list[Chosen]:
         if self.exchange.scope == "layer":
             return [((name,), self._kept([name], profile)) for name in profile.order]
         dtypes = dict.fromkeys(profile.tensors[name].dtype for name in profile.order)
-        blocks: list[Block] = []
+        blocks: list[Chosen] = []
         for dtype in dtypes:
             names = [name for name in profile.order if profile.tensors[name].dtype == dtype]
             k = self._kept(names, profile)

@@ -23,7 +23,7 @@ _PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
 _SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
 
 
-class Parts(NamedTuple):
+class SavedParts(NamedTuple):
     """The parts of a replica that are saved, or that a saved state is loaded into."""
 
     model: Exchanged
@@ -66,7 +66,7 @@ class Resume(NamedTuple):
     parameters: Saved | None
 
 
-def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> Saved:
+def save(parts: SavedParts, step: int, is_averaged: bool, own: Mapping[str, Tensor]) -> Saved:
     """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
 
     ``own`` holds this rank's tensors by name, where the model shows others.
@@ -75,7 +75,7 @@ def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> S
     entry = {
         "size": parts.world.size,
         "step": step,
-        "settled": settled,
+        "settled": is_averaged,
         "ranks_differ": parts.ranks_differ,
         "algorithm": repr(parts.algorithm),
         _NODES: _nodes(parts.world),
@@ -86,7 +86,7 @@ def save(parts: Parts, step: int, settled: bool, own: Mapping[str, Tensor]) -> S
     return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
 
 
-def check(parts: Parts, saved: Saved) -> Resume:
+def check(parts: SavedParts, saved: Saved) -> Resume:
     """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError."""
     found, fault = None, None
     try:
@@ -102,7 +102,7 @@ def check(parts: Parts, saved: Saved) -> Resume:
     return found
 
 
-def load(parts: Parts, saved: Saved) -> tuple[int, bool]:
+def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
     """Restore a saved state and return its step, and whether all replicas were equal then.
 
     Raises as :func:`check` before anything is changed.
@@ -118,11 +118,11 @@ def load(parts: Parts, saved: Saved) -> tuple[int, bool]:
         if found.parameters is not None:
             parts.parameters.load(found.parameters)
         else:
-            parts.parameters.settle()  # equal replicas start anew, whatever this one did before
+            parts.parameters.reset()  # equal replicas start anew, whatever this one did before
     return entry["step"], entry["settled"]
 
 
-def _read(parts: Parts, saved: object) -> Resume:
+def _read(parts: SavedParts, saved: object) -> Resume:
     """Return what this rank resumes from; raise ``ValueError`` if there is nothing.
 
     Waits for what is in flight, since slots show their own state for comparison: a loss is found
@@ -174,7 +174,7 @@ def _entries(saved: object) -> dict[str, Saved]:
     return entries
 
 
-def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
+def _choose(parts: SavedParts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
     """Return the entries this rank resumes from, first the one whose model it takes.
 
     That is its own, or any where the ranks were equal; the others may have residuals to inherit.
@@ -207,7 +207,7 @@ def _choose(parts: Parts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
     )
 
 
-def _stand_in(parts: Parts, entries: Mapping[str, Saved]) -> str:
+def _stand_in(parts: SavedParts, entries: Mapping[str, Saved]) -> str:
     """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
     if not parts.model.is_sharded:
         return next(iter(entries))
@@ -234,7 +234,7 @@ def _require_undamaged(key: str, entry: Saved) -> None:
         )
 
 
-def _require_fitting_model(parts: Parts, entry: Saved) -> None:
+def _require_fitting_model(parts: SavedParts, entry: Saved) -> None:
     expected = parts.kept(entry["ranks_differ"])
     require_same_structure(expected, entry["model"], "state['model']")
     trained = {name for name, tensor in expected.items() if tensor.requires_grad}
@@ -242,7 +242,7 @@ def _require_fitting_model(parts: Parts, entry: Saved) -> None:
     require_finite({name: entry["model"][name] for name in trained}, "state['model']")
 
 
-def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
+def _inherit(parts: SavedParts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
     """Return the state for the gradients slot: of its own rank, merged from several, or None."""
     slot, world = parts.gradients, parts.world
     before, place = list(range(entry["size"])), (world.rank, world.size)
@@ -263,7 +263,7 @@ def _inherit(parts: Parts, used: Mapping[str, Saved], entry: Saved) -> Saved | N
     return parts.algorithm.gradients.inherit(saved, len(before), *place)
 
 
-def _continued(parts: Parts, entry: Saved) -> Saved | None:
+def _continued(parts: SavedParts, entry: Saved) -> Saved | None:
     """Return the state for the parameters slot; None where it starts anew from the models.
 
     It does so in a world of another size: the ranks were equal when the state was saved, or are
@@ -295,7 +295,7 @@ def _require_fitting_slot(
         raise ValueError(f"{path} cannot be loaded: {fault}")
 
 
-def _require_one_moment(parts: Parts, found: Resume) -> None:
+def _require_one_moment(parts: SavedParts, found: Resume) -> None:
     """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
     control = parts.control
     if control is None:
