@@ -1,6 +1,7 @@
 """Evaluation of heartbeats: whether a rank is at fault, and the resulting error."""
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from offbeat.liveness.failure import SAME, PeerLost, Phase
@@ -51,7 +52,20 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
     return _disagreement(sign, rank, phase, wait.is_late)
 
 
-def is_ahead(there: Phase, here: Phase) -> bool:
+def comes_to_front(wait: Wait, front: int | None, signs: Sequence[Sign]) -> bool:
+    """Return whether all ranks that wait should compare themselves with this one, not ``front``.
+
+    So it is if the latter is not as far. A rank in another call may be no neighbour of any that
+    waits: those between compute.
+    """
+    here = wait.phase
+    if here is None or here.verb in ("", "backward") or front == wait.rank:
+        return False
+    there = next((sign.phase for sign in signs if sign.rank == front), None)
+    return front is None or (there is not None and not _is_ahead(there, here))
+
+
+def _is_ahead(there: Phase, here: Phase) -> bool:
     """Return whether a rank in ``there`` has come at least as far as one that waits in ``here``.
 
     In a call of all ranks, or past it: the others are compared with the one that is furthest.

@@ -19,7 +19,7 @@ from typing import Literal, final
 from torch.distributed import ProcessGroup
 
 from offbeat.liveness import crossed_waits
-from offbeat.liveness.diagnosis import Wait, find_fault, is_ahead, store_lost
+from offbeat.liveness.diagnosis import Wait, comes_to_front, find_fault, store_lost
 from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
 from offbeat.liveness.interrupt import interrupts
@@ -290,7 +290,10 @@ class Heartbeat(FailureDetector):
         if fault is None and wait is not None:
             faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
             fault = next((fault for fault in faults if fault is not None), None)
-            self._come_to_front(wait, status, signs)
+            if comes_to_front(wait, status.front, signs):
+                self._ring.record.change(
+                    lambda old: old._replace(front=self.rank) if old.front == status.front else old
+                )
         if fault is not None:
             self.report_error(fault)
         elif (mine := self._failure) is not None and mine.precedes(status.failure):
@@ -315,20 +318,6 @@ class Heartbeat(FailureDetector):
             return None
         found = crossed_waits.crossed(self, sign.rank, sign.phase, sign.elsewhere)
         return None if found is None else found[0].report_error(found[1])
-
-    def _come_to_front(self, wait: Wait, status: Status, signs: list[Sign]) -> None:
-        """Let all ranks that wait compare themselves with this one, if no other is as far.
-
-        A rank in another call may be no neighbour of any that waits: those between compute.
-        """
-        here, front = wait.phase, status.front
-        if here is None or here.verb in ("", "backward") or front == self.rank:
-            return
-        there = next((sign.phase for sign in signs if sign.rank == front), None)
-        if front is None or (there is not None and not is_ahead(there, here)):
-            self._ring.record.change(
-                lambda old: old._replace(front=self.rank) if old.front == front else old
-            )
 
     def _fail(self, timeout: float | None) -> None:
         """Tell all ranks, by the thread, that an exchange has failed: they lose patience sooner."""
