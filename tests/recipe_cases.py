@@ -14,6 +14,7 @@ from reference.ddp import ddp
 from reference.diloco import diloco
 from reference.lags import lags
 from reference.local_sgd import local_sgd
+from reference.noloco import noloco
 from reference.participants import Array, Nodes
 from reference.push_sum import (
     complete,
@@ -204,6 +205,20 @@ CASES = (
             decay=0.5,
             bits=4,
             outer_lr=0.8,
+            within_local=True,
+        ),
+        hierarchical=True,
+    ),
+    Case("noloco(every=3)", partial(noloco, every=3)),
+    Case(
+        "noloco(every=2, lr=0.9, momentum=0.25, gossip_lr=0.4, seed=7, within='local')",
+        partial(
+            noloco,
+            every=2,
+            beta=0.9,
+            alpha=0.25,
+            gamma=0.4,
+            seed=7,
             within_local=True,
         ),
         hierarchical=True,

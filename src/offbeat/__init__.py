@@ -9,8 +9,8 @@ model with its copies on other ranks, and a recipe determines what they exchange
 - LAGS-SGD: :func:`lags`, layer-wise adaptive top-k gradients, overlapped with backward.
 - Asynchronous Adam: :mod:`offbeat.hogwild`, lock-free updates of shared memory.
 
-Outer optimizers on averages of models, between nodes far apart: :func:`diloco` and
-:func:`sparse_loco`.
+Outer optimizers on averages of models, between nodes far apart: :func:`diloco`,
+:func:`sparse_loco` and :func:`noloco`.
 
 Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :func:`ad_psgd`,
 :func:`torch_ddp` and :func:`alone`.
@@ -30,6 +30,7 @@ from offbeat.recipes import (
     diloco,
     lags,
     local_sgd,
+    noloco,
     sgp,
     slgs,
     sparse_loco,
@@ -78,6 +79,7 @@ __all__ = [
     "lags",
     "load_per_rank",
     "local_sgd",
+    "noloco",
     "replicate",
     "save_per_rank",
     "sgp",

@@ -23,6 +23,7 @@ TEXTS = (
     "diloco(every=2, fragments=2, delay=1, wire='int8')",
     "local_sgd(every=2, outer='Adam(lr=0.1)')",
     "sparse_loco(every=2)",
+    "noloco(every=2)",
     "daso(every=2)",
     "ad_psgd",
 )

@@ -21,6 +21,8 @@ PAIRS: Nodes = ((0, 1), (2, 3))
 REPEATABLE = {
     "local_sgd(every=2{})": LONE,
     "local_sgd(every=2, within='local'{})": PAIRS,
+    "noloco(every=2{})": LONE,
+    "noloco(every=2, within='local'{})": PAIRS,
     "sgp(topology='exponential'{})": LONE,
     "sgp(overlap=1{})": LONE,
     "sgp(overlap=3, wire='bf16'{})": LONE,

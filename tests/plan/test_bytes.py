@@ -162,6 +162,8 @@ def compare(text: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.n
 def test_bytes_are_those_of_recorded_exchanges(text: str) -> None:
     for nodes, local in ((4, 1), (2, 2), (3, 1)):
         fabric = Fabric(nodes=nodes, ranks_per_node=local, rate=1e9)
+        if nodes == 3 and text.startswith("noloco"):
+            continue  # one is alone in each exchange: not all ranks do what the first one does
         if nodes == 3 and text in REFUSED_BY_THREE:
             for refuse in (
                 lambda: recorded(text, 3, 1),

@@ -35,6 +35,7 @@ RECIPES = {  # by the ranks of a node and all
         "diloco(every=4, fragments=3, delay=2, lr=1.0, momentum=0.5, within='local')",
         # All entries: chunks of shards are others than those of slices.
         "sparse_loco(every=3, density=1.0, decay=0.9, bits=None, lr=0.7, within='local')",
+        "noloco(every=3, gossip_lr=0.4, within='local')",
         "sgp(overlap=1, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=4)",
     ),
     (3, 6): ("sgp(within='local')", "daso(every=3)", "adasum(method='gram', within='local')"),

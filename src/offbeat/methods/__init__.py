@@ -10,6 +10,7 @@ from offbeat.methods.average import Average
 from offbeat.methods.compressed import Compressed
 from offbeat.methods.compressor import Compressor
 from offbeat.methods.mean import Mean
+from offbeat.methods.outer.outer_gossip import OuterGossip
 from offbeat.methods.outer.outer_step import OuterStep
 from offbeat.methods.outer.slow_momentum import SlowMomentum
 from offbeat.methods.outer.sparse_mean import Sparse
@@ -28,6 +29,7 @@ __all__ = [
     "Compressor",
     "Cycle",
     "Mean",
+    "OuterGossip",
     "OuterStep",
     "PairAverage",
     "PushSum",

@@ -10,7 +10,7 @@ from offbeat.recipes.methods import (
     local_sgd,
     sgp,
 )
-from offbeat.recipes.outer import diloco, sparse_loco
+from offbeat.recipes.outer import diloco, noloco, sparse_loco
 from offbeat.recipes.text import ALGORITHM_VARIABLE, algorithm
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "diloco",
     "lags",
     "local_sgd",
+    "noloco",
     "sgp",
     "slgs",
     "sparse_loco",

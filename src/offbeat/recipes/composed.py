@@ -4,35 +4,17 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange
-from offbeat.methods import (
-    AdasumUpdate,
-    Average,
-    Cycle,
-    Mean,
-    OuterStep,
-    PairAverage,
-    PushSum,
-    SlowMomentum,
-    Sparse,
-    StaleAverage,
-    TopK,
-    TorchDDP,
-)
+from offbeat import methods
+from offbeat.exchange import Algorithm, Exchange, GradientExchange, ParameterExchange
+from offbeat.methods import Compressed, Cycle, Sparse
 from offbeat.settings import parse_expression
 from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
 
-EXCHANGES: tuple[Callable[..., Any], ...] = (
-    Mean,
-    TopK,
-    TorchDDP,
-    AdasumUpdate,
-    Average,
-    OuterStep,
-    PairAverage,
-    PushSum,
-    SlowMomentum,
-    StaleAverage,
+# A compressor is a class, which has no text.
+EXCHANGES: tuple[Callable[..., Any], ...] = tuple(
+    kind
+    for kind in map(vars(methods).__getitem__, methods.__all__)
+    if isinstance(kind, type) and issubclass(kind, Exchange) and kind is not Compressed
 )
 SETTINGS: tuple[Callable[..., Any], ...] = (
     BipartiteExponential,

@@ -17,7 +17,7 @@ from offbeat.methods import (
     StaleAverage,
 )
 from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
-from offbeat.recipes.outer import diloco, sparse_loco
+from offbeat.recipes.outer import diloco, noloco, sparse_loco
 from offbeat.recipes.recipe import recipe
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, check_values
@@ -241,6 +241,7 @@ RECIPES: tuple[Callable[..., Algorithm], ...] = (
     sgp,
     d_psgd,
     ad_psgd,
+    noloco,
     lags,
     slgs,
     adasum,

@@ -3,7 +3,8 @@
 from typing import Annotated, Literal
 
 from offbeat.exchange import Algorithm
-from offbeat.methods import OuterStep, Sparse
+from offbeat.exchange.guard import Nonfinite
+from offbeat.methods import OuterGossip, OuterStep, Sparse
 from offbeat.recipes.recipe import recipe
 from offbeat.recipes.within import Within, mean_inside, participants
 from offbeat.settings import at_least, between, check_values
@@ -85,3 +86,36 @@ def sparse_loco(
         over=participants(within),
     )
     return Algorithm(gradients=mean_inside(within), parameters=outer_step)
+
+
+@recipe
+def noloco(
+    every: int = 50,
+    *,
+    lr: Rate = 0.7,
+    momentum: float = 0.5,
+    gossip_lr: float | None = None,
+    seed: int = 0,
+    within: Within = None,
+    nonfinite: Nonfinite = "raise",
+) -> Algorithm:
+    """Train independently, and make outer steps in random pairs, without an all-reduce (NoLoCo).
+
+    ``lr`` and ``momentum`` are those of the outer step, and ``gossip_lr`` is the rate at which the
+    two of a pair approach each other, ``lr`` by default. All ranks draw the pairs from ``seed``.
+    With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
+    nodes. See :class:`offbeat.methods.OuterGossip`.
+
+    >>> noloco(every=100).parameters.momentum
+    0.5
+    """
+    gossip = OuterGossip(
+        every=every,
+        lr=lr,
+        momentum=momentum,
+        gossip_lr=gossip_lr,
+        seed=seed,
+        over=participants(within),
+        nonfinite=nonfinite,
+    )
+    return Algorithm(gradients=mean_inside(within), parameters=gossip)
