@@ -1,5 +1,7 @@
 """Waits end with an agreed error that is the same on all ranks."""
 
+import asyncio
+import signal
 import time
 from collections.abc import Iterator
 
@@ -10,6 +12,7 @@ from torch.optim import SGD
 import offbeat
 from offbeat.liveness import heartbeat
 from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.interrupt import interrupts
 from offbeat.liveness.store import TimedStore
 from offbeat.transport.world import World
 from outcomes import errors_of
@@ -105,3 +108,42 @@ def test_the_first_verdict_stands_when_the_store_is_lost_after_it(alone: Heartbe
     with pytest.raises(ValueError, match="rank 3 is wrong") as raised:
         alone.raise_agreed_error()
     assert raised.value is agreed
+
+
+@pytest.fixture
+def default_handler() -> Iterator[None]:
+    """Python's own handler of SIGINT, also where tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.parametrize("reset", [False, True], ids=["alone", "after an event loop"])
+def test_an_interrupt_right_after_a_wait_has_begun_is_heard(reset: bool, alone: Heartbeat) -> None:
+    if reset:
+        with asyncio.Runner() as runner:
+            runner.get_loop().add_signal_handler(signal.SIGTERM, print)
+        interrupts.open(alone)  # as another replica does
+    alone._tick()
+    with alone.watching():
+        interrupt()
+        alone._tick()
+    assert "rank 0 was interrupted in" in str(alone._agreed)
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_an_interrupt_that_the_script_has_handled_ends_no_wait(alone: Heartbeat) -> None:
+    interrupt()
+    with alone.watching():
+        alone._tick()
+    interrupt()
+    alone._tick()
+    with alone.watching():
+        alone._tick()
+    assert not alone.has_agreed_error

@@ -146,6 +146,7 @@ class Heartbeat(FailureDetector):
 
     def _begin_wait(self) -> None:
         self.raise_agreed_error()
+        interrupts.begin_wait()
         self._waiting_since = time.monotonic()
 
     def _end_wait(self) -> None:

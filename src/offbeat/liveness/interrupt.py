@@ -4,7 +4,6 @@ So the thread of the heartbeat reads which signals have come, from the descripto
 interpreter writes them at once, and ends the wait.
 """
 
-import contextlib
 import math
 import os
 import signal
@@ -26,7 +25,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._users = weakref.WeakSet[object]()
-        self._looked = self._since = -math.inf
+        self._heard = -math.inf
         os.register_at_fork(after_in_child=self._end)
 
     def open(self, user: object) -> None:
@@ -38,7 +37,7 @@ class Interrupts:
             self._pair = socket.socketpair()
             for end in self._pair:
                 end.setblocking(False)
-            self._set(self._pair[1].fileno(), instead_of=-1)
+        self._set(self._pair[1].fileno(), instead_of=-1)  # again: an event loop may have reset it
 
     def close(self, user: object) -> None:
         """Read no signals for ``user``; after the last, give the descriptor back."""
@@ -46,20 +45,27 @@ class Interrupts:
         if not self._users and threading.current_thread() is threading.main_thread():
             self._end()
 
+    def begin_wait(self) -> None:
+        """Drop signals from before a wait of the main thread: the script has handled them."""
+        if threading.current_thread() is threading.main_thread():
+            self._read()
+
     def came_in(self, since: float | None) -> bool:
         """Return whether SIGINT has come in a wait that lasts ``since`` then, None for no wait.
 
-        From any thread. A signal may have come at any time after the look before the one that
-        finds it: in a younger wait the script may have handled it before.
+        From any thread.
         """
-        if (pair := self._pair) is not None:
-            signals, before, self._looked = b"", self._looked, time.monotonic()
-            with contextlib.suppress(OSError):  # none has come, or it was closed meanwhile
-                signals = pair[0].recv(4096)
-            is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if signal.SIGINT in signals and is_default:
-                self._since = before
-        return since is not None and since < self._since
+        now = time.monotonic()  # before the look: it may find a signal from before a later wait
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if signal.SIGINT in self._read() and is_default:
+            self._heard = now
+        return since is not None and since < self._heard
+
+    def _read(self) -> bytes:
+        try:
+            return b"" if (pair := self._pair) is None else pair[0].recv(4096)
+        except OSError:  # none has come, or it was closed meanwhile
+            return b""
 
     def _set(self, descriptor: int, instead_of: int) -> None:
         """Let the interpreter write signals to ``descriptor``, unless another library reads."""
