@@ -83,6 +83,31 @@ def test_closing_ends_a_call_of_another_thread(
     assert len(errors) == 1
 
 
+class Broken:
+    """A store whose host is gone: torch logs a stack for every call."""
+
+    calls = 0
+
+    def clone(self) -> "Broken":
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        self.calls += 1
+        raise dist.DistNetworkError("Broken pipe")
+
+
+def test_a_heartbeat_does_not_call_a_store_again_whose_connection_is_lost() -> None:
+    timed, broken = TimedStore(HashStore()), Broken()
+    beating = heartbeat.Heartbeat(timed, 0, (0, 1))
+    timed._call._store = broken  # type: ignore[assignment]
+    for _ in range(3):
+        beating._tick()
+    with pytest.raises(offbeat.PeerLost, match=r"no longer answers \(Broken pipe\)"):
+        beating.raise_agreed_error()
+    beating.stop()
+    assert broken.calls == 1
+
+
 def test_calls_of_the_store_pass_through() -> None:
     timed = TimedStore(HashStore()).under("part")
     timed.set("a", "1")

@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, final
 
-from torch.distributed import Store
+from torch.distributed import DistNetworkError, Store
 
 LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
 TICK = 0.5  # seconds of one wait
@@ -19,7 +19,7 @@ ABSENT = "?"  # a value that no key has
 
 
 class StoreSilent(RuntimeError):
-    """Raised when the store has not answered a call in time, and by every call afterwards."""
+    """Raised by a call that is not answered in time, and by all after it or a lost connection."""
 
 
 @final
@@ -133,6 +133,9 @@ class _Caller:
                     return answer.result(min(TICK, limit))
             self.end(f"no answer for {limit:.0f} s: its host, or the link to it, is down")
             return answer.result()
+        except DistNetworkError as error:  # torch's client stays broken, and logs every later call
+            self.end(str(error))
+            raise
         finally:
             self._waiting.discard(answer)
 
