@@ -1,25 +1,22 @@
 """``ddp()`` beside torch's DistributedDataParallel, on the same model and data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
+from offbeat.platform.process_group import attach_torch_ddp
 from offbeat.testing import ThreadWorld
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
 
 BUCKET_MB = 0.05  # several buckets
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the wrapper whose forward runs: of several threads the last may put back another's."""
-    monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def net() -> nn.Module:
@@ -65,3 +62,27 @@ def test_gradients_equal_those_of_torch(size: int, tolerance: float) -> None:
     world = ThreadWorld(size)
     for mine, other in zip(world.run(ours), world.run(theirs), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A default process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_forward_that_raises_leaves_no_wrapper_of_torch_active(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later calls of torch.compile would split their graphs by its buckets."""
+    model = net()
+    remove = attach_torch_ddp(model, model.parameters(), BUCKET_MB)
+    monkeypatch.setattr(model, "forward", Mock(side_effect=error))
+    with pytest.raises(error):
+        model(torch.zeros(1, 90))
+    if error is KeyboardInterrupt:
+        remove()
+    assert DistributedDataParallel._active_ddp_module is None

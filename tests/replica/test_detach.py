@@ -10,6 +10,8 @@ from torch.distributed import HashStore
 
 import offbeat
 from held import descriptors, settles, threads
+from offbeat.attach.connection import Connection
+from offbeat.exchange import BoundGradients
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
@@ -94,3 +96,24 @@ def test_a_rank_that_finds_another_gone_lets_it_leave() -> None:
     assert settles(threads, before[1])
     assert settles(descriptors, before[0])
     assert len(replicas) == 2
+
+
+def test_the_gradients_slot_is_detached_even_if_the_connection_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    detached, close = list[BoundGradients](), Connection.close
+
+    def fail(self: Connection, ends_run: bool = False) -> None:
+        close(self, ends_run)
+        raise RuntimeError("cannot close")
+
+    monkeypatch.setattr(Connection, "close", fail)
+    monkeypatch.setattr(BoundGradients, "detach", lambda slot: detached.append(slot))
+
+    def work(world: World) -> None:
+        replica = offbeat.replicate(nn.Linear(2, 2), offbeat.ddp(), mesh=world)
+        with pytest.raises(RuntimeError, match="cannot close"):
+            replica.detach()
+
+    ThreadWorld(2).run(work)
+    assert len(detached) == 2

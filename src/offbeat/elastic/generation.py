@@ -150,9 +150,9 @@ class Generation:
         links = self.connection.links
         if self.node is not None and self.node.is_lost and links is not None:
             survivors.resign(links)
-        self.connection.close(ends_run=True)
         if self._gradients is not None:
-            self._gradients.detach()
+            self._gradients.detach()  # first: the model loses its hooks even if a close raises
+        self.connection.close(ends_run=True)
         if self.node is not None:
             self.node.close()
 

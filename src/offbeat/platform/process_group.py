@@ -155,16 +155,17 @@ def attach_torch_ddp(
         DistributedDataParallel._active_ddp_module = ddp
         return ddp._pre_forward(*args, **kwargs)
 
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def leave(*_: Any) -> None:
         DistributedDataParallel._active_ddp_module = None
-        return ddp._post_forward(output)
 
     hooks = [
         model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after),
+        model.register_forward_hook(leave, always_call=True),
+        model.register_forward_hook(lambda _, args, output: ddp._post_forward(output)),
     ]
 
     def remove() -> None:
+        leave()  # an interrupt of forward skips the hooks
         for hook in hooks:
             hook.remove()
         ddp._remove_autograd_hooks()
