@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.liveness import crossed_waits, heartbeat
 from offbeat.liveness.heartbeat import Heartbeat
@@ -52,6 +53,15 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         replica.detach()
     # A rank that a test let die is no other replica of those of the next test.
     crossed_waits._all.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_in_torch() -> None:
+    """Reset the wrapper whose forward runs: of several threads the last may put back another's.
+
+    torch.compile splits graphs where its buckets end, those of other tests' models too.
+    """
+    DistributedDataParallel._active_ddp_module = None
 
 
 @pytest.fixture

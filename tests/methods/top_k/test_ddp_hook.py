@@ -22,15 +22,6 @@ from offbeat.transport.world import World
 DENSITY = 0.05
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the wrapper whose forward runs: of several threads the last may put back another's.
-
-    torch.compile splits graphs where its buckets end, those of other tests' models too.
-    """
-    monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", None)
-
-
 def net(dtype: torch.dtype) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3)]
