@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.optim import Adam
 
 import offbeat
-from offbeat.replica.saving.rank_files import RankFiles
+from offbeat.replica.saving.rank_files import RankFiles, Save
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from problems import Quadratic, loss
@@ -146,6 +147,31 @@ def test_the_step_that_was_taken_is_named(saves: Saves, tmp_path: Path) -> None:
 
     with pytest.warns(RuntimeWarning, match="was interrupted; .* all ranks have, of step 4"):
         ThreadWorld(2).run(work)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_load_right_after_a_save_warns_of_no_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may look while another one still removes its file of the save before."""
+    remove = RankFiles.remove_before
+
+    def late(files: RankFiles, save: Save, rank: int, ranks: Sequence[int]) -> None:
+        time.sleep(0.2 * (rank == 1))
+        remove(files, save, rank, ranks)
+
+    monkeypatch.setattr(RankFiles, "remove_before", late)
+
+    def work(world: World) -> None:
+        parts = build(world)
+        for _ in range(3):
+            train(parts, 1)
+            offbeat.save_per_rank(tmp_path, **parts)
+            offbeat.load_per_rank(tmp_path, **parts)
+        assert parts["replica"].steps == 3
+        parts["replica"].detach()
+
+    ThreadWorld(2).run(work)
 
 
 def test_the_newest_save_is_the_last_one_whatever_its_step(saves: Saves, tmp_path: Path) -> None:
