@@ -103,7 +103,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
         "offbeat.functional.sketch": "offbeat.functional.sketch.sketch",
         "offbeat.functional.top_k": "offbeat.functional.top_k.top_k",
         "offbeat.hogwild.launch": "offbeat.hogwild.launch.launch",
-        "offbeat.compare.table": "offbeat.compare.table.table",
+        "offbeat.compare.table": "offbeat.compare.report.table.table",
         "offbeat.plan.predict": "offbeat.plan.predict.predict",
     }
     unimportable = {  # a string, type variables

@@ -20,7 +20,7 @@ from bench.harness.gpu import device_of, uncached
 from bench.harness.report import report
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
-from offbeat.functional.narrowing import narrow, narrow_bytes
+from offbeat.functional.messages.narrowing import narrow, narrow_bytes
 from offbeat.kernels.dispatch import (
     adasum_passes,
     machine_code,

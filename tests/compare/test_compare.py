@@ -20,9 +20,9 @@ from offbeat.compare import Comparison, Experiment, Run, parse_methods, summariz
 from offbeat.compare.command import _interruptible
 from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import LossCurve, measure_run
+from offbeat.compare.report.timeline import representative_steps
 from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import open_runner
-from offbeat.compare.timeline import representative_steps
 from offbeat.lab import Lab, Loopback, Unavailable
 from offbeat.lab.check import PAYLOAD
 from offbeat.telemetry.recording import Recording, read_run

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from browser import OVERLAPPING_LABELS, PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
 from offbeat.cli import app
 from offbeat.compare import Experiment, Run, parse_methods, summarize, write_report
-from offbeat.compare.report import load_template
+from offbeat.compare.report.report import load_template
+from offbeat.compare.report.timeline import timelines
 from offbeat.compare.result import Setup
-from offbeat.compare.timeline import timelines
 
 ALGORITHMS = "ddp,local_sgd(every=8),local_sgd(every=4),sgp,sgp('ring')"
 

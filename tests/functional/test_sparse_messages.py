@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.functional import Segment, SparseFormat, add_sparse, chunks_of, fill_sparse
-from offbeat.functional.sparse_messages import CHUNK
+from offbeat.functional.messages.sparse_messages import CHUNK
 from offbeat.kernels.dispatch import top_k_of_blocks
 
 Bits = Literal[2, 4, 8] | None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.functional.narrowing import GROUP, Narrow, narrow, narrow_bytes, widen
+from offbeat.functional.messages.narrowing import GROUP, Narrow, narrow, narrow_bytes, widen
 from triton_device import DEVICE, kernels_of
 
 on_gpu = kernels_of("narrowing")

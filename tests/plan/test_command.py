@@ -12,9 +12,10 @@ from typer.testing import CliRunner, Result
 
 import offbeat
 from offbeat.cli import app
-from offbeat.plan import Stragglers, predict, table
+from offbeat.plan import Stragglers, predict
 from offbeat.plan.options import DEFAULT
 from offbeat.plan.recommend import CLOSE, choose
+from offbeat.plan.report import table
 from offbeat.plan.result import Row
 from offbeat.recipes import RECIPES
 
@@ -63,7 +64,7 @@ def test_every_recipe_is_planned_unless_the_methods_are_given(tmp_path: Path, ea
     assert names == {recipe.__name__ for recipe in RECIPES} - {"slgs", "torch_ddp"}
     assert DEFAULT.startswith("ddp,")
     texts = [row["name"] for row in json.loads(done.output)["rows"]]
-    assert sum("within='local'" in text for text in texts) == (9 if each > 1 else 0)
+    assert sum("within='local'" in text for text in texts) == (10 if each > 1 else 0)
 
 
 def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:

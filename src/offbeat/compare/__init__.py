@@ -6,12 +6,12 @@ report. The command line is ``offbeat compare``.
 """
 
 from offbeat.compare.experiment import Experiment, Method, parse_methods
-from offbeat.compare.report import write_report
+from offbeat.compare.report.report import write_report
+from offbeat.compare.report.table import table
 from offbeat.compare.result import Comparison, Result, Spread
 from offbeat.compare.run import Run, open_runner, run_experiment
 from offbeat.compare.session import Session
 from offbeat.compare.summary import summarize
-from offbeat.compare.table import table
 
 __all__ = [
     "Comparison",

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from offbeat.compare import options
 from offbeat.compare.experiment import Experiment, parse_methods
-from offbeat.compare.report import load_template
+from offbeat.compare.report.report import load_template
 from offbeat.compare.run import open_runner
 from offbeat.compare.session import Session
 from offbeat.lab import Runner

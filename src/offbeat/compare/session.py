@@ -12,12 +12,12 @@ from rich.console import Console
 
 from offbeat.compare.experiment import Experiment
 from offbeat.compare.progress import open_view
-from offbeat.compare.report import write_report
+from offbeat.compare.report.report import write_report
+from offbeat.compare.report.table import table
+from offbeat.compare.report.timeline import timelines
 from offbeat.compare.result import Comparison, Setup
 from offbeat.compare.run import Run, run_experiment
 from offbeat.compare.summary import summarize
-from offbeat.compare.table import table
-from offbeat.compare.timeline import timelines
 from offbeat.lab import Runner
 
 RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"

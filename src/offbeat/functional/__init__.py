@@ -24,7 +24,13 @@ from offbeat.functional.cost import (
 )
 from offbeat.functional.finite import all_finite
 from offbeat.functional.halving import Cell, Merge, cells_of, merges
-from offbeat.functional.narrowing import narrow, narrow_bytes, widen
+from offbeat.functional.messages.narrowing import narrow, narrow_bytes, widen
+from offbeat.functional.messages.sparse_messages import (
+    SparseFormat,
+    add_sparse,
+    chunks_of,
+    fill_sparse,
+)
 from offbeat.functional.outer import blend, divide_layers, layer_of, pseudo_gradient
 from offbeat.functional.packing import (
     Layout,
@@ -48,12 +54,6 @@ from offbeat.functional.push_sum import (
     sum_messages,
 )
 from offbeat.functional.sketch import distances_to_mean, sketch
-from offbeat.functional.sparse_messages import (
-    SparseFormat,
-    add_sparse,
-    chunks_of,
-    fill_sparse,
-)
 from offbeat.functional.stale_average import (
     cast_difference,
     merge_exact_sum,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat import functional
 from offbeat.functional import GramAnalysis, Segment
-from offbeat.functional.narrowing import Narrow, narrow
+from offbeat.functional.messages.narrowing import Narrow, narrow
 from offbeat.functional.top_k import SMALL
 from offbeat.kernels.pieces import IN_TORCH, PushSumPasses
 
@@ -173,7 +173,7 @@ def narrowing_on(device: torch.device) -> Narrowing:
     """Return the fastest cast to narrow messages on ``device``; the results are equal.
 
     This is :func:`offbeat.kernels.gpu.narrowing.narrow` on a GPU with Triton, and
-    :func:`offbeat.functional.narrowing.narrow` otherwise.
+    :func:`offbeat.functional.messages.narrowing.narrow` otherwise.
 
     >>> narrowing_on(torch.device("cpu")) is narrow
     True

@@ -6,8 +6,8 @@ nodes down, take links down and kill ranks. The command line is ``offbeat lab``.
 """
 
 from offbeat.lab.emulated import Lab
-from offbeat.lab.faults import Cut, Kill, Straggler
-from offbeat.lab.injection import Fault
+from offbeat.lab.injection.faults import Cut, Kill, Straggler
+from offbeat.lab.injection.injection import Fault
 from offbeat.lab.iproute import Unavailable
 from offbeat.lab.loopback import Loopback
 from offbeat.lab.runner import Runner

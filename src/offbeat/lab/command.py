@@ -14,8 +14,8 @@ from rich.console import Console
 from offbeat.lab import options
 from offbeat.lab.check import measure_links, require_two_nodes
 from offbeat.lab.emulated import Lab
-from offbeat.lab.faults import Cut, Kill, Straggler
-from offbeat.lab.injection import Fault
+from offbeat.lab.injection.faults import Cut, Kill, Straggler
+from offbeat.lab.injection.injection import Fault
 from offbeat.lab.output import OnLine
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")

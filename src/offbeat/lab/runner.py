@@ -10,10 +10,11 @@ from typing import ClassVar, Self
 
 from torch.distributed import TCPStore
 
-from offbeat.lab import injection, launch, leftovers
+from offbeat.lab import launch, leftovers
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.faults import Cut, Kill
-from offbeat.lab.injection import Fault, RunControl
+from offbeat.lab.injection import injection
+from offbeat.lab.injection.faults import Cut, Kill
+from offbeat.lab.injection.injection import Fault, RunControl
 from offbeat.lab.launch import Entry
 from offbeat.lab.output import OnLine, Output
 

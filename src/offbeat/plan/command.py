@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from offbeat.compare.report import load_template
+from offbeat.compare.report.report import load_template
 from offbeat.lab.network import parse_rate
 from offbeat.plan import options
 from offbeat.plan.by_hand import read_profile
@@ -15,9 +15,9 @@ from offbeat.plan.fabric import Fabric, parse_latency
 from offbeat.plan.measure import measure_profile
 from offbeat.plan.profile import Profile
 from offbeat.plan.question import Question, make_plan, win_map
-from offbeat.plan.report import write_report
+from offbeat.plan.report.report import write_report
+from offbeat.plan.report.table import details, overview
 from offbeat.plan.result import Plan, Setup
-from offbeat.plan.table import details, overview
 
 EPILOG = """
 Examples:

@@ -16,13 +16,13 @@ __all__ = ["Arguments", "EnvOnly", "parse_late"]
 
 DEFAULT = (
     "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"
-    "diloco(delay=5,wire='int8'),sparse_loco,ad_psgd,alone"
+    "diloco(delay=5,wire='int8'),sparse_loco,noloco,ad_psgd,alone"
 )
 
 DEFAULT_INSIDE = (
     "ddp,adasum(within='local'),lags,sgp(within='local'),sgp(overlap=1,wire='bf16',within='local'),"
     "d_psgd(within='local'),local_sgd(within='local'),daso,diloco(within='local'),"
-    "diloco(delay=5,wire='int8',within='local'),sparse_loco(within='local'),"
+    "diloco(delay=5,wire='int8',within='local'),sparse_loco(within='local'),noloco(within='local'),"
     "ad_psgd(within='local'),alone"
 )
 

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam
 
 import offbeat
 from offbeat.functional import Segment, blend, divide_layers, pseudo_gradient
-from offbeat.functional.narrowing import Narrow
+from offbeat.functional.messages.narrowing import Narrow
 from offbeat.methods import OuterStep, Sparse
 from offbeat.methods.outer.narrow_mean import NarrowMean
 from offbeat.methods.outer.optimizer import ELEMENTWISE

@@ -6,14 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from offbeat.functional import narrowing
-from offbeat.functional.narrowing import GROUP, Narrow, scales_and_levels
+from offbeat.functional.messages.narrowing import GROUP, Narrow, scales_and_levels
 from offbeat.kernels.gpu.launch import SIZE, launch
 
 ROUNDER = tl.constexpr(1.5 * 2**23)  # float32 has no fractions beside it: a sum is rounded to even
 
 
 def narrow(acc: Tensor, message: Tensor, wire: Narrow) -> None:
-    """Fill a message with ``acc``, as :func:`offbeat.functional.narrowing.narrow` does.
+    """Fill a message with ``acc``, as :func:`offbeat.functional.messages.narrowing.narrow` does.
 
     One launch reads and writes each byte once. The kernels run for float32; others are passed to
     the torch implementation. The two agree bit for bit.

@@ -5,7 +5,7 @@ from typing import final
 
 from torch import Tensor
 
-from offbeat.functional.sixteen_bits import ROOM, fitting_scales
+from offbeat.functional.messages.sixteen_bits import ROOM, fitting_scales
 from offbeat.methods.adasum.operands import Operands
 from offbeat.methods.adasum.reduction import Reduction, Statistics
 from offbeat.methods.adasum.rounding import Rounding, widen

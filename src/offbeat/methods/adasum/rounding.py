@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import Segment
-from offbeat.functional.sixteen_bits import DTYPES, fitting_scales
+from offbeat.functional.messages.sixteen_bits import DTYPES, fitting_scales
 
 
 class Rounding:

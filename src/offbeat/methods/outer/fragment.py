@@ -10,7 +10,7 @@ from torch import Tensor
 from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
 from offbeat.exchange.state import Kind
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
-from offbeat.functional.narrowing import Narrow
+from offbeat.functional.messages.narrowing import Narrow
 from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.methods.outer.narrow_mean import NarrowMean
 from offbeat.methods.outer.optimizer import Builder, OuterOptimizer

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from offbeat.functional.narrowing import GROUP, Narrow, narrow_bytes, widen
+from offbeat.functional.messages.narrowing import GROUP, Narrow, narrow_bytes, widen
 from offbeat.kernels.dispatch import narrowing_on
 from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.platform.device import has_streams

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import Segment
-from offbeat.functional.sparse_messages import (
+from offbeat.functional.messages.sparse_messages import (
     Bits,
     SparseFormat,
     add_sparse,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import accumulation_dtype, count_kept, is_cheaper_dense
-from offbeat.functional.sixteen_bits import DTYPES, Sixteen, round_to_16_bits
+from offbeat.functional.messages.sixteen_bits import DTYPES, Sixteen, round_to_16_bits
 
 
 def value_dtype(dtype: torch.dtype, wire: Sixteen | None) -> torch.dtype:

@@ -7,7 +7,7 @@ from offbeat.exchange import Site
 from offbeat.exchange.engine.bucket import BUCKET, in_buckets
 from offbeat.functional import runs_within
 from offbeat.functional.cost import INDEX
-from offbeat.functional.sixteen_bits import Sixteen
+from offbeat.functional.messages.sixteen_bits import Sixteen
 from offbeat.methods.top_k.payload import kept_entries, value_dtype
 
 Block = tuple[tuple[str, ...], int]  # parameters, and how many of their entries are sent; 0: all

@@ -12,7 +12,7 @@ from offbeat.exchange.engine.flat import Flat
 from offbeat.exchange.engine.message import FlatMessage
 from offbeat.exchange.engine.units import Units
 from offbeat.functional import LinkCost, extract
-from offbeat.functional.sixteen_bits import Sixteen
+from offbeat.functional.messages.sixteen_bits import Sixteen
 from offbeat.kernels.dispatch import BlockSelect
 from offbeat.methods.top_k.correction import Correction
 from offbeat.methods.top_k.payload import Payload, PayloadFormat

@@ -13,7 +13,7 @@ from torch import Tensor
 from offbeat.exchange.engine.bucket import BUCKET, capacity
 from offbeat.functional import LinkCost, adaptive_ratio, exposed_seconds, max_speedup, speedup
 from offbeat.functional.cost import INDEX
-from offbeat.functional.sixteen_bits import Sixteen
+from offbeat.functional.messages.sixteen_bits import Sixteen
 from offbeat.methods.top_k.payload import value_dtype
 from offbeat.platform.device import wait_for_stream
 from offbeat.transport.collectives import all_gather

@@ -14,7 +14,7 @@ from offbeat.exchange.engine.message import FeedbackMessage
 from offbeat.exchange.engine.residuals import FeedbackExchange
 from offbeat.exchange.engine.units import Units, optimizer_fault
 from offbeat.functional import warm_density
-from offbeat.functional.sixteen_bits import Sixteen
+from offbeat.functional.messages.sixteen_bits import Sixteen
 from offbeat.kernels.dispatch import BlockSelect, Select, each_block, top_k_of_blocks
 from offbeat.methods.top_k.correction import Correction
 from offbeat.methods.top_k.dense import DenseMessage

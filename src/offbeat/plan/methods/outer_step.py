@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from offbeat.functional import Layout, accumulation_dtype, divide_layers
-from offbeat.functional.narrowing import GROUP, narrow_bytes
-from offbeat.functional.sparse_messages import SparseFormat, chunks_of
+from offbeat.functional.messages.narrowing import GROUP, narrow_bytes
+from offbeat.functional.messages.sparse_messages import SparseFormat, chunks_of
 from offbeat.methods import OuterStep, Sparse
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric

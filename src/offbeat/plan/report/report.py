@@ -3,11 +3,11 @@
 from importlib.resources import files
 from pathlib import Path
 
-from offbeat.compare.report import compile_template
-from offbeat.plan import page
+from offbeat.compare.report.report import compile_template
 from offbeat.plan.question import WinMap
+from offbeat.plan.report import page
+from offbeat.plan.report.table import HEADINGS, MEANINGS, UNKNOWN, cells, title
 from offbeat.plan.result import Plan
-from offbeat.plan.table import HEADINGS, MEANINGS, UNKNOWN, cells, title
 
 
 def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
@@ -15,7 +15,9 @@ def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
 
     Raises ``ModuleNotFoundError`` without jinja2, ``ValueError`` if the file cannot be written.
     """
-    text = compile_template((files("offbeat.plan") / "report.html.j2").read_text("utf-8")).render(
+    text = compile_template(
+        (files("offbeat.plan.report") / "report.html.j2").read_text("utf-8")
+    ).render(
         title=title(plan),
         plan=plan,
         colours=page.colours(plan),
@@ -27,8 +29,8 @@ def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
         bars=page.stacked_bars(plan),
         map=page.map_rows(plan, winners),
         unknown=UNKNOWN,
-        style=(files("offbeat.compare") / "report.css").read_text("utf-8"),
-        own_style=(files("offbeat.plan") / "report.css").read_text("utf-8"),
+        style=(files("offbeat.compare.report") / "report.css").read_text("utf-8"),
+        own_style=(files("offbeat.plan.report") / "report.css").read_text("utf-8"),
     )
     try:
         path.write_text(text, encoding="utf-8")

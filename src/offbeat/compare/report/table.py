@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.compare import quantity
-from offbeat.compare.column import TableCell, columns
+from offbeat.compare.report.column import TableCell, columns
 from offbeat.compare.result import Comparison, Result
 
 

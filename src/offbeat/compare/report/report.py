@@ -5,11 +5,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat.compare import page
-from offbeat.compare.column import columns
+from offbeat.compare.report import page
+from offbeat.compare.report.column import columns
+from offbeat.compare.report.table import title
+from offbeat.compare.report.timeline import Timeline
 from offbeat.compare.result import Comparison
-from offbeat.compare.table import title
-from offbeat.compare.timeline import Timeline
 from offbeat.extras import extra
 
 if TYPE_CHECKING:
@@ -51,4 +51,4 @@ def compile_template(text: str) -> "Template":
 
 
 def _resource(name: str) -> str:
-    return (files("offbeat.compare") / name).read_text(encoding="utf-8")
+    return (files("offbeat.compare.report") / name).read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from offbeat.compare import quantity
-from offbeat.compare.chart import LineChart, Series, Tick, line_chart, ticks
 from offbeat.compare.curves import Point
+from offbeat.compare.report.chart import LineChart, Series, Tick, line_chart, ticks
+from offbeat.compare.report.timeline import Timeline
 from offbeat.compare.result import Comparison, Result, Spread
-from offbeat.compare.timeline import Timeline
 
 COLOURS = 8  # defined by the style sheet
 

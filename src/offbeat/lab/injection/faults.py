@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.injection import Fault, RunControl
+from offbeat.lab.injection.injection import Fault, RunControl
 
 PERIOD = 0.02  # seconds; a straggler is stopped once per period
 _DECIMAL = r"\d+\.?\d*|\.\d+"

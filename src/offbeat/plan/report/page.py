@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from offbeat.compare import quantity
-from offbeat.compare.chart import Frame, Line, LineChart, Mark, Pair, Tick, separate_labels
-from offbeat.compare.page import Tile
+from offbeat.compare.report.chart import Frame, Line, LineChart, Mark, Pair, Tick, separate_labels
+from offbeat.compare.report.page import Tile
 from offbeat.plan.question import WinMap
 from offbeat.plan.recommend import WORDS
 from offbeat.plan.result import Plan, Row

@@ -1,0 +1,1 @@
+"""Faults of a run: stragglers, links that are down and killed ranks."""

@@ -1,0 +1,1 @@
+"""What a plan shows: tables in a terminal, and an HTML report."""
