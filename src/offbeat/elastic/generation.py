@@ -201,7 +201,7 @@ class Generation:
         """Take the model, half of the weight and the place of the donor: this rank joins."""
         world = self.connection.world
         place = take(model, donor_in(world), self._control)
-        self.parameters.enter(place.weight)
+        self.parameters.restart(place.weight)
         self.connection.resume(place.phase)
         self.steps = place.steps
         self.joined.append({self._unit: world.rank, "step": place.steps})
@@ -232,7 +232,7 @@ class Generation:
         world, phase = self.connection.world, self._control.detector.phase
         self.joined.append({self._unit: newcomer, "step": steps})
         is_donor = donor_of(members, newcomer) == world.rank
-        self.parameters.enter(weight / 2 if is_donor else weight)
+        self.parameters.restart(weight / 2 if is_donor else weight)
         if is_donor:
             give(model, StartingPoint(steps, weight / 2, phase), newcomer, self._control)
         unit = self._unit

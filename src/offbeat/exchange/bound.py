@@ -64,7 +64,7 @@ class BoundParameters(State, ABC):
         """Merge what is in flight into the parameters, and return the weight; may wait."""
         return 1.0
 
-    def enter(self, weight: float) -> None:
+    def restart(self, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``."""
 
 

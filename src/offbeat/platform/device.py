@@ -41,7 +41,7 @@ def current_accelerator() -> torch.device:
     return torch.device(kind.type, torch.accelerator.current_device_index())
 
 
-def entered(device: torch.device) -> AbstractContextManager[None]:
+def on_device(device: torch.device) -> AbstractContextManager[None]:
     """Make ``device`` the current one of its kind inside a ``with`` block."""
     return torch.accelerator.device_index(None if device.type == "cpu" else device.index)
 

@@ -146,19 +146,19 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
 def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
     """Return who takes part in the run that this rank has joined, or the number of one to start."""
     if node is None:
-        return _enter(joining, filler, None)
+        return _join_run(joining, filler, None)
     found: list[Generation | int] = []
 
-    def enter() -> tuple[int, int]:
+    def join_first() -> tuple[int, int]:
         if not node.is_first:
             return 0, 0
         world = joining.world.between_nodes()
         one = replace(joining, world=world, meter=node.meter, fault=fault)
-        found.append(_enter(one, filler, node))
+        found.append(_join_run(one, filler, node))
         return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
 
     fault = _fault_inside(node, joining)
-    run, steps = _as_one(node, enter, None if fault else filler.model)
+    run, steps = _as_one(node, join_first, None if fault else filler.model)
     if run:
         return run
     if not node.is_first:
@@ -194,7 +194,7 @@ def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> 
         raise
 
 
-def _enter(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
+def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
     while True:
         found = joining.connect()
         if isinstance(found, int):

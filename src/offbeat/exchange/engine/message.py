@@ -112,7 +112,7 @@ class FlatMessage(FeedbackMessage):
         """Add the gradient to the residual."""
         # A further backward before the step adds to a mean that is in .grad already: that mean is
         # sent once more, and what is lost of it is part of the new residual.
-        self.accumulate(name, self.read(name), self.units.scales[name].enter)
+        self.accumulate(name, self.read(name), self.units.scales[name].to_residual)
 
     def accumulate(self, name: str, change: Tensor | None, factor: float) -> None:
         """Add ``factor`` times ``change`` to the residual, if there is any."""

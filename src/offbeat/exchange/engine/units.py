@@ -20,12 +20,12 @@ class Scale(NamedTuple):
     loss: float
 
     @property
-    def enter(self) -> float:
+    def to_residual(self) -> float:
         """The factor from ``.grad`` to the residual."""
         return self.rate / self.loss
 
     @property
-    def leave(self) -> float:
+    def to_grad(self) -> float:
         """The factor from the residual to ``.grad``; 0 at a learning rate of 0: nothing is sent."""
         return self.loss / self.rate if self.rate else 0.0
 

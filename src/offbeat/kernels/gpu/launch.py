@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.platform.device import entered
+from offbeat.platform.device import on_device
 
 SIZE = 2048  # elements of a block: 16 for each thread of a program
 
@@ -26,7 +26,7 @@ def launch(kernel: Any, programs: int | tuple[int, ...], rows: Tensor, *args: An
     """Launch a kernel on the device of ``rows``, its first argument."""
     grid = (programs,) if isinstance(programs, int) else programs
     if 0 not in grid:
-        with entered(rows.device):
+        with on_device(rows.device):
             kernel[grid](rows, *args, **OPTIONS)
 
 

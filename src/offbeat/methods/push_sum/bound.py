@@ -163,7 +163,7 @@ class BoundPushSum(BoundParameters):
         self.set_anchor()
         self.guard.keep()
 
-    def enter(self, weight: float) -> None:
+    def restart(self, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
         if self.anchor is None and not self.biased:
             self.anchor = new_anchor(self.site, self.layout)
@@ -199,7 +199,7 @@ class BoundPushSum(BoundParameters):
     def load(self, saved: Saved) -> None:
         """Restore the weight and the mass in flight."""
         if self.may_grow:  # after a join weights may vary on any graph
-            self.enter(1.0)
+            self.restart(1.0)
         super().load(saved)
 
     def _read_pending(self) -> dict[str, Tensor]:

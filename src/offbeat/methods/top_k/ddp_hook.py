@@ -227,9 +227,9 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
 def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return what is sent of a layer, in units of the gradient, and its positions."""
     residual, scale = state.residual[name], state.units.scales[name]
-    torch.add(residual.latest[name], grad, alpha=scale.enter, out=residual.next.views[name])
+    torch.add(residual.latest[name], grad, alpha=scale.to_residual, out=residual.next.views[name])
     state.touched.add(name)
     acc = residual.next.whole
     chosen = state.select(acc, [(0, acc.numel(), k)])
     values = extract(acc, chosen) if scale.rate else acc[chosen]  # a rate of 0 sends zeros
-    return values.mul_(scale.leave), chosen
+    return values.mul_(scale.to_grad), chosen

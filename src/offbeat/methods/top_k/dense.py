@@ -97,5 +97,5 @@ class DenseMessage(FeedbackMessage):
         if (residual := self.feedback.get("residual")) is not None:
             left = residual.next.views[name].copy_(residual.latest[name])
             if scale.rate:  # at a learning rate of 0 nothing is sent
-                grad.add_(left.to(grad.device), alpha=scale.leave)
+                grad.add_(left.to(grad.device), alpha=scale.to_grad)
                 left.zero_()

@@ -74,7 +74,7 @@ class SparseMessage(FlatMessage):
                 grad = self._new_part(name, grad)
             grad = self.correction.clipped(grad, scale.loss)
         if self.speed is None:
-            return self.accumulate(name, grad, scale.enter)
+            return self.accumulate(name, grad, scale.to_residual)
         now = self.speed.next.views[name]  # u = m u + g, and u is what is added up
         torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
         if grad is not None:
@@ -131,7 +131,7 @@ class SparseMessage(FlatMessage):
 
     def _factor(self, indices: Tensor) -> Tensor | float:
         """Return the factor from units of the residual to the gradient's: one, or one per entry."""
-        factors = [self.units.scales[name].leave for name in self.names]
+        factors = [self.units.scales[name].to_grad for name in self.names]
         if len(set(factors)) == 1:
             return factors[0]
         owner = torch.bucketize(indices, self.ends, right=True)
