@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import offbeat
+from crowd import Crowd
 from offbeat.integrations.split_by_optimizer import parts_of
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
@@ -159,8 +160,6 @@ def test_a_run_resumes_with_what_it_ignored(text: str) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_joins_keeps_its_own() -> None:
-    from test_joining import Crowd
-
     def work(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         replica = attach(world, "sgp(on_failure='continue')", join=True)
         before = split(replica.model)[1]
