@@ -90,3 +90,8 @@ def test_comparisons_run_pairs() -> None:
 def test_other_texts_are_errors(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         offbeat.algorithm(text)
+
+
+def test_the_text_of_a_recipe_reads_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offbeat.methods.PushSum, "__str__", None)
+    assert str(offbeat.sgp()) == "sgp()"

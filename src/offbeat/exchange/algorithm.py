@@ -51,5 +51,5 @@ class Algorithm:
 
     def __str__(self) -> str:
         """Return the call of its recipe, or its exchanges; without arguments that are defaults."""
-        exchanges = [str(slot) for slot in (self.gradients, self.parameters) if slot]
-        return self.recipe or " + ".join(exchanges) or "Algorithm()"
+        exchanges = (self.gradients, self.parameters)
+        return self.recipe or " + ".join(str(slot) for slot in exchanges if slot) or "Algorithm()"
