@@ -220,7 +220,7 @@ IMPOSSIBLE = {
     overlapping: "parameters 'a' and 'b' share memory",
     one_memory: "parameters '0.weight' and '2.weight' share memory",
     meta_buffer: "buffer 'table' is on the meta device",
-    lazy_buffer: "buffer 'table' is not initialized yet",
+    lazy_buffer: "'table' is not initialized yet",
     quantized_buffer: "buffer 'table' is quantized or sparse",
     sparse_buffer: "buffer 'table' is quantized or sparse",
     without_parameters: "no trainable parameters",

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Watcher:
 
 def model_fault(model: Exchanged) -> str | None:
     """Return why this rank's model cannot be replicated, or None."""
-    parameters, buffers = model.parameters, model.buffers
+    parameters, buffers, ignored = model.parameters, model.buffers, model.ignored
     if isinstance(model.module, DistributedDataParallel):
         return WRAPPED
     if is_flattened(model.module):
@@ -45,9 +45,10 @@ def model_fault(model: Exchanged) -> str | None:
         )
     if not any(p.requires_grad for p in parameters.values()):
         return "the model has no trainable parameters to exchange"
+    for name, tensor in (parameters | buffers | ignored).items():  # a saved state has ignored ones
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            return f"{name!r} is not initialized yet; run one forward pass first"
     for name, p in parameters.items():
-        if isinstance(p, nn.UninitializedParameter):
-            return f"parameter {name!r} is not initialized yet; run one forward pass first"
         if local(p).is_meta:
             return f"parameter {name!r} is on the meta device; materialize the model first"
         if p.is_complex():
@@ -55,8 +56,6 @@ def model_fault(model: Exchanged) -> str | None:
         if _is_watched(p):
             return f"parameter {name!r} already belongs to a replica; call its detach() first"
     for name, b in buffers.items():
-        if isinstance(b, nn.UninitializedBuffer):
-            return f"buffer {name!r} is not initialized yet; run one forward pass first"
         if b.is_meta:
             return f"buffer {name!r} is on the meta device; materialize the model first"
         if b.is_quantized or b.layout is not torch.strided:
@@ -72,12 +71,7 @@ def model_fault(model: Exchanged) -> str | None:
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
-    if shared := overlap({name: local(p) for name, p in parameters.items()}):
-        return (
-            f"parameters {shared[0]!r} and {shared[1]!r} share memory and are two objects, so "
-            "each would be exchanged; register one Parameter under both names, or .clone() one"
-        )
-    return _sparse_embedding(model)
+    return _shared_memory(model) or _sparse_embedding(model)
 
 
 def optimizer_fault(
@@ -110,6 +104,20 @@ def _is_watched(parameter: Tensor) -> bool:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     owners = [getattr(getattr(h, "func", h), "__self__", None) for h in hooks.values()]
     return any(isinstance(owner, Watcher) for owner in owners)
+
+
+def _shared_memory(model: Exchanged) -> str | None:
+    own = {name: t for name, t in model.ignored.items() if isinstance(t, nn.Parameter)}
+    every = {name: local(p) for name, p in (model.parameters | own).items()}
+    placed = {n: t for n, t in every.items() if t.layout is torch.strided and not t.is_meta}
+    if shared := overlap(placed, but=own):
+        ignored = [name for name in shared if name in own]
+        effect = f"{ignored[0]!r} would not stay its own" if ignored else "each would be exchanged"
+        return (
+            f"parameters {shared[0]!r} and {shared[1]!r} share memory and are two objects, so "
+            f"{effect}; register one Parameter under both names, or .clone() one"
+        )
+    return None
 
 
 def _sparse_embedding(model: Exchanged) -> str | None:
@@ -210,7 +218,12 @@ class Snapshot:
         self._traits = _traits(model)
         modules = list(model.module.modules())
         self._children = [(m._modules, dict(m._modules)) for m in modules]
-        self._places = [(m._parameters, _identities(m)) for m in modules]
+        ignored = {id(tensor) for tensor in model.ignored.values()}
+        owns = [{name for name, p in m._parameters.items() if id(p) in ignored} for m in modules]
+        self._places = [
+            (m._parameters, own, _identities(m._parameters, own))
+            for m, own in zip(modules, owns, strict=True)
+        ]
         self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters.values()]
 
     def change(self, model: Exchanged, rank: int) -> ValueError | None:
@@ -236,13 +249,13 @@ class Snapshot:
     def _is_as_before(self) -> bool:
         return (
             all(now == before for now, before in self._children)
-            and all(list(map(id, now.values())) == ids for now, ids in self._places)
+            and all(_identities(now, own) == ids for now, own, ids in self._places)
             and all(_trait(p) == t and p.requires_grad <= r for p, t, r in self._parameters)
         )
 
 
-def _identities(module: nn.Module) -> list[int]:
-    return list(map(id, module._parameters.values()))
+def _identities(parameters: Mapping[str, Tensor | None], but: Collection[str]) -> list[int]:
+    return [id(p) for name, p in parameters.items() if name not in but]
 
 
 def _trait(p: Tensor) -> Trait:
