@@ -1,7 +1,7 @@
 """Parameters and buffers to ignore stay each rank's own, whatever the recipe exchanges."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from torch.optim import SGD
 
 import offbeat
 from crowd import Crowd
+from offbeat.exchange import Exchanged
+from offbeat.integrations.replicas import Replicas
 from offbeat.integrations.split_by_optimizer import parts_of
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
@@ -234,12 +236,111 @@ def test_each_part_of_several_optimizers_ignores_its_own() -> None:
     assert [part._ddp_params_and_buffers_to_ignore for part in parts] == [["g.bias"], ["d.weight"]]
 
 
+def test_an_optimizer_of_ignored_parameters_alone_has_no_replica() -> None:
+    def work(world: World) -> tuple[Tensor, Tensor]:
+        model = nn.ModuleDict({"g": nn.Linear(1, 2), "d": nn.Linear(2, 1)})
+        nn.init.constant_(model["g"].weight, world.rank)
+        mark_ignored(model, ["g.weight", "g.bias"])
+        optimizers = [SGD(model[name].parameters(), lr=0.1) for name in "gd"]
+        replicas = Replicas(offbeat.ddp(), world)
+        replicas.attach(model, optimizers)
+        for _ in range(2):
+            model["d"](model["g"](torch.ones(1))).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                replicas.step(optimizer)
+        assert [replica.steps for replica in replicas.each] == [2]
+        replicas.detach()
+        return model["g"].weight, model["d"].weight
+
+    (own, trained), (other, also) = ThreadWorld(2).run(work)
+    assert torch.equal(trained, also)
+    assert not torch.equal(own, other)
+
+
+def test_names_that_torch_would_not_find_are_skipped() -> None:
+    """DDP matches names of tensors; a compiled model shows what its inner one was given."""
+    inner = Net(0)
+    mark_ignored(inner, ["head", "body.wight", "body.bias"])
+    for model in (inner, torch.compile(inner)):
+        assert Exchanged(model).fault() is None
+    assert [*Exchanged(inner).ignored] == ["body.bias"]
+    root = nn.Linear(1, 1)
+    mark_ignored(root, [".bias"])  # as the recipe in torch's docstring names it
+    assert [*Exchanged(root).ignored] == ["bias"]
+
+
+def test_a_replaced_ignored_parameter_does_not_slow_down_later_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = attach(ThreadWorld(1).world(0), "sgp", ignore=["body.weight", "head"])
+    replica.model.body.weight = nn.Parameter(torch.ones(4, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr("offbeat.attach.checks._traits", None)  # compares names, which is slow
+        replica.step()
+    replica.model.body.bias = None
+    with pytest.raises(ValueError, match=r"\['body.bias'\] were replaced"):
+        replica.step()
+
+
+def shared() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    return model
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2), nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        pytest.param(
+            shared,
+            "'0.weight' and '1.weight' share memory .* '1.weight' would not stay its own",
+            marks=pytest.mark.fault(
+                "an ignored parameter shares memory with an exchanged one",
+                "ValueError on all ranks; names the rank and the fault",
+                group="Models and algorithms",
+            ),
+        ),
+        pytest.param(
+            lazy,
+            "'1.weight' is not initialized yet; run one forward pass first",
+            marks=pytest.mark.fault(
+                "a lazy parameter is not initialized",
+                "ValueError on all ranks; names the rank and the fault",
+                group="Models and algorithms",
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_ignored(build: Callable[[], nn.Module], match: str) -> None:
+    def work(world: World) -> None:
+        offbeat.replicate(build(), offbeat.ddp(), mesh=world, ignore=["1", "2"])
+
+    with pytest.raises(ValueError, match=match):
+        raise ValueError(alike(work))
+
+
+def test_ignored_parameters_may_share_memory() -> None:
+    model = shared()
+    replica = offbeat.replicate(
+        nn.ModuleList([nn.Linear(1, 1), model]),
+        offbeat.ddp(),
+        mesh=ThreadWorld(1).world(0),
+        ignore=["1"],
+    )
+    replica.detach()
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "an unknown name": (["head.wight"], "'head.wight' is to be ignored.*'head.weight'"),
-    "an unknown name of torch": (["head.wight"], "'head.wight' is to be ignored.*'head.weight'"),
     "no list": ("head", "ignore is a str, expected a list of names and modules"),
     "a module of another model": ([nn.Linear(1, 1)], "has a Linear that is no module of the model"),
     "all": (["body", "norm", "head"], "no trainable parameters"),
+    "no name": ([3], "ignore has a int that is no module of the model; give modules, or names"),
     "another list": (["head"], "ranks 0 and 1 differ: the kind of 'norm.running_mean' is ignored"),
     "another list of torch": (["head.bias"], "the kind of 'head.weight' is ignored here"),
 }

@@ -20,8 +20,9 @@ class Exchanged:
     """The parameters and buffers of ``module`` that ranks exchange, by name.
 
     ``ignore`` holds names of parameters, buffers and modules, and modules; it is extended by what
-    ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given. A parameter
-    with several names is ignored if one of them is.
+    ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given, of which
+    names that the model does not have are skipped. A parameter with several names is ignored if one
+    of them is.
 
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     >>> [*Exchanged(model, ["0", "1.weight"]).parameters]
@@ -71,15 +72,19 @@ class Exchanged:
         """Return why ``ignore`` is no list of parts of the model, or None."""
         if isinstance(self.ignore, str | nn.Module) or not isinstance(self.ignore, Collection):
             return f"ignore is a {type(self.ignore).__name__}, expected a list of names and modules"
-        for part in self._to_ignore:
-            if isinstance(part, nn.Module) and not self._names_of(part):
-                return f"ignore has a {type(part).__name__} that is no module of the model"
-            if not self._names_of(part):
-                near = get_close_matches(str(part), self._names) or self._names[:3]
+        for part in self.ignore:
+            if self._names_of(part):
+                continue
+            if not isinstance(part, str):
                 return (
-                    f"{part!r} is to be ignored and is no parameter, buffer or module of the "
-                    f"model; near names are {', '.join(map(repr, near))}"
+                    f"ignore has a {type(part).__name__} that is no module of the model; give "
+                    "modules, or names of parameters, buffers and modules"
                 )
+            near = get_close_matches(part, self._names) or self._names[:3]
+            return (
+                f"{part!r} is to be ignored and is no parameter, buffer or module of the model; "
+                f"near names are {', '.join(map(repr, near))}"
+            )
         return None
 
     def _kept(self, named: Iterable[tuple[str, Held]]) -> dict[str, Held]:
@@ -91,11 +96,6 @@ class Exchanged:
             self.module.named_buffers(remove_duplicate=remove_duplicate),
         )
 
-    @property
-    def _to_ignore(self) -> list[str | nn.Module]:
-        # DistributedDataParallel reads the attribute likewise.
-        return [*self.ignore, *getattr(self.module, "_ddp_params_and_buffers_to_ignore", ())]
-
     @cached_property
     def _names(self) -> list[str]:
         modules = self.module.named_modules(remove_duplicate=False)
@@ -104,15 +104,17 @@ class Exchanged:
     def _names_of(self, part: str | nn.Module) -> list[str]:
         if isinstance(part, nn.Module):
             return [n for n, m in self.module.named_modules(remove_duplicate=False) if m is part]
-        # The recipe in torch's docstring puts a dot before names of the outermost module.
-        name = part.removeprefix(".") if isinstance(part, str) else ""
-        return [name] if name in self._names else []
+        return [part] if part in self._names else []
 
     @cached_property
     def _prefixes(self) -> tuple[str, ...]:
         """How the names of what is ignored begin, if a dot is put behind each."""
-        names = [name for part in self._to_ignore for name in self._names_of(part)]
-        given = tuple(f"{name}." if name else "" for name in names)
         every = [*self._named(False)]
+        names = [name for part in self.ignore for name in self._names_of(part)]
+        # As DistributedDataParallel reads it: names of tensors, in which torch's docstring puts a
+        # dot before those of the outermost module.
+        marked = {*getattr(self.module, "_ddp_params_and_buffers_to_ignore", ())}
+        names += [name for name, _ in every if {name, f".{name}"} & marked]
+        given = tuple(f"{name}." if name else "" for name in names)
         tied = {id(tensor) for name, tensor in every if f"{name}.".startswith(given)}
         return given + tuple(f"{name}." for name, tensor in every if id(tensor) in tied)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.exchange import Algorithm
-from offbeat.integrations.split_by_optimizer import parts_of
+from offbeat.integrations.split_by_optimizer import exchanging, parts_of
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import Stateful, load_save, saving
@@ -17,12 +17,15 @@ from offbeat.transport.world import World
 
 
 class Replicas:
-    """The replicas of a model, one for each of its optimizers; none before :meth:`attach`."""
+    """The replicas of a model, one for each of its optimizers; none before :meth:`attach`.
+
+    An optimizer that trains nothing that ranks exchange has none.
+    """
 
     def __init__(self, algorithm: Algorithm, mesh: World | None = None) -> None:
         """Prepare to replicate by ``algorithm`` on ``mesh``, as :func:`offbeat.replicate` does."""
         self.algorithm, self.mesh = algorithm, mesh
-        self.each: list[Replica] = []
+        self._of: dict[Optimizer, Replica] = {}
         self._optimizers: list[Optimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
         self._measured = 0, 0.0, 0.0  # steps, seconds, bytes at the last measures()
@@ -40,12 +43,16 @@ class Replicas:
         """
         self.detach()
         self._optimizers, self._scaler = list(optimizers), scaler
-        parts = parts_of(model, optimizers)
-        for part, optimizer in zip(parts, optimizers, strict=True):
-            replica = replicate(
+        replicated = exchanging(model, optimizers) or self._optimizers[:1]
+        for part, optimizer in zip(parts_of(model, replicated), replicated, strict=True):
+            self._of[optimizer] = replicate(
                 part, self.algorithm, mesh=self.mesh, optimizer=optimizer, scaler=scaler
             )
-            self.each.append(replica)
+
+    @property
+    def each(self) -> list[Replica]:
+        """The replicas, in the order of their optimizers."""
+        return [*self._of.values()]
 
     def add_loss(self, loss: Tensor) -> None:
         """Add the loss of a micro-batch, divided by their number, to that of the coming step."""
@@ -53,10 +60,10 @@ class Replicas:
 
     def step(self, optimizer: Optimizer) -> None:
         """Exchange after a step of ``optimizer``, also if a scaler has skipped it."""
-        replica = self.each[next(i for i, o in enumerate(self._optimizers) if o is optimizer)]
-        replica.report_loss(self._loss)
-        self._loss = 0.0
-        replica.step()
+        loss, self._loss = self._loss, 0.0
+        if (replica := self._of.get(optimizer)) is not None:
+            replica.report_loss(loss)
+            replica.step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -109,7 +116,7 @@ class Replicas:
         """Remove what was attached to the model."""
         for replica in self.each:
             replica.detach()
-        self.each, self._optimizers, self._scaler = [], [], None
+        self._of, self._optimizers, self._scaler = {}, [], None
         self._measured, self._loss = (0, 0.0, 0.0), 0.0
 
     def _parts(self) -> dict[str, Stateful]:

@@ -16,8 +16,8 @@ def parts_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Modul
     """Divide a model between its optimizers: one module for each, to be replicated on its own.
 
     The parts hold the parameters and buffers of ``model`` under the names that they have there;
-    they cannot be called. The first part also holds what no optimizer trains. A single optimizer
-    gets the whole model.
+    they cannot be called. The first part also holds what none of these optimizers trains. A single
+    optimizer gets the whole model.
 
     Raises ``ValueError`` if two optimizers share a parameter.
 
@@ -53,6 +53,12 @@ def parts_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Modul
         names = [name for name, _ in (*part.named_parameters(), *part.named_buffers())]
         ignore_in_ddp(part, [name for name in names if name in ignored])
     return parts
+
+
+def exchanging(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers of parameters that ranks exchange; the others need no replica."""
+    exchanged = {id(p) for p in Exchanged(model).trained.values()}
+    return [o for o in optimizers if not exchanged.isdisjoint(map(id, _held(o)))]
 
 
 def _held(optimizer: Optimizer) -> Iterable[Tensor]:
