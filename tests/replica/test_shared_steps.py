@@ -116,6 +116,34 @@ def test_an_optimizer_that_communicates_is_named(found: list[dict[str, Any]]) ->
         assert rank["closure"][1] == []
 
 
+def test_a_first_step_that_raises_is_no_mark_for_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever communicates in between is not that optimizer."""
+    launched = {0}
+    monkeypatch.setattr("offbeat.replica.backward.collectives_launched", lambda: max(launched))
+
+    class Failing(SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ArithmeticError
+
+    def work(world: World) -> list[str]:
+        model = nn.Linear(2, 2)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        model(torch.ones(2)).sum().backward()
+        with pytest.raises(ArithmeticError):
+            Failing(model.parameters()).step()
+        replica.step()
+        replica.gather("")  # all are past their first step: threads share the hooks of optimizers
+        launched.add(1)
+        plain(model).step()
+        replica.step()
+        replica.detach()
+        return replica.notes
+
+    assert ThreadWorld(2).run(work) == [[], []]
+
+
 def test_gradients_are_equal_on_the_ranks_of_a_node() -> None:
     def work(world: World) -> list[bool]:
         replica = offbeat.replicate(nn.Linear(2, 2), offbeat.sgp(within="local"), mesh=world)

@@ -20,7 +20,7 @@ from offbeat.liveness.crossed_waits import others_of
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
 from offbeat.replica import optimizer_steps
-from offbeat.replica.shared_steps import have_equal_gradients, sharding_fault
+from offbeat.replica.shared_steps import have_equal_gradients, shared_step_fault
 
 
 class BackwardWatch(Watcher):
@@ -175,11 +175,12 @@ class BackwardWatch(Watcher):
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """Note the parameters before the first change: an optimizer may step inside backward."""
         if not self.is_first:
+            self._before.clear()  # of a first step that has raised
             return
         self._before.append((collectives_launched(), self.last_gradient))
         if not self._is_trained_by(optimizer):
             return
-        if (fault := sharding_fault(optimizer, self.slot)) is not None:
+        if (fault := shared_step_fault(optimizer, self.slot)) is not None:
             raise self._report_error(fault)
         if self.start is None:
             self.start = digest(self.parameters.values())

@@ -8,7 +8,7 @@ from offbeat.exchange import BoundGradients
 from offbeat.platform.process_group import world_ranks
 
 
-def sharding_fault(optimizer: Optimizer, slot: BoundGradients) -> str | None:
+def shared_step_fault(optimizer: Optimizer, slot: BoundGradients) -> str | None:
     """Return why an optimizer that shards its state among ranks cannot step here, or None.
 
     Such an optimizer, as torch's ZeroRedundancyOptimizer, steps a part of the parameters on each
