@@ -15,6 +15,7 @@ from torch import nn
 
 import offbeat
 from offbeat.attach import start
+from offbeat.attach.slots import reduced
 from offbeat.liveness import roll_call, store
 from offbeat.platform.process_group import open_group
 from offbeat.testing import ThreadWorld
@@ -334,8 +335,9 @@ def test_start_in_a_running_world(case: str, text: str) -> None:
         ("daso", ((0, 1),), r"all 2 ranks are on one node, so that daso\(\) exchanges gradients"),
         ("sgp(within='local', on_failure='continue')", ((0, 1),), "gradients inside it only"),
         ("adasum(partition=True)", ((0, 1),), "gradients inside it only"),
-        ("Average(over='node')", ((0, 1),), "exchanges nothing; pass the nodes as mesh="),
+        ("Average(over='node')", ((0, 1),), "exchanges nothing; pass other nodes as mesh="),
         ("daso", ((0,), (1,)), "every node has one rank, so that .* parameters between nodes only"),
+        ("daso", ((0,), (1,)), "start several ranks on each node, or pass other nodes as mesh="),
     ],
 )
 @pytest.mark.fault(
@@ -349,6 +351,11 @@ def test_a_method_that_these_nodes_reduce_warns_once(
     with pytest.warns(RuntimeWarning, match=said) as caught:
         ThreadWorld(nodes=nodes).run(lambda w: attach(w, None, offbeat.algorithm(text)).detach())
     assert ["mesh=offbeat.World.of" in str(warning.message) for warning in caught] == [True]
+
+
+def test_without_a_mesh_the_nodes_are_to_be_passed() -> None:
+    said = reduced(offbeat.daso(), ThreadWorld(nodes=((0, 1),)).world(0))
+    assert "pass the nodes as mesh=" in str(said)
 
 
 @pytest.mark.parametrize(

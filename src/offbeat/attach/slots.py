@@ -22,10 +22,11 @@ from offbeat.transport.interface import Transport
 from offbeat.transport.world import World
 
 
-def reduced(algorithm: Algorithm, world: World) -> str | None:
+def reduced(algorithm: Algorithm, world: World, mesh: object = None) -> str | None:
     """Return the warning for nodes on which one slot of ``algorithm`` is disabled, or None.
 
-    A world of one rank trains as without offbeat, whatever the algorithm, as it should.
+    ``mesh``: the layout that was given, if any. A world of one rank trains as without offbeat,
+    whatever the algorithm, as it should.
     """
     near, far = algorithm.gradients, algorithm.parameters
     if world.size == 1:
@@ -33,7 +34,8 @@ def reduced(algorithm: Algorithm, world: World) -> str | None:
     if far is not None and far.over == "node" and len(world.nodes) == 1:
         return (
             f"all {world.size} ranks are on one node, so that {algorithm} exchanges "
-            f"{'gradients inside it only' if near else 'nothing'}; pass the nodes as "
+            f"{'gradients inside it only' if near else 'nothing'}; pass "
+            f"{'the' if mesh is None else 'other'} nodes as "
             "mesh=offbeat.World.of([[0, 1], ...]), or emulate some: offbeat lab --nodes 2 "
             "--procs-per-node 2 -- python train.py"
         )
@@ -41,7 +43,7 @@ def reduced(algorithm: Algorithm, world: World) -> str | None:
         return (
             f"every node has one rank, so that {algorithm} exchanges "
             f"{'parameters between nodes only' if far else 'nothing'}; start several ranks on "
-            "each, or pass the nodes as mesh=offbeat.World.of([[0, 1], ...])"
+            "each node, or pass other nodes as mesh=offbeat.World.of([[0, 1], ...])"
         )
     return None
 
@@ -99,7 +101,7 @@ class SlotFiller:
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site
         self.notes.append(
-            f"the {slot} slot is disabled: its group has one member, so {exchange} exchanges "
-            "nothing"
+            f"the {slot} slot is disabled: its group has one member, so {self.algorithm} "
+            f"exchanges no {slot}"
         )
         return None

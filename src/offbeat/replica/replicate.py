@@ -83,7 +83,7 @@ def replicate(
     exchanged = Exchanged(model, ignore)
     replica = _attach(SlotFiller(algorithm, exchanged, given, scaler, notes=[]), mesh, join)
     world = replica.world
-    if world.rank == world.ranks[0] and (text := reduced(algorithm, world)):
+    if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return replica
 
