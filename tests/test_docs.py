@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -210,6 +211,30 @@ def test_the_page_on_reliability_shows_what_the_tests_prove() -> None:
     fix = "run: python tests/faults.py --only-table"
     assert shown.split("<!-- end -->")[0].strip() == done.stdout.strip(), fix
     assert shown.count("threads |\n") + shown.count("processes |\n") >= 60
+
+
+def test_the_page_on_telemetry_shows_what_stats_returns() -> None:
+    """All but the seconds."""
+
+    def worker(world: World) -> dict[str, Any]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        for _ in range(3):
+            model(torch.ones(3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        stats = replica.stats()
+        replica.detach()
+        return stats
+
+    (block,) = blocks(ROOT / "docs" / "telemetry.md", "json")
+    shown, (found, _) = json.loads(block), ThreadWorld(2).run(worker)
+    for part in ("last", "total"):
+        for key in found[part].keys() & {"seconds", "seconds_stalled"}:
+            found[part][key] = pytest.approx(shown[part][key], abs=1)
+    assert shown == found
 
 
 def test_the_page_on_testing_runs() -> None:
