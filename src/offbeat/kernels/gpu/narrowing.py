@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.functional import narrowing
+from offbeat.functional.messages import narrowing
 from offbeat.functional.messages.narrowing import GROUP, Narrow, scales_and_levels
 from offbeat.kernels.gpu.launch import SIZE, launch
 
