@@ -12,6 +12,7 @@ from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchang
 from offbeat.exchange.sharding import local
 from offbeat.functional import pack
 from offbeat.liveness.failure import PeerLost
+from offbeat.recipes.composed import compose
 from offbeat.replica.saving.checksum import checksum
 from offbeat.replica.saving.structure import require_finite, require_same_structure
 from offbeat.transport.group import Group
@@ -135,8 +136,8 @@ def _read(parts: SavedParts, saved: object) -> Resume:
     same = entry["algorithm"] == repr(parts.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
-            f"found the state of {entry['algorithm']}, but this replica runs {parts.algorithm}; "
-            "call finish() before saving to change the algorithm"
+            f"found the state of {_short(entry['algorithm'])}, but this replica runs "
+            f"{parts.algorithm}; call finish() before saving to change the algorithm"
         )
     if same and entry["ranks_differ"] != parts.ranks_differ:
         raise ValueError(
@@ -145,6 +146,14 @@ def _read(parts: SavedParts, saved: object) -> Resume:
     _require_fitting_model(parts, entry)
     gradients = _inherit(parts, used, entry) if same and not parts.gradients.is_empty else None
     return Resume(entry, gradients, _continued(parts, entry) if same else None)
+
+
+def _short(text: str) -> str:
+    """Return the exchanges of a saved algorithm without the settings that are defaults."""
+    try:
+        return str(compose(text))
+    except ValueError:  # a function among its settings has no text
+        return text
 
 
 def _entries(saved: object) -> dict[str, Saved]:
