@@ -50,11 +50,11 @@ def test_page_in_a_browser(browser: Browser, page: Path, width: int, scheme: str
     assert browser.ask("document.documentElement.scrollWidth") == width
     assert browser.ask(TOO_WIDE) == []
     assert browser.ask(OVERLAPPING_LABELS) == []
-    assert browser.ask('document.querySelectorAll(".plot path.line").length') == 13
-    assert browser.ask('document.querySelectorAll(".stack").length') == 13
+    assert browser.ask('document.querySelectorAll(".plot path.line").length') == 14
+    assert browser.ask('document.querySelectorAll(".stack").length') == 14
     assert browser.ask('document.querySelectorAll(".map tbody td").length') == 21
     colours = '[...document.querySelectorAll(".label")].map(e => getComputedStyle(e).color)'
-    assert len(set(browser.ask(colours))) == 13
+    assert len(set(browser.ask(colours))) == 14
     assert len(browser.screenshot(SCREENSHOTS / f"plan-{width}-{scheme}.png")) > 50_000
 
 

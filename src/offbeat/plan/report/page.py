@@ -11,7 +11,7 @@ from offbeat.plan.question import WinMap
 from offbeat.plan.recommend import WORDS
 from offbeat.plan.result import Plan, Row
 
-COLOURS = 13  # defined by the style sheets
+COLOURS = 14  # defined by the style sheets
 
 
 class BarSegment(NamedTuple):
