@@ -19,11 +19,11 @@ from torch.distributed import Work
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-import offbeat.testing
+import offbeat.testing.thread_world
 
 NAME = "standin"
 PACKAGE = str(Path(offbeat.__file__).parent)
-TESTING = offbeat.testing.__file__  # calls the test's own code
+TESTING = offbeat.testing.thread_world.__file__  # calls the test's own code
 aten = torch.ops.aten
 
 MIXED = "tensors on the host and on the device"

@@ -23,32 +23,32 @@ WAITS = {
     ("functional/finite:all_finite", "aten._local_scalar_dense.default"): (
         "parameters that are not finite raise before an exchange: they must not reach another rank"
     ),
-    ("gradients/call_number:CallNumber.write", "synchronize"): (
+    ("exchange/engine/call_number:CallNumber.write", "synchronize"): (
         "for an event of the last backward, long over: its number must be read before the next"
     ),
-    ("gradients/mean:BoundMean._spread_nonfinite", "aten.copy_.default"): (
+    ("methods/mean:BoundMean._spread_nonfinite", "aten.copy_.default"): (
         "partition=True: all ranks of a node must decide alike whether to step"
     ),
-    ("gradients/top_k/dense:DenseMessage.wait", "aten._local_scalar_dense.default"): (
+    ("methods/top_k/dense:DenseMessage.wait", "aten._local_scalar_dense.default"): (
         "residuals are kept or restored by whether any rank's gradient is finite"
     ),
-    ("gradients/message:FlatMessage.read_flags", "tolist"): (
+    ("exchange/engine/message:FlatMessage.read_flags", "tolist"): (
         "the same, and which layers any rank has used"
     ),
-    ("parameters/adasum/operands:Operands.redo", "tolist"): (
+    ("methods/adasum/operands:Operands.redo", "tolist"): (
         "which layers cancel, and need more messages"
     ),
-    ("parameters/adasum/reduction:Statistics.is_finite", "tolist"): (
+    ("methods/adasum/reduction:Statistics.is_finite", "tolist"): (
         "an update that is not finite raises before any parameter changes"
     ),
-    ("parameters/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
+    ("methods/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
         "the same, once in H steps"
     ),
-    ("parameters/push_sum/gossip:GossipRound.wait", "aten._local_scalar_dense.default"): (
+    ("methods/push_sum/gossip:GossipRound.wait", "aten._local_scalar_dense.default"): (
         "a message of another step must raise"
     ),
     (
-        "parameters/push_sum/gossip:GossipRound.weight_arrived.<locals>.<genexpr>",
+        "methods/push_sum/gossip:GossipRound.weight_arrived.<locals>.<genexpr>",
         "aten._local_scalar_dense.default",
     ): "weights are numbers of the host, in float64; they have arrived with the number of the step",
     ("functional/packing:pack", "aten._foreach_copy_.default"): (
@@ -58,15 +58,15 @@ WAITS = {
 # Gloo sends from the host: there messages are filled and read.
 COPIES = {
     ("functional/packing:pack", "aten._foreach_copy_.default"),
-    ("gradients/dot_grad:put", "aten.copy_.default"),
-    ("gradients/message:FlatMessage.write_flags", "aten.copy_.default"),
-    ("gradients/top_k/payload:Payload.put", "aten.copy_.default"),
-    ("gradients/top_k/payload:Payload.read", "aten.copy_.default"),
-    ("gradients/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
-    ("gradients/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
-    ("parameters/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten._to_copy.default"),
-    ("parameters/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten.copy_.default"),
-    ("parameters/stale_average/rotation:_as_memory", "aten.copy_.default"),
+    ("exchange/engine/dot_grad:put", "aten.copy_.default"),
+    ("exchange/engine/message:FlatMessage.write_flags", "aten.copy_.default"),
+    ("methods/top_k/payload:Payload.put", "aten.copy_.default"),
+    ("methods/top_k/payload:Payload.read", "aten.copy_.default"),
+    ("methods/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
+    ("methods/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
+    ("methods/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten._to_copy.default"),
+    ("methods/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten.copy_.default"),
+    ("methods/stale_average/rotation:_as_memory", "aten.copy_.default"),
 }
 THROUGH_HOST = [
     "ddp(wire='bf16')",
@@ -120,7 +120,7 @@ def test_the_device_notes_what_an_accelerator_waits_for(sent: dict[str, Run]) ->
         ("the script", "tolist"): 1,
         ("the script", "numpy"): 1,
         ("the script", "synchronize"): 1,
-        ("device:wait_for_stream", "synchronize"): 1,
+        ("platform/device:wait_for_stream", "synchronize"): 1,
     }
 
 
