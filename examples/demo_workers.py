@@ -57,8 +57,10 @@ def fit(x: Rows, y: Labels, workers: int, passes: int, lr: float, report: Report
     training, seconds = threading.Thread(target=run, daemon=True), list[float]()
     started = time.perf_counter()
     training.start()
-    while training.is_alive():
+    is_training = True
+    while is_training:  # at least once: it may have ended before we look
         training.join(POLL)
+        is_training = training.is_alive()
         losses = list(getattr(model, "loss_curve_", ()))
         if fresh := len(losses) - len(seconds):
             seconds += [time.perf_counter() - started] * fresh

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import threading
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +92,21 @@ def test_the_hogwild_demo_trains_with_one_thread_and_with_two(example: Any, tmp_
         assert len(run_["seconds"]) == len(run_["loss"]) == 5
         assert run_["seconds"] == sorted(run_["seconds"])
         assert run_["loss"][-1] < run_["loss"][0]
+
+
+def test_a_run_that_ends_before_it_is_watched_is_reported(
+    example: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Over(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            self.join()
+
+    workers, reports = example("demo_workers"), list[int]()
+    monkeypatch.setattr(workers.threading, "Thread", Over)
+    rows = example("sparse_rows").generate(200, 50, 5)
+    run = workers.fit(*rows, 1, 3, 0.01, lambda done, seconds, loss: reports.append(done))
+    assert len(run.seconds) == len(run.loss) == reports[-1] == 3
 
 
 @pytest.mark.parametrize("options", [["--workers=0"], ["--workers=two"], ["--rows=1"]])
