@@ -4,14 +4,20 @@ import atexit
 import contextlib
 import copy
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
+from operator import methodcaller
 from queue import SimpleQueue
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from torch.distributed import DistNetworkError, Store
+
+from offbeat.platform.process_group import another_client, hang_up
+
+Result = TypeVar("Result")
 
 LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
 TICK = 0.5  # seconds of one wait
@@ -39,6 +45,10 @@ class TimedStore:
         part = copy.copy(self)
         part._prefix = f"{self._prefix}{prefix}/"
         return part
+
+    def another_client(self) -> tuple[Store, frozenset[int]]:
+        """Return a client that waits for no calls of this one, and its sockets to hang up."""
+        return self._call.run(another_client)
 
     def set(self, key: str, value: str) -> None:
         """Write ``value``."""
@@ -97,34 +107,38 @@ class TimedStore:
 
 
 class _Caller:
-    """Makes calls one after the other on a daemon thread, each with a time limit.
-
-    After a call that was not answered the thread is left to itself: nothing ends such a wait.
-    """
+    """Makes calls one after the other on a daemon thread, each with a time limit."""
 
     def __init__(self, store: Store) -> None:
         self.limit = LIMIT
-        self._store: Store | None = store
+        self._store: Store | None = None
+        self._sockets: frozenset[int] = frozenset()
         self._process = os.getpid()
         self._why_ended: str | None = None
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._waiting: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="offbeat-store", daemon=True)
         self._thread.start()
-        # A daemon thread that wakes up while the interpreter finalizes aborts the process.
+        # A thread that returns from a call while the interpreter finalizes aborts the process.
         atexit.register(self._end_at_exit)
         # A client of the store serves one call at a time: with a clone, a blocking get of another
         # thread does not delay our calls.
-        self._store = self("clone")
+        self._store, self._sockets = self._run_on(store, another_client)
 
     def __call__(self, method: str, *args: Any) -> Any:
-        answer: Future[Any] = Future()
-        store = self._store
+        return self.run(methodcaller(method, *args))
+
+    def run(self, call: Callable[[Store], Result]) -> Result:
+        """Make one call; raise ``StoreSilent`` where it is not answered."""
+        return self._run_on(self._store, call)
+
+    def _run_on(self, store: Store | None, call: Callable[[Store], Result]) -> Result:
+        answer: Future[Result] = Future()
         self._waiting.add(answer)
         try:
-            if self._why_ended is not None:
+            if self._why_ended is not None or store is None:
                 raise StoreSilent(self._why_ended)
-            self._jobs.put((answer, partial(getattr(store, method), *args)))
+            self._jobs.put((answer, partial(call, store)))
             # In small waits: a process that was stopped meanwhile, as a machine that sleeps, has
             # not listened, and must not take its own pause for one of the store.
             limit = self.limit
@@ -142,7 +156,6 @@ class _Caller:
     def end(self, why: str) -> None:
         if os.getpid() != self._process:
             return  # a forked child: the thread is its parent's
-        atexit.unregister(self._end_at_exit)
         is_stuck = bool(self._waiting)
         self._why_ended, self._store = self._why_ended or why, None  # which closes its socket
         self._jobs.put(None)
@@ -151,9 +164,14 @@ class _Caller:
                 answer.set_exception(StoreSilent(self._why_ended))
         if not is_stuck:
             self._thread.join(timeout=1.0)
+            atexit.unregister(self._end_at_exit)
 
     def _end_at_exit(self) -> None:
         self.end("Python ends")
+        if self._thread.is_alive():  # in a call, which keeps its client's sockets open
+            with _without_stderr():
+                hang_up(self._sockets)
+                self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -166,3 +184,17 @@ class _Caller:
             else:
                 with contextlib.suppress(InvalidStateError):
                     answer.set_result(result)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    # Torch logs a call that is ended so with the stack of its C++, which would hide the error.
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

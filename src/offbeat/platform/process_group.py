@@ -11,6 +11,9 @@ that is used again after ``detach()`` finds the first group's addresses in the s
 import contextlib
 import ctypes
 import os
+import socket
+import stat
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
 HELLO = NEVER_SENT - 1  # the tag of a rank's answer to a search
+_CLONING = threading.Lock()
 GLOO = {torch.device("cpu"): "gloo"}  # backends of groups beside those of torch
 
 
@@ -121,10 +125,40 @@ def connect_store(address: str) -> Store:
     return dist.TCPStore(host.strip("[]"), int(port), is_master=False)
 
 
-def another_client(store: Store) -> Store:
-    """Return a client of the same store that does not wait for calls of this one."""
-    clone: Store = store.clone()  # type: ignore[attr-defined]  # not in the stubs
-    return clone
+def another_client(store: Store) -> tuple[Store, frozenset[int]]:
+    """Return a client of the same store that waits for no calls of this one, and its sockets."""
+    with _CLONING:  # a socket that opens meanwhile would be taken for the clone's
+        others = client_sockets(store)
+        clone: Store = store.clone()  # type: ignore[attr-defined]  # not in the stubs
+        return clone, client_sockets(store) - others
+
+
+def client_sockets(store: Store) -> frozenset[int]:
+    """Return the descriptors of this process's sockets that lead to the host of a TCPStore.
+
+    A client offers none of its own: only its text shows it, after two look-ups of host names.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return frozenset()
+    own, port = map(int, os.listdir("/dev/fd")), store.port
+    return frozenset(descriptor for descriptor in own if _leads_to(descriptor, port))
+
+
+def _leads_to(descriptor: int, port: int) -> bool:
+    with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            with socket.socket(fileno=os.dup(descriptor)) as same:
+                return bool(same.getpeername()[1:2] == (port,))
+    return False
+
+
+def hang_up(sockets: Iterable[int]) -> None:
+    """Make all calls that wait on these sockets raise; their clients are of no use afterwards."""
+    for descriptor in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
+            same.shutdown(socket.SHUT_RDWR)
 
 
 def thread_store() -> Store:

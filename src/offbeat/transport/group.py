@@ -198,8 +198,7 @@ def _empty(dropped: list[tuple[ProcessGroup, Collection[int] | None]]) -> None:
     with contextlib.suppress(IndexError):  # another thread had the last
         while dropped:
             group, connected = dropped.pop()
-            # Gloo ends a lazy group's thread before its sockets, and that thread only once no
-            # socket has anything to read: one with a message in flight would never end.
-            if connected is not None:
-                end_waits(group, connected)
+            # A group ends only after its works. And Gloo ends a lazy group's thread before its
+            # sockets, once none has anything to read: never with a message in flight.
+            end_waits(group, connected)
             del group

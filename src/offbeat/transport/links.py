@@ -18,10 +18,11 @@ from offbeat.liveness.lane import Lane
 from offbeat.liveness.roll_call import hear, roll_call
 from offbeat.liveness.store import TimedStore
 from offbeat.platform.process_group import (
-    another_client,
+    client_sockets,
     collective_peers,
     connect_to,
     end_waits,
+    hang_up,
 )
 from offbeat.transport.group import Group, close_at_exit, close_sockets
 from offbeat.transport.membership import ENDED, Membership, name_after, write_membership
@@ -168,13 +169,19 @@ class Links:
         if len(members) < 2:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
-        # An opening that was abandoned, because a rank is lost, may hold on to its client for long.
-        store = another_client(self.world.store) if self.change else self.world.store
-        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", store)
         place, size = members.index(self.world.rank), len(members)
         connected = None if peers is None else sorted({*collective_peers(place, size), *peers})
+        # A connection more per rank costs a large world seconds; after a loss it is one for each
+        # opening, since one that was abandoned leaves a client of no use.
+        with self.heartbeat.explaining():
+            client, sockets = (
+                self.store.another_client()
+                if self.change
+                else (self.world.store, client_sockets(self.world.store))
+            )
+        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", client)
         opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
-        process_group = self._open_watched(opener, connected or ())
+        process_group = self._open_watched(opener, connected or (), partial(hang_up, sockets))
         self.heartbeat.guard(process_group, connected)
         group = Group(process_group, members, axis, self.heartbeat, self.meter, connected)
         close_at_exit(group)
@@ -243,9 +250,9 @@ class Links:
         self.opened.clear()
 
     def _open_watched(
-        self, opener: Callable[[], ProcessGroup], peers: Collection[int]
+        self, opener: Callable[[], ProcessGroup], peers: Collection[int], wake: Callable[[], None]
     ) -> ProcessGroup:
-        """Open a group and connect to ``peers`` in a thread, which is left if a rank is lost.
+        """Open a group and connect to ``peers`` in a thread, which ``wake`` ends if a rank is lost.
 
         The others would wait for that rank until the timeout of the process group, half an hour.
         """
@@ -262,16 +269,17 @@ class Links:
                 raise
             opened.append(group)
 
-        lane, started = Lane("offbeat-open", wake=lambda: None), time.monotonic()
+        lane, started = Lane("offbeat-open", wake), time.monotonic()
         try:
             with self.heartbeat.watching():
                 opening = lane.submit(connect)
-                while not opened:
+                while not opening.done():
                     self.heartbeat.raise_agreed_error()
                     if self.change:
                         self._require_connecting(time.monotonic() - started)
                     with contextlib.suppress(TimeoutError):
                         opening.result(0.1)
+                opening.result()
         finally:
             lane.close()
         return opened[0]

@@ -1,0 +1,21 @@
+"""A process that ends while another thread of offbeat is in a call of torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.processes
+@pytest.mark.fault(
+    "a process ends while a call waits for the store, a connection or an exchange",
+    "it ends with its own exit status, also if the call returns while Python finalizes",
+)
+@pytest.mark.parametrize("call", ["store_call", "opening", "exchange"])
+def test_a_call_that_is_in_flight_at_the_end_does_not_abort_the_process(call: str) -> None:
+    script = Path(__file__).with_name("ends_in_flight.py")
+    ended = subprocess.run(
+        [sys.executable, script, call], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
