@@ -6,8 +6,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
-import pytest
-
 SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
 # A room imports only from rooms on lower floors.
@@ -26,14 +24,17 @@ FLOORS = {
 }
 FILES = {"settings", "extras", "version", "cli", "__main__", "__init__"}
 MODULES = sorted(SOURCE.rglob("*.py"))
-every_module = pytest.mark.parametrize(
-    "path", MODULES, ids=lambda path: path.relative_to(SOURCE).with_suffix("").as_posix()
-)
+TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
 
 def room(path: Path) -> str:
     """The room of a file, or its own name if it lies beside the rooms."""
     return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def outside(*rooms: str) -> list[Path]:
+    """The files of all other rooms."""
+    return [path for path in MODULES if room(path) not in rooms]
 
 
 def floor(name: str) -> int:
@@ -42,7 +43,7 @@ def floor(name: str) -> int:
 
 def imported(path: Path) -> Iterator[Path]:
     """The files of the package that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "offbeat":
             for alias in node.names:
                 yield located(f"{node.module}.{alias.name}")
@@ -69,11 +70,13 @@ def test_every_file_is_in_a_room() -> None:
     assert beside == FILES
 
 
-@every_module
-def test_imports_point_to_lower_floors(path: Path) -> None:
-    for other in imported(path):
-        here, there = room(path), room(other)
-        assert here == there or floor(there) < floor(here), f"{here} imports {there}"
+def test_imports_point_to_lower_floors() -> None:
+    pairs = ((path, other) for path in MODULES for other in imported(path))
+    assert not [
+        f"{path.relative_to(SOURCE)} imports {other.relative_to(SOURCE)}"
+        for path, other in pairs
+        if room(path) != room(other) and floor(room(other)) >= floor(room(path))
+    ]
 
 
 def test_no_circle_between_files() -> None:
@@ -86,11 +89,13 @@ def test_no_circle_between_files() -> None:
         raise AssertionError(f"a circle: {' -> '.join(names)}") from None
 
 
-@every_module
-def test_only_transport_calls_torch_distributed(path: Path) -> None:
+def test_only_transport_calls_torch_distributed() -> None:
     """The lab is exempt: it hosts the store as a launcher does, and measures Gloo by itself."""
-    if room(path) not in ("platform", "liveness", "transport", "lab"):
-        assert not sorted(set(calls_of_distributed(path)))
+    assert not {
+        (path, call)
+        for path in outside("platform", "liveness", "transport", "lab")
+        for call in calls_of_distributed(TREES[path])
+    }
 
 
 METHODS = {  # of a process group or a store, public and private
@@ -100,9 +105,8 @@ METHODS = {  # of a process group or a store, public and private
 }  # fmt: skip
 
 
-def calls_of_distributed(path: Path) -> Iterator[str]:
+def calls_of_distributed(tree: ast.Module) -> Iterator[str]:
     """Calls of names imported from ``torch.distributed``, and of a process group's methods."""
-    tree = ast.parse(path.read_text())
     names, modules = set(), {"torch.distributed"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
@@ -122,26 +126,25 @@ def calls_of_distributed(path: Path) -> Iterator[str]:
                 yield called
 
 
-@every_module
-def test_only_platform_asks_an_accelerator(path: Path) -> None:
+def test_only_platform_asks_an_accelerator() -> None:
     """What is asked of CUDA by name takes other accelerators for the host."""
-    if room(path) == "platform":
-        return
     asked = {"torch.accelerator", "torch.cuda", "torch.mps", "torch.xpu"}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in ("is_cuda", "is_mps", "is_xpu")
-            assert ast.unparse(node) not in asked
+    assert not [
+        (path, ast.unparse(node))
+        for path in outside("platform")
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Attribute)
+        and (node.attr in ("is_cuda", "is_mps", "is_xpu") or ast.unparse(node) in asked)
+    ]
 
 
-@every_module
-def test_only_kernels_import_compilers(path: Path) -> None:
-    if room(path) == "kernels":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not {name.split(".")[0] for name in names} & {"numba", "llvmlite", "triton"}
+def test_only_kernels_import_compilers() -> None:
+    for path in outside("kernels"):
+        for node in ast.walk(TREES[path]):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found = {name.split(".")[0] for name in names} & {"numba", "llvmlite", "triton"}
+            assert not found, f"{path.relative_to(SOURCE)} imports {found}"
 
 
 def test_files_and_functions_stay_small() -> None:
@@ -156,7 +159,7 @@ def test_files_and_functions_stay_small() -> None:
 def function_sizes(path: Path) -> list[int]:
     """Lines of every function without its docstring."""
     sizes = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.FunctionDef):
             doc = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
             taken = 0 if doc is None else (doc.end_lineno or 0) - doc.lineno + 1
@@ -164,10 +167,9 @@ def function_sizes(path: Path) -> list[int]:
     return sizes
 
 
-@every_module
-def test_no_drawers_for_odds_and_ends(path: Path) -> None:
+def test_no_drawers_for_odds_and_ends() -> None:
     drawers = {"utils", "util", "helpers", "manager", "common", "misc"}
-    assert not drawers & set(path.stem.split("_"))
+    assert not [path for path in MODULES if drawers & set(path.stem.split("_"))]
 
 
 METHOD_ROOMS = {  # each named after what it does, and its paper in the first line
