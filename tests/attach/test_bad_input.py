@@ -904,11 +904,13 @@ def test_the_last_rank_to_hear_of_a_fault_is_told_too() -> None:
 
 
 def slow_down(heartbeat: Any) -> None:
-    def late() -> None:
-        time.sleep(0.5)
-        heartbeat._tick()
+    beat = heartbeat._beat
 
-    heartbeat._ticker._tick = late
+    def late(stretch: float) -> None:
+        time.sleep(0.5)
+        beat(stretch)
+
+    heartbeat._beat = late
 
 
 def alike_or_each(work: Callable[[World], object], where: str) -> set[str]:

@@ -134,7 +134,7 @@ def test_a_rank_that_is_lost_while_others_connect_to_it_is_named(
 
     def end(self: Links, *args: Any, **kwargs: Any) -> Any:
         if self.world.rank == 1:
-            self.heartbeat._ticker.stop()
+            self.heartbeat._end_thread()
             others_know.wait()
             raise SystemExit
         return connect(self, *args, **kwargs)

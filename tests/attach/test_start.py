@@ -112,7 +112,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: dict[int, list[int]] = {}
         self.written: dict[int, int] = {}
-        call = store._Caller.__call__
+        call = store._Calls.__call__
 
         def counted(caller: Any, method: str, *args: Any) -> Any:
             if method == "multi_get":
@@ -121,7 +121,7 @@ class Calls:
                 self.written[id(caller)] = self.written.get(id(caller), 0) + len(args[1])
             return call(caller, method, *args)
 
-        monkeypatch.setattr(store._Caller, "__call__", counted)
+        monkeypatch.setattr(store._Calls, "__call__", counted)
 
 
 @pytest.mark.parametrize("size", [4, 24])

@@ -284,7 +284,7 @@ def quiet(abandon: Callable[[Links], None]) -> Callable[[Links], None]:
     """A thread that has died does not clean up."""
 
     def only_the_living(links: Links) -> None:
-        if not links.heartbeat._ticker.stopping.is_set():
+        if not links.heartbeat._is_leaving.is_set():
             abandon(links)
 
     return only_the_living

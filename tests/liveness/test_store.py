@@ -99,7 +99,7 @@ class Broken:
 def test_a_heartbeat_does_not_call_a_store_again_whose_connection_is_lost() -> None:
     timed, broken = TimedStore(HashStore()), Broken()
     beating = heartbeat.Heartbeat(timed, 0, (0, 1))
-    timed._call._store = broken  # type: ignore[assignment]
+    timed._calls.client._store = broken  # type: ignore[assignment]
     for _ in range(3):
         beating._tick()
     with pytest.raises(offbeat.PeerLost, match=r"no longer answers \(Broken pipe\)"):

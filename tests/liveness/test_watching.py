@@ -74,12 +74,13 @@ def hearts() -> Iterator[Hearts]:
 
 def freeze(one: Heartbeat, running: threading.Event) -> None:
     """Let its thread block, as that of a suspended process does, until it is ``running``."""
+    beat = one._beat
 
-    def late() -> None:
+    def late(stretch: float) -> None:
         running.wait(30)
-        one._tick()
+        beat(stretch)
 
-    one._ticker._tick = late
+    one._beat = late  # type: ignore[method-assign]
 
 
 # ---- losses --------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
     store = CountingStore()
     timed = TimedStore(store)  # type: ignore[arg-type]
     monkeypatch.setattr(heartbeat, "BEAT", 1e-3)  # every wait is long enough for a look
-    monkeypatch.setattr(heartbeat, "Ticker", lambda tick, seconds, name: Ticker(tick, 1e6, name))
+    monkeypatch.setattr(TimedStore, "ticker", lambda *_: Ticker(1e6, "never"))
     one = Heartbeat(timed, 0, tuple(range(size)))
     beats = timed.under("heartbeat")
     for rank in range(1, size):
@@ -409,7 +410,7 @@ def test_a_rank_that_beats_slowly_is_given_more_time(hearts: Hearts) -> None:
     hearts.all[5]._ticker.stretch = 30.0
     hearts.all[5]._ticker.wake()
     time.sleep(0.3)
-    hearts.all[5]._ticker.stopping.set()  # silent from now on
+    hearts.all[5]._end_thread()  # silent from now on
     hearts.wait([4])
     time.sleep(3.0)
     assert not hearts.all[4].has_agreed_error

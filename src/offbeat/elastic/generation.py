@@ -166,6 +166,13 @@ class Generation:
             raise loss
         return self._adopt(survivors.reconnect(self.connection, self._filler, steps, loss))
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a rank waits to join, as far as this one knows, or has just given up."""
+        links = self.connection.links
+        asked = links is not None and links.heartbeat.request is not None
+        return asked or self._join_barrier.request is not None
+
     def admit(self, model: Exchanged, steps: int) -> list[str]:
         """Let a rank join if all have agreed on that for this step; return lines for the log.
 
@@ -173,7 +180,7 @@ class Generation:
         is late for the exchange that follows, by one model.
         """
         links, exchange = self.connection.links, self.algorithm.parameters
-        if links is None or not links.run or not isinstance(exchange, ElasticExchange):
+        if links is None or not isinstance(exchange, ElasticExchange):
             return []
         request = self._join_barrier.due(links, exchange, steps, self.exchanges_from)
         if request is None:

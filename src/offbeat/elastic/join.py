@@ -98,7 +98,7 @@ class JoinAttempts:
         Raises ``ValueError`` on this rank alone if it cannot join, and :class:`PeerLost` after
         many attempts.
         """
-        self.store, watch, since = TimedStore(self.world.store), None, time.monotonic()
+        self.store, watch, since = self.world.timed_store(), None, time.monotonic()
         try:
             while True:
                 membership = read_membership(self.store)

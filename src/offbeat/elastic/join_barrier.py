@@ -65,8 +65,6 @@ class JoinBarrier:
         ``first``: the first step with exchanges between all members.
         """
         request = links.heartbeat.request
-        if request is None and self.request is None:
-            return None
         with links.heartbeat.explaining():
             if request != self.request:
                 self._take_up(request, links)

@@ -17,7 +17,6 @@ from offbeat.attach.node_start import meet
 from offbeat.exchange import Algorithm
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.status_record import AgreedError
-from offbeat.liveness.store import TimedStore
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links
@@ -60,7 +59,7 @@ class Node:
         mates = world.nodes[world.node]
         if len(mates) == 1:
             return cls._over(world, None, Meter())
-        store = TimedStore(world.store)
+        store = world.timed_store()
         try:
             start = meet(store, world.rank, mates)
         finally:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
+from threading import Event
 from typing import Literal, final
 
 from torch.distributed import ProcessGroup
@@ -26,7 +27,6 @@ from offbeat.liveness.interrupt import interrupts
 from offbeat.liveness.ring import Patience, Sign, WatchRing
 from offbeat.liveness.status_record import AgreedError, Failure, JoinRequest, Status
 from offbeat.liveness.store import TimedStore
-from offbeat.liveness.ticker import Ticker
 from offbeat.liveness.timeout import Timeout, find_absence, unexplained
 from offbeat.platform.process_group import end_waits
 
@@ -66,12 +66,13 @@ class Heartbeat(FailureDetector):
             None  # of a rank that waits to join, as read at the last beat
         )
         self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
+        self._is_leaving = Event()
         crossed_waits.add(self)
         interrupts.open(self)
         self._beat(1.0)
         self._ring = WatchRing(self._store, rank, ranks)  # now: whoever is announced can be read
-        self._ticker = Ticker(self._tick, BEAT, "offbeat-heartbeat")
-        self._ticker.start()
+        self._ticker = store.ticker(rank, BEAT)
+        self._ticker.add(self._tick)
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self._end_thread)
 
@@ -188,7 +189,7 @@ class Heartbeat(FailureDetector):
 
     def release(self, group: ProcessGroup) -> None:
         """End this rank's waits on ``group``, without an agreed error on the others."""
-        self._ticker.stop()
+        self._is_leaving.set()
         end_waits(group, next((peers for known, peers in self._groups if known is group), None))
 
     @property
@@ -215,7 +216,7 @@ class Heartbeat(FailureDetector):
 
     def stop(self, has_left: bool = True) -> None:
         """Publish that this rank has left, unless it is to count as lost, and end the thread."""
-        if self._ticker.stopping.is_set() or os.getpid() != self._process:
+        if self._is_leaving.is_set() or os.getpid() != self._process:
             return
         crossed_waits.remove(self)
         interrupts.close(self)
@@ -237,11 +238,11 @@ class Heartbeat(FailureDetector):
     def _end_thread(self) -> None:
         if os.getpid() != self._process:
             return  # a forked child: the heartbeat is its parent's
-        self._ticker.stop()
+        self._is_leaving.set()
         self._store.limit(PROMPT)
-        if not self._ticker.join(PROMPT):
+        if not self._ticker.remove(self._tick, PROMPT):
             self._store.close()
-            self._ticker.join(PROMPT)
+            self._ticker.remove(self._tick, PROMPT)
 
     def _beat(self, stretch: float) -> None:
         self._count += 1
@@ -331,12 +332,12 @@ class Heartbeat(FailureDetector):
         since = time.monotonic()
         self._ticker.wake()
         while self._agreed is None and time.monotonic() - since < seconds * self._ticker.stretch:
-            if self._ticker.stopping.wait(POLL):
+            if self._is_leaving.wait(POLL):
                 return
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Find out why a wait has failed: look at heartbeats until one shows the cause."""
-        is_leaving = self._ticker.stopping.is_set
+        is_leaving = self._is_leaving.is_set
         if self._agreed is None and not is_leaving():
             self._fail(self._timeout.behind(error))
             self._await_agreed_error(SILENT_AFTER + 2 * BEAT)

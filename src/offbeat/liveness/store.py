@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 from torch.distributed import DistNetworkError, Store
 
+from offbeat.liveness.ticker import Ticker
 from offbeat.platform.process_group import another_client, hang_up
 
 Result = TypeVar("Result")
@@ -23,6 +24,9 @@ LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a sho
 TICK = 0.5  # seconds of one wait
 ABSENT = "?"  # a value that no key has
 
+_clients: "dict[Store, _Client]" = {}  # of this process
+_sharing = threading.Lock()
+
 
 class StoreSilent(RuntimeError):
     """Raised by a call that is not answered in time, and by all after it or a lost connection."""
@@ -30,15 +34,16 @@ class StoreSilent(RuntimeError):
 
 @final
 class TimedStore:
-    """Calls a store on a thread of its own, for at most ``LIMIT`` seconds each; from any thread.
+    """Calls a store for at most ``LIMIT`` seconds each; from any thread.
 
     A call of the store's own client ends only with an answer or a closed connection. A host that
-    loses power, and a link that is cut, give neither.
+    loses power, and a link that is cut, give neither. So a thread makes the calls, one for all who
+    call the same store in this process.
     """
 
     def __init__(self, store: Store) -> None:
-        """Connect to ``store`` once more."""
-        self._call, self._prefix = _Caller(store), ""
+        """Connect to ``store`` once more, unless this process has done so."""
+        self._calls, self._prefix = _Calls(store), ""
 
     def under(self, prefix: str) -> "TimedStore":
         """Return the part of the store under ``prefix``, over the same connection."""
@@ -48,123 +53,162 @@ class TimedStore:
 
     def another_client(self) -> tuple[Store, frozenset[int]]:
         """Return a client that waits for no calls of this one, and its sockets to hang up."""
-        return self._call.run(another_client)
+        return self._calls.run(another_client)
+
+    def ticker(self, rank: int, seconds: float) -> Ticker:
+        """Return the thread of this process that calls functions of ``rank`` every ``seconds``."""
+        return self._calls.client.tickers.setdefault(rank, Ticker(seconds, "offbeat-heartbeat"))
 
     def set(self, key: str, value: str) -> None:
         """Write ``value``."""
-        self._call("set", self._prefix + key, value)
+        self._calls("set", self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that exists, and that no rank deletes meanwhile."""
-        found: bytes = self._call("get", self._prefix + key)
+        found: bytes = self._calls("get", self._prefix + key)
         return found
 
     def find(self, key: str) -> str | None:
         """Return the value of a key, None if it does not exist or was deleted; never waits."""
         # One call: a key that another rank deletes after a check would block the get.
-        found: str = self._call("compare_set", self._prefix + key, ABSENT, ABSENT).decode()
+        found: str = self._calls("compare_set", self._prefix + key, ABSENT, ABSENT).decode()
         return None if found == ABSENT else found
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that exist."""
-        found: list[bytes] = self._call("multi_get", [self._prefix + key for key in keys])
+        found: list[bytes] = self._calls("multi_get", [self._prefix + key for key in keys])
         return found
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all ``keys`` exist."""
-        return bool(self._call("check", [self._prefix + key for key in keys]))
+        return bool(self._calls("check", [self._prefix + key for key in keys]))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return its value."""
-        return int(self._call("add", self._prefix + key, amount))
+        return int(self._calls("add", self._prefix + key, amount))
 
     def append(self, key: str, value: str) -> None:
         """Write ``value`` after what the key holds, if it exists."""
-        self._call("append", self._prefix + key, value)
+        self._calls("append", self._prefix + key, value)
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Write ``value`` if the key holds ``expected``, "" for no key; return what it holds."""
-        found: bytes = self._call("compare_set", self._prefix + key, expected, value)
+        found: bytes = self._calls("compare_set", self._prefix + key, expected, value)
         return found
 
     def delete_key(self, key: str) -> None:
         """Delete a key, if it exists."""
-        self._call("delete_key", self._prefix + key)
+        self._calls("delete_key", self._prefix + key)
 
     def clear(self) -> None:
         """Delete all keys."""
-        for key in self._call("list_keys"):
+        for key in self._calls("list_keys"):
             if key.startswith(self._prefix):
-                self._call("delete_key", key)
+                self._calls("delete_key", key)
 
     def limit(self, seconds: float) -> None:
         """Give later calls only so much time, because this rank leaves."""
-        self._call.limit = min(seconds, LIMIT)
+        self._calls.limit = min(seconds, LIMIT)
 
     def close(self) -> None:
-        """End the thread; calls that still wait, and later ones, raise."""
-        self._call.end("this rank has closed it")
+        """End the calls that still wait, and later ones; the last user ends the thread."""
+        self._calls.client.release(self._calls)
 
 
-class _Caller:
-    """Makes calls one after the other on a daemon thread, each with a time limit."""
+class _Calls:
+    """The calls of one user of a client."""
 
     def __init__(self, store: Store) -> None:
         self.limit = LIMIT
-        self._store: Store | None = None
-        self._sockets: frozenset[int] = frozenset()
-        self._process = os.getpid()
         self._why_ended: str | None = None
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._waiting: set[Future[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name="offbeat-store", daemon=True)
-        self._thread.start()
-        # A thread that returns from a call while the interpreter finalizes aborts the process.
-        atexit.register(self._end_at_exit)
-        # A client of the store serves one call at a time: with a clone, a blocking get of another
-        # thread does not delay our calls.
-        self._store, self._sockets = self._run_on(store, another_client)
+        self.client = _Client.of(store, self)
+        self.run(lambda _: None)  # which connects
 
     def __call__(self, method: str, *args: Any) -> Any:
         return self.run(methodcaller(method, *args))
 
     def run(self, call: Callable[[Store], Result]) -> Result:
-        """Make one call; raise ``StoreSilent`` where it is not answered."""
-        return self._run_on(self._store, call)
-
-    def _run_on(self, store: Store | None, call: Callable[[Store], Result]) -> Result:
+        """Return the result of one call; raise ``StoreSilent`` if it is not answered."""
         answer: Future[Result] = Future()
         self._waiting.add(answer)
         try:
-            if self._why_ended is not None or store is None:
+            if self._why_ended is not None:
                 raise StoreSilent(self._why_ended)
-            self._jobs.put((answer, partial(call, store)))
+            self.client.jobs.put((answer, call))
             # In small waits: a process that was stopped meanwhile, as a machine that sleeps, has
             # not listened, and must not take its own pause for one of the store.
             limit = self.limit
             for _ in range(max(1, round(limit / TICK))):
                 with contextlib.suppress(TimeoutError):
                     return answer.result(min(TICK, limit))
-            self.end(f"no answer for {limit:.0f} s: its host, or the link to it, is down")
+            # A rank that leaves waits for less: other replicas of its process may go on.
+            end = self.client.end if limit == LIMIT else self.end
+            end(f"no answer for {limit:.0f} s: its host, or the link to it, is down")
             return answer.result()
         except DistNetworkError as error:  # torch's client stays broken, and logs every later call
-            self.end(str(error))
+            self.client.end(str(error))
             raise
         finally:
             self._waiting.discard(answer)
 
     def end(self, why: str) -> None:
-        if os.getpid() != self._process:
-            return  # a forked child: the thread is its parent's
-        is_stuck = bool(self._waiting)
-        self._why_ended, self._store = self._why_ended or why, None  # which closes its socket
-        self._jobs.put(None)
+        """Let the calls that wait, and all later ones, raise."""
+        self._why_ended = self._why_ended or why
         for answer in list(self._waiting):
             with contextlib.suppress(InvalidStateError):  # it has come after all
                 answer.set_exception(StoreSilent(self._why_ended))
-        if not is_stuck:
+
+
+class _Client:
+    """A connection to a store, and the daemon thread that makes its calls one after the other."""
+
+    def __init__(self, store: Store) -> None:
+        self.tickers: dict[int, Ticker] = {}
+        self._users: set[_Calls] = set()
+        self._store: Store | None = store
+        self._sockets: frozenset[int] = frozenset()
+        self._process = os.getpid()
+        self._is_connected = self._is_calling = False
+        self.jobs: SimpleQueue[tuple[Future[Any], Callable[[Store], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="offbeat-store", daemon=True)
+        self._thread.start()
+        # A thread that returns from a call while the interpreter finalizes aborts the process.
+        atexit.register(self._end_at_exit)
+
+    @classmethod
+    def of(cls, store: Store, user: _Calls) -> "_Client":
+        """Return the client of this process for ``store``."""
+        with _sharing:
+            client = _clients.get(store)
+            if client is None or client._store is None or client._process != os.getpid():
+                client = _clients[store] = cls(store)
+            client._users.add(user)
+            return client
+
+    def release(self, user: _Calls) -> None:
+        """End the calls of ``user``, and the thread if it was the last."""
+        user.end("this rank has closed it")
+        with _sharing:
+            self._users.discard(user)
+        if not self._users:
+            self.end("this rank has closed it")
+
+    def end(self, why: str) -> None:
+        """End the thread, and the calls of all users."""
+        if os.getpid() != self._process:
+            return  # a forked child: the thread is its parent's
+        self._store = None  # which closes its socket
+        self.jobs.put(None)
+        for user in [*self._users]:
+            user.end(why)
+        if not self._is_calling:
             self._thread.join(timeout=1.0)
             atexit.unregister(self._end_at_exit)
+        with _sharing:
+            for store, client in [*_clients.items()]:
+                if client is self:
+                    del _clients[store]
 
     def _end_at_exit(self) -> None:
         self.end("Python ends")
@@ -174,16 +218,26 @@ class _Caller:
                 self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self.jobs.get()) is not None:
             answer, call = job
+            self._is_calling = True
             try:
-                result = call()
+                outcome = partial(answer.set_result, self._make(call))
             except BaseException as error:
-                with contextlib.suppress(InvalidStateError):  # given up
-                    answer.set_exception(error)
-            else:
-                with contextlib.suppress(InvalidStateError):
-                    answer.set_result(result)
+                outcome = partial(answer.set_exception, error)
+            self._is_calling = False
+            with contextlib.suppress(InvalidStateError):  # given up
+                outcome()
+
+    def _make(self, call: Callable[[Store], Any]) -> Any:
+        if (store := self._store) is None:
+            raise StoreSilent("this rank has closed it")
+        if not self._is_connected:
+            # A client serves one call at a time: with a clone, a blocking get of another thread
+            # does not delay our calls.
+            self._store, self._sockets = store, _ = another_client(store)
+            self._is_connected = True
+        return call(store)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A thread that calls a function again and again, less often where it cannot keep up."""
+"""A thread that calls functions again and again, less often where it cannot keep up."""
 
 import threading
 import time
@@ -8,48 +8,64 @@ SLOW = 0.5  # seconds that a call may take without consequences
 
 
 class Ticker:
-    """Calls ``tick`` every ``seconds`` on a daemon thread, at first after that time.
+    """Calls functions every ``seconds`` on one daemon thread, at first after that time.
 
     Attributes:
-        stretch: the factor by which the time between two calls is longer at present.
-        stopping: set when the thread is to end; it is after the present call.
+        stretch: the factor by which the time between two rounds is longer at present.
     """
 
-    def __init__(self, tick: Callable[[], None], seconds: float, name: str) -> None:
+    def __init__(self, seconds: float, name: str) -> None:
+        """Start no thread yet."""
         self.stretch = 1.0
-        self.stopping = threading.Event()
-        self._tick, self._seconds = tick, seconds
+        self._seconds, self._name = seconds, name
+        self._ticks: list[Callable[[], None]] = []
+        self._changing, self._in_round = threading.Lock(), threading.Lock()
         self._waking = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+    def add(self, tick: Callable[[], None]) -> None:
+        """Call ``tick`` too; the first starts the thread."""
+        with self._changing:
+            self._ticks.append(tick)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def wake(self) -> None:
-        """Make the next call now."""
+        """Make the next round now."""
         self._waking.set()
 
-    def stop(self) -> None:
-        """Make no further call."""
-        self.stopping.set()
-        self._waking.set()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+    def remove(self, tick: Callable[[], None], timeout: float) -> bool:
+        """Call ``tick`` no more, the last ends the thread; whether it is certain not to run."""
+        until = time.monotonic() + timeout
+        with self._changing:
+            self._ticks = [other for other in self._ticks if other != tick]
+            if not self._ticks:
+                self._waking.set()
+        if not self._in_round.acquire(timeout=timeout):
+            return False
+        self._in_round.release()
+        thread = self._thread
+        while thread is not None and not self._ticks and time.monotonic() < until:
+            thread.join(0.01)
+            thread = self._thread
+        return True
 
     def _run(self) -> None:
         due = time.monotonic() + self._seconds
         while True:
             self._waking.wait(max(0.0, due - time.monotonic()))
             self._waking.clear()
-            if self.stopping.is_set():
-                return
+            with self._changing:
+                if not self._ticks:
+                    self._thread = None
+                    return
             # A thread that is woken late is a sign, too, of a process that cannot keep up.
             started = min(due, time.monotonic())
-            self._tick()
+            with self._in_round:
+                for tick in self._ticks:
+                    if tick in self._ticks:  # not removed meanwhile
+                        tick()
             now = time.monotonic()
             self.stretch = stretched(self.stretch, now - started)
             due = now + self._seconds * self.stretch

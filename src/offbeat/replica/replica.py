@@ -70,7 +70,8 @@ class Replica:
         self._use.require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
-        self._together(None, self._admit)
+        if self._members.is_asked:
+            self._together(None, self._admit)
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)

@@ -27,7 +27,7 @@ from offbeat.platform.process_group import (
 from offbeat.transport.group import Group, close_at_exit, close_sockets
 from offbeat.transport.membership import ENDED, Membership, name_after, write_membership
 from offbeat.transport.meter import Meter
-from offbeat.transport.world import Axis, World
+from offbeat.transport.world import PREFIX, Axis, World
 
 MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
 POLL = 1.0  # seconds between two later looks at whether they are through, at most
@@ -67,64 +67,54 @@ class Links:
     @classmethod
     def connect(cls, world: World, run: int = 0) -> "Links":
         """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
-        try:
-            store = TimedStore(world.store)
-            # Ranks attach their replicas in the same order, so their counts agree.
-            name = f"run{run}" if run else str(store.add(f"attached/{world.rank}", 1))
-            return cls._named(name, world, store, Meter(), run)
-        except RuntimeError as error:
-            raise store_lost(error) from error
+        # Ranks attach their replicas in the same order, so their counts agree.
+        name = f"run{run}" if run else f"attached/{world.rank}"
+        return cls._named(name, world, Meter(), run, is_counted=not run)
 
     @classmethod
     def inside(cls, world: World, place: str, meter: Meter) -> "Links":
         """Return links between the ranks of this node; ``place``: what its ranks alone share."""
-        try:
-            name = f"node {world.node} of {place}"
-            own = world.among(world.nodes[world.node])
-            return cls._named(name, own, TimedStore(world.store), meter, run=0, change=1)
-        except RuntimeError as error:
-            raise store_lost(error) from error
+        own = world.among(world.nodes[world.node])
+        return cls._named(f"node {world.node} of {place}", own, meter, change=1)
 
     def between_nodes(self) -> "Links":
         """Return links between the first ranks of all nodes, with the same counters."""
         world = self.world.between_nodes()
-        try:
-            store = TimedStore(world.store)
-            return self._named(f"nodes of {self.name}", world, store, self.meter, self.run)
-        except RuntimeError as error:
-            raise store_lost(error) from error
+        return self._named(f"nodes of {self.name}", world, self.meter, self.run)
 
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
-        return self._changed(self.world.among(living), name_after(self.name, self.change))
+        world, name = self.world.among(living), name_after(self.name, self.change)
+        return self._named(name, world, self.meter, self.run, self.change + 1)
 
     def joined_by(self, rank: int, request: int) -> "Links":
         """Return links between these ranks and ``rank``, which made request number ``request``."""
-        return self._changed(
-            self.world.joined_by(rank), name_after(self.name, self.change, request)
-        )
+        own = Membership(self.run, self.change, self.name)
+        return self.joining(self.world.joined_by(rank), own, request, self.meter)
 
     @classmethod
     def joining(cls, world: World, membership: Membership, request: int, meter: Meter) -> "Links":
         """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
-        name, store = (
-            name_after(membership.name, membership.change, request),
-            TimedStore(world.store),
-        )
-        return cls._named(name, world, store, meter, membership.run, membership.change + 1)
-
-    def _changed(self, world: World, name: str) -> "Links":
-        try:
-            store = TimedStore(world.store)
-            return self._named(name, world, store, self.meter, self.run, self.change + 1)
-        except RuntimeError as error:
-            raise store_lost(error) from error
+        name = name_after(membership.name, membership.change, request)
+        return cls._named(name, world, meter, membership.run, membership.change + 1)
 
     @classmethod
     def _named(
-        cls, name: str, world: World, store: TimedStore, meter: Meter, run: int, change: int = 0
+        cls,
+        name: str,
+        world: World,
+        meter: Meter,
+        run: int = 0,
+        change: int = 0,
+        is_counted: bool = False,
     ) -> "Links":
-        heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
+        """Start the heartbeat under ``name``, or the value of a counter of this name."""
+        store = world.timed_store()
+        try:
+            name = str(store.add(name, 1)) if is_counted else name
+            heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
+        except RuntimeError as error:
+            raise store_lost(error) from error
         return cls(world, name, store, heartbeat, meter, run, change)
 
     def announce(self) -> None:
@@ -179,7 +169,7 @@ class Links:
                 if self.change
                 else (self.world.store, client_sockets(self.world.store))
             )
-        meet = PrefixStore(f"{self.name}/{axis}{number}/{members}", client)
+        meet = PrefixStore(f"{PREFIX}/{self.name}/{axis}{number}/{members}", client)
         opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
         process_group = self._open_watched(opener, connected or (), partial(hang_up, sockets))
         self.heartbeat.guard(process_group, connected)

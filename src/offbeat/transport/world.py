@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, Protocol
 
-from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
+from torch.distributed import DeviceMesh, ProcessGroup, Store
 
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.liveness.roll_call import roll_call
@@ -25,6 +25,7 @@ from offbeat.platform.process_group import (
 )
 
 Axis = Literal["world", "node", "local"]
+PREFIX = "offbeat"  # of all keys in the store
 
 
 class Opener(Protocol):
@@ -94,8 +95,7 @@ class World:
                 "one node, for example ((0, 1), (2,))"
             )
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
-        store = PrefixStore("offbeat", default_store())
-        return cls(world.rank(), layout, store, opener, group=world)
+        return cls(world.rank(), layout, default_store(), opener, group=world)
 
     @classmethod
     def at(
@@ -137,7 +137,7 @@ class World:
         nodes = tuple(tuple(range(first, first + each)) for first in range(0, count, each))
         opener = partial(open_group, backends=GLOO)
         number = size if rank is None else rank
-        return cls(number, nodes, PrefixStore("offbeat", place), opener, is_new=rank is None)
+        return cls(number, nodes, place, opener, is_new=rank is None)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
@@ -158,7 +158,7 @@ class World:
         is no process group, and :class:`PeerLost` if a rank does not come.
         """
         world = default_group()
-        store, ranks = TimedStore(default_store()).under("offbeat"), tuple(range(world.size()))
+        store, ranks = TimedStore(default_store()).under(PREFIX), tuple(range(world.size()))
         # Counted by each rank for itself: a second discovery must not read the first one's names.
         here = store.under(f"discover/{store.add(f'discoveries/{world.rank()}', 1)}")
         heartbeat = Heartbeat(here, world.rank(), ranks)
@@ -210,6 +210,10 @@ class World:
         """
         nodes = tuple((number,) for number in range(len(self.nodes)))
         return World(self.node, nodes, self.store, self.opener)
+
+    def timed_store(self) -> TimedStore:
+        """Return a new user of this process's client of the store."""
+        return TimedStore(self.store).under(PREFIX)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
