@@ -38,6 +38,7 @@ class Case:
     hierarchical: bool = False  # nodes are the participants
     pairs: bool = False  # nodes must be equal: two ranks each, or one where the number is odd
     averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
+    settles: int = 100  # steps of 1/k until it has forgotten the start
 
     @property
     def algorithm(self) -> offbeat.Algorithm:
@@ -134,7 +135,7 @@ CASES = (
         hierarchical=True,
     ),
     Case("local_sgd(every=3, outer='SGD(lr=1.0)')", partial(local_sgd, every=3), mixes=True),
-    Case("diloco(every=3)", partial(diloco, every=3)),
+    Case("diloco(every=3)", partial(diloco, every=3), settles=250),  # its momentum swings
     Case(
         "diloco(every=3, momentum=0.0, lr=1.2, nesterov=False, within='local')",
         partial(diloco, every=3, outer_momentum=0.0, outer_lr=1.2, within_local=True),
@@ -144,6 +145,7 @@ CASES = (
     Case(
         "diloco(every=3, fragments=2)",
         partial(diloco, every=3, fragments=(slice(0, 6), slice(6, 9))),
+        settles=250,
     ),
     Case(
         "diloco(every=4, fragments=2, delay=3, lr=1.0, momentum=0.5)",

@@ -47,11 +47,12 @@ def test_world_of_one_is_plain_training(case: Case) -> None:
 
 
 @every_repeatable_recipe
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [3, 4])
 def test_follows_the_reference(case: Case, size: int) -> None:
     nodes = case.nodes(size)
     runs = simulate(case.algorithm, Quadratic, loss, steps=STEPS, nodes=nodes, optimizer=sgd)
     ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
+    assert not case.agrees or (ours == ours[:, :1]).all(), "ranks hold one model after every step"
     assert case.reference is not None
     theirs = case.reference(START, gradient, nodes=nodes, steps=STEPS, lr=LR, momentum=0.9)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=case.tolerance)
@@ -69,7 +70,7 @@ def test_converges_although_every_rank_has_its_own_optimum(case: Case) -> None:
         model = Quadratic()
         replica = offbeat.replicate(model, case.algorithm, mesh=world)
         optimizer = SGD(model.parameters(), lr=1.0)
-        for k in range(250):
+        for k in range(case.settles):
             optimizer.param_groups[0]["lr"] = 1.0 / (k + 2)
             error = loss(model, world.rank, k)
             replica.report_loss(error)  # daso warns if nobody does
@@ -82,8 +83,8 @@ def test_converges_although_every_rank_has_its_own_optimum(case: Case) -> None:
         return flat(snapshot(model))
 
     for found in ThreadWorld(nodes=nodes).run(worker):
-        # 250 steps of 1/k leave about 1/250 of the start's distance.
-        np.testing.assert_allclose(found, optimum(size), atol=2e-2)
+        # k steps of 1/k leave about 1/k of the start's distance, 1.8; the ranks' own are 0.9 away.
+        np.testing.assert_allclose(found, optimum(size), atol=5 / case.settles)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.mixes], ids=lambda c: c.text)
@@ -157,19 +158,79 @@ def test_16_bit_parameters_make_the_progress_of_float32(case: Case) -> None:
 
 @every_recipe
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keeps_dtypes_devices_and_state_dict_keys(case: Case, dtype: torch.dtype) -> None:
-    def worker(world: World) -> None:
-        model = Quadratic(dtype)
-        before = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
-        replica = offbeat.replicate(model, case.algorithm, mesh=world)
-        train(model, replica, world.rank, SGD(model.parameters(), lr=LR), steps=2)
-        replica.finish()
-        after = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
-        assert list(after.items()) == list(before.items())
-        assert all(p.isfinite().all() for p in model.parameters())
-        replica.detach()
+@pytest.mark.fault(
+    "a rank skips its optimizer step",
+    "training goes on; finish() makes ranks equal, with a RuntimeWarning if they always were",
+    group="Gradients",
+)
+@pytest.mark.fault(
+    "detach() is called twice, then the model is trained on alone",
+    "no error; no thread and no hook is left",
+    group="Leaving",
+)
+@pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")
+def test_a_run_from_attach_to_detach(case: Case, dtype: torch.dtype) -> None:
+    before = threading.active_count()
 
-    ThreadWorld(nodes=case.nodes(3)).run(worker)
+    def worker(world: World) -> dict[str, torch.Tensor]:
+        model = Quadratic(dtype)
+        kinds = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
+        replica = offbeat.replicate(model, case.algorithm, mesh=world)
+        optimizer = sgd(model.parameters())
+        for step in range(4):
+            loss(model, world.rank, step).backward()
+            if not (world.rank == 1 and step in (1, 2)):  # as GradScaler does after an overflow
+                optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        shown = _finish(model, replica, world.rank)
+        replica.install(optimizer)
+        loss(model, world.rank, 4).backward()
+        optimizer.step()
+        assert replica.steps == 5
+        now = {name: (t.dtype, t.device, t.shape) for name, t in model.state_dict().items()}
+        assert list(now.items()) == list(kinds.items())
+        assert all(p.isfinite().all() for p in model.parameters())
+        _detach(model, replica, optimizer)
+        return shown
+
+    first, *others = ThreadWorld(nodes=case.nodes(4)).run(worker)
+    assert first["mean"].tolist() == [1.5, 1.5]
+    assert first["count"].item() == 7
+    for other in others:
+        assert all(torch.equal(t, first[name]) for name, t in other.items())
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def _finish(model: Quadratic, replica: offbeat.Replica, rank: int) -> dict[str, torch.Tensor]:
+    """Make ranks equal, buffers too, to the average that consensus() shows without a trace."""
+    model.mean += rank
+    model.count += rank + 7
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with replica.consensus():
+        shown = {name: t.clone() for name, t in model.state_dict().items()}
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    replica.finish()
+    assert all(torch.equal(t, shown[name]) for name, t in model.state_dict().items())
+    assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
+    return shown
+
+
+def _detach(model: Quadratic, replica: offbeat.Replica, optimizer: SGD) -> None:
+    """Leave a model that trains on alone, and can be saved and copied."""
+    replica.detach()
+    replica.detach()
+    optimizer.step()
+    loss(model, 0, 0).backward()
+    assert replica.steps == 5
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    with pytest.raises(ValueError, match="after detach"):
+        replica.step()
+    torch.save(model, io.BytesIO())
+    copy.deepcopy(model)
 
 
 @every_repeatable_recipe
@@ -208,62 +269,7 @@ def test_save_load_continue_equals_never_having_stopped(case: Case, dtype: torch
             assert torch.equal(ours, theirs), name
         assert torch.equal(again.mean, model.mean)
 
-    ThreadWorld(nodes=case.nodes(5)).run(worker)
-
-
-@every_recipe
-def test_finish_makes_ranks_equal_buffers_too(case: Case) -> None:
-    def worker(world: World) -> dict[str, torch.Tensor]:
-        model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, case.algorithm, mesh=world)
-        train(model, replica, world.rank, sgd(model.parameters()), steps=4)
-        model.mean += world.rank
-        model.count += world.rank + 7
-        before = {name: t.clone() for name, t in model.state_dict().items()}
-        with replica.consensus():
-            shown = {name: t.clone() for name, t in model.state_dict().items()}
-        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-        replica.finish()
-        assert all(torch.equal(t, shown[name]) for name, t in model.state_dict().items())
-        assert replica.consensus_distance() == {"mean": 0.0, "max": 0.0}
-        train(model, replica, world.rank, sgd(model.parameters()), steps=1)
-        replica.detach()
-        return shown
-
-    first, *others = ThreadWorld(nodes=case.nodes(4)).run(worker)
-    assert first["mean"].tolist() == [1.5, 1.5]
-    assert first["count"].item() == 7
-    for other in others:
-        assert all(torch.equal(t, first[name]) for name, t in other.items())
-
-
-@every_recipe
-@pytest.mark.fault(
-    "a rank skips its optimizer step",
-    "training goes on; finish() makes ranks equal, with a RuntimeWarning if they always were",
-    group="Gradients",
-)
-@pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")
-def test_a_rank_may_skip_its_optimizer_step(case: Case) -> None:
-    """As GradScaler does after an overflow on one rank."""
-
-    def worker(world: World) -> np.ndarray:
-        model = Quadratic()
-        replica = offbeat.replicate(model, case.algorithm, mesh=world)
-        optimizer = SGD(model.parameters(), lr=LR)
-        for step in range(6):
-            loss(model, world.rank, step).backward()
-            if not (world.rank == 1 and step in (2, 3)):
-                optimizer.step()
-            optimizer.zero_grad()
-            replica.step()
-        replica.finish()
-        replica.detach()
-        return flat(snapshot(model))
-
-    found = ThreadWorld(nodes=case.nodes(3)).run(worker)
-    assert np.isfinite(found).all()
-    assert all((row == found[0]).all() for row in found)
+    ThreadWorld(nodes=case.nodes(4)).run(worker)
 
 
 @every_repeatable_recipe
@@ -289,42 +295,6 @@ def test_micro_batches_equal_one_batch(case: Case) -> None:
     np.testing.assert_allclose(split, whole, atol=1e-14)
 
 
-@every_recipe
-@pytest.mark.fault(
-    "detach() is called twice, then the model is trained on alone",
-    "no error; no thread and no hook is left",
-    group="Leaving",
-)
-def test_detach_leaves_nothing_behind(case: Case) -> None:
-    before = threading.active_count()
-
-    def worker(world: World) -> None:
-        model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, case.algorithm, mesh=world)
-        optimizer = SGD(model.parameters(), lr=LR)
-        replica.install(optimizer)
-        loss(model, world.rank, 0).backward()
-        optimizer.step()
-        assert replica.steps == 1
-        replica.detach()
-        replica.detach()
-        optimizer.step()
-        loss(model, world.rank, 0).backward()
-        assert replica.steps == 1
-        for parameter in model.parameters():
-            assert not parameter._post_accumulate_grad_hooks
-        with pytest.raises(ValueError, match="after detach"):
-            replica.step()
-        torch.save(model, io.BytesIO())
-        copy.deepcopy(model)
-
-    ThreadWorld(nodes=case.nodes(3)).run(worker)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
-
-
 @every_repeatable_recipe
 @pytest.mark.fault(
     "ranks are delayed at random",
@@ -346,13 +316,6 @@ def test_delays_change_nothing(case: Case, draws: random.Random) -> None:
         return np.array([flat(run[-1]) for run in runs])
 
     np.testing.assert_array_equal(run(shaken=True), run(shaken=False))
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.agrees], ids=lambda c: c.text)
-def test_ranks_hold_one_model_after_every_step(case: Case) -> None:
-    runs = simulate(case.algorithm, Quadratic, loss, steps=5, size=3, optimizer=sgd)
-    for step in range(6):
-        assert all(np.array_equal(flat(run[step]), flat(runs[0][step])) for run in runs)
 
 
 def train(
