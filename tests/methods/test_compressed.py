@@ -104,12 +104,9 @@ class Int8Case(Case):
         contract.test_world_of_one_is_plain_training,
         contract.test_converges_although_every_rank_has_its_own_optimum,
         contract.test_save_load_continue_equals_never_having_stopped,
-        contract.test_finish_makes_ranks_equal_buffers_too,
-        contract.test_a_rank_may_skip_its_optimizer_step,
+        contract.test_a_run_from_attach_to_detach,
         contract.test_micro_batches_equal_one_batch,
-        contract.test_detach_leaves_nothing_behind,
         contract.test_delays_change_nothing,
-        contract.test_ranks_hold_one_model_after_every_step,
     ],
     ids=lambda promise: promise.__name__,
 )
