@@ -20,7 +20,7 @@ from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
 from offbeat.elastic import survivors
-from offbeat.elastic.survivors import Agreement, agree_on_survivors
+from offbeat.elastic.survivors import Agreement, Progress, agree_on_survivors
 from offbeat.lab import Loopback
 from offbeat.liveness import heartbeat
 from offbeat.liveness.failure import PeerLost
@@ -78,7 +78,9 @@ def test_survivors_agree_on_the_living_and_on_the_furthest_step() -> None:
             perish(links)
             return None
         time.sleep(3.0 if world.rank == 3 else 0.0)  # computes for longer than the dead is silent
-        agreed = agree_on_survivors(links, {0: 5, 1: 7, 3: 6}[world.rank], PeerLost("somebody"))
+        agreed = agree_on_survivors(
+            links, Progress({0: 5, 1: 7, 3: 6}[world.rank]), PeerLost("somebody")
+        )
         links.close()
         return agreed
 
@@ -93,7 +95,7 @@ def test_survivors_agree_without_a_long_row_of_ranks() -> None:
         if world.rank in range(3, 9):
             perish(links)
             return None
-        agreed = agree_on_survivors(links, world.rank, PeerLost("somebody"))
+        agreed = agree_on_survivors(links, Progress(world.rank), PeerLost("somebody"))
         links.close()
         return agreed
 
@@ -119,7 +121,7 @@ def test_one_whom_the_others_gave_up_is_told(run: int, said: str) -> None:
         if world.rank == 2:
             perish(links)
             assert decided.wait(30)
-        agree_on_survivors(links, 1, PeerLost("somebody"))
+        agree_on_survivors(links, Progress(1), PeerLost("somebody"))
         decided.set()
 
     errors = errors_of(work, 3)
@@ -132,7 +134,7 @@ def test_one_whom_the_others_gave_up_is_told(run: int, said: str) -> None:
 @pytest.mark.fault("a connection breaks although all ranks live", "PeerLost on all ranks")
 def test_where_nobody_is_lost_the_error_stays() -> None:
     def work(world: World) -> None:
-        agree_on_survivors(Links.connect(world), 1, PeerLost("a connection broke"))
+        agree_on_survivors(Links.connect(world), Progress(1), PeerLost("a connection broke"))
 
     assert {str(error) for error in errors_of(work, 3)} == {"a connection broke"}
 

@@ -23,6 +23,7 @@ _WHOLE = {
     "torch": "the version of torch is",
     "algorithm": "the algorithm is",
     "nodes": "the mesh has the nodes",
+    "elastic": "elastic is",
 }
 
 Fingerprint = dict[str, Any]
@@ -132,7 +133,9 @@ def _sparse_embedding(model: Exchanged) -> str | None:
     return None
 
 
-def fingerprint(model: Exchanged, algorithm: Algorithm, nodes: object) -> Fingerprint:
+def fingerprint(
+    model: Exchanged, algorithm: Algorithm, nodes: object, elastic: bool = False
+) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
     for name, p in model.parameters.items():
@@ -155,6 +158,7 @@ def fingerprint(model: Exchanged, algorithm: Algorithm, nodes: object) -> Finger
         "recipe": str(algorithm),
         "nodes": repr(nodes),
         "settings": settings,
+        "elastic": str(elastic),
     }
 
 

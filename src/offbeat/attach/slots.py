@@ -1,5 +1,6 @@
 """The two slots of a replica, filled with the exchanges of an algorithm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -55,6 +56,8 @@ class SlotFiller:
 
     A slot without an exchange, or whose group has one member, stays empty: a world of one rank
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
+    ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
+    :meth:`offbeat.Site.commit`.
     """
 
     algorithm: Algorithm
@@ -62,6 +65,8 @@ class SlotFiller:
     optimizers: tuple[Optimizer, ...]
     scaler: torch.amp.GradScaler | None
     notes: list[str]
+    is_elastic: bool = False
+    transaction: Callable[[], None] | None = None
 
     def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""
@@ -97,7 +102,8 @@ class SlotFiller:
     ) -> Site | None:
         if links is not None:
             given = self.optimizers, self.scaler, control
-            site = Site.on(exchange.over, links, self.model, *given, exchange.peers)
+            more = exchange.peers, self.transaction
+            site = Site.on(exchange.over, links, self.model, *given, *more)
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site
         self.notes.append(

@@ -33,6 +33,7 @@ def connect(
     mesh: object,
     optimizers: Sequence[Optimizer],
     run: int = 0,
+    elastic: bool = False,
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
@@ -57,9 +58,10 @@ def connect(
         return Connection(world, None, None)
     fault = fault or optimizer_fault(model, algorithm, optimizers)
     fault = fault or (join_fault(algorithm) if run else None)
+    fault = fault or (elastic_fault(model, algorithm) if elastic else None)
     links = Links.connect(world, run)
     try:
-        hosts = _agree(links, fault, given, model, algorithm)
+        hosts = _agree(links, fault, given, model, algorithm, elastic)
         links.world = given or World.on_hosts(hosts)
     except BaseException:
         links.end_run()
@@ -103,12 +105,31 @@ def join_fault(algorithm: object) -> str | None:
     )
 
 
+def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
+    """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
+    if model.is_sharded:
+        return "elastic=True with a sharded model: the shards of a lost rank are lost with it"
+    for exchange in (algorithm.gradients, algorithm.parameters):
+        if exchange is not None and not exchange.is_transactional:
+            return (
+                f"elastic=True with {algorithm}: {exchange} cannot be made again without a lost "
+                "rank; use ddp(), local_sgd() or diloco() over all ranks, without delay and wire, "
+                "sgp(on_failure='continue'), or elastic=False"
+            )
+    return None
+
+
 def _agree(
-    links: Links, fault: str | None, given: World | None, model: Exchanged, algorithm: Algorithm
+    links: Links,
+    fault: str | None,
+    given: World | None,
+    model: Exchanged,
+    algorithm: Algorithm,
+    elastic: bool,
 ) -> list[str]:
     """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
     nodes, ranks = None if given is None else given.nodes, links.world.ranks
-    mine = {} if fault else fingerprint(model, algorithm, nodes)
+    mine = {} if fault else fingerprint(model, algorithm, nodes, elastic)
     digest = digest_of(mine)
     word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
     text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))

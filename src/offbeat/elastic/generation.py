@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar, final
 
 from offbeat.attach.connection import Connection
@@ -11,7 +12,7 @@ from offbeat.elastic import survivors
 from offbeat.elastic.handover import StartingPoint, give, take
 from offbeat.elastic.join_barrier import JoinBarrier, donor_in, donor_of, let_in
 from offbeat.elastic.node import Node
-from offbeat.elastic.survivors import Agreement, Reconnected
+from offbeat.elastic.survivors import Agreement, Progress, Reconnected
 from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.sharding import local
@@ -19,7 +20,7 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
-from offbeat.transport.small_gathers import gather_bytes
+from offbeat.transport.small_gathers import gather_bytes, gather_numbers
 from offbeat.transport.world import World
 
 Result = TypeVar("Result")
@@ -39,13 +40,18 @@ class Generation:
         lost: the ranks that were lost, each with the step from which the others exchanged again.
         joined: the ranks that have joined, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
+        progress: how far this rank has come.
     """
 
     def __init__(
         self, connection: Connection, filler: SlotFiller, node: Node | None = None
     ) -> None:
         """Fill the parameters slot; all ranks call."""
+        if filler.is_elastic:
+            filler = replace(filler, transaction=self._commit)
         self.connection, self._filler, self.node = connection, filler, node
+        self.progress = Progress(0)
+        self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
         self._gradients: BoundGradients | None = None
         self.algorithm, self.notes = filler.algorithm, filler.notes
         if node is None or node.is_first:
@@ -65,6 +71,11 @@ class Generation:
             near = self.connection if self.node is None else self.node
             self._gradients = self._filler.gradients(near.links, near.control)
         return self._gradients
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the exchanges of gradients go on after a loss, too."""
+        return self._filler.is_elastic
 
     @property
     def buffers(self) -> BufferBroadcast | None:
@@ -107,11 +118,16 @@ class Generation:
 
         def survive() -> Result:
             while True:
+                self.progress = self.progress._replace(steps=steps())
                 try:
                     with self.connection.calling(verb):
-                        return call()
+                        result = call()
                 except PeerLost as loss:
-                    adopt(self.continue_without(steps(), loss))
+                    adopt(self.continue_without(loss))
+                    continue
+                if self._reconnected is not None:
+                    adopt(self._adopt(self._reconnected))
+                return result
 
         if self.node is None:
             return survive()
@@ -156,15 +172,37 @@ class Generation:
         if self.node is not None:
             self.node.close()
 
-    def continue_without(self, steps: int, loss: PeerLost) -> list[str]:
-        """Connect to the other survivors after ``steps``, or raise ``loss``.
+    def continue_without(self, loss: PeerLost) -> list[str]:
+        """Connect to the other survivors, or raise ``loss``.
 
         They start from the models as they are. Returns lines for the log.
         """
         exchange = self.algorithm.parameters
-        if exchange is None or exchange.on_failure == "raise":
+        survives = exchange is not None and exchange.on_failure == "continue"
+        if not survives and not self._filler.is_elastic:
             raise loss
-        return self._adopt(survivors.reconnect(self.connection, self._filler, steps, loss))
+        return self._adopt(self._reconnected or self._reconnect(loss))
+
+    def _commit(self) -> None:
+        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`.
+
+        Each rank comes here once it holds the result. So where one has committed, every survivor
+        holds it too, and commits although this round did not end here: all write, or none.
+        """
+        control = self.connection.control
+        if control is None:
+            return
+        try:
+            gather_numbers((), control)
+        except PeerLost as loss:
+            self._reconnected = self._reconnect(loss)
+            agreed = max(each.commits for each in self._reconnected.agreements)
+            if agreed == self.progress.commits:
+                raise
+        self.progress = self.progress._replace(commits=self.progress.commits + 1)
+
+    def _reconnect(self, loss: PeerLost) -> Reconnected:
+        return survivors.reconnect(self.connection, self._filler, self.progress, loss)
 
     @property
     def is_asked(self) -> bool:
@@ -196,7 +234,8 @@ class Generation:
         current = Connection(between.world, between, None)
         pair = request.rank, donor_of(members, request.rank)
         try:
-            found = survivors.connect_over(current, earlier, self._filler, steps, [], pair)
+            place = self.progress._replace(steps=steps)
+            found = survivors.connect_over(current, earlier, self._filler, place, [], pair)
         finally:
             links.close(at_once=True)  # all have come to the barrier; one may be lost since
         texts = self._adopt(found)
@@ -249,7 +288,16 @@ class Generation:
         ]
 
     def _adopt(self, found: Reconnected) -> list[str]:
+        if (before := self.connection.heartbeat) is not None:
+            found.connection.resume(before.phase)  # it may have ended the call meanwhile
+        if self._filler.is_elastic:
+            found.parameters.succeed(self.parameters)
+            if found.gradients is not None and self._gradients is not None:
+                found.gradients.succeed(self._gradients)
+                self._gradients.detach()
+            self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
+        self._reconnected = None
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks)
         return [self._note(agreed) for agreed in found.agreements]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
-from offbeat.exchange import BoundParameters
+from offbeat.exchange import BoundGradients, BoundParameters
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.liveness.store import TimedStore
@@ -18,12 +18,23 @@ POLL = 0.5  # seconds between two looks at the store
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
+class Progress(NamedTuple):
+    """How far a rank has come: its steps, and its exchanges that have committed."""
+
+    steps: int
+    commits: int = 0
+
+
 class Agreement(NamedTuple):
-    """Ranks that continue, ranks that are lost, and the first step with exchanges between all."""
+    """Ranks that continue, ranks that are lost, and the first step with exchanges between all.
+
+    ``commits``: the largest number of transactions that one of the living has committed.
+    """
 
     living: tuple[int, ...]
     lost: tuple[int, ...]
     step: int
+    commits: int = 0
 
     def text(self, rank: int, unit: str) -> str:
         """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
@@ -34,31 +45,37 @@ class Agreement(NamedTuple):
 
 
 class Reconnected(NamedTuple):
-    """The connection of the survivors, their new parameters slot, and what they agreed on."""
+    """The connection of the survivors, their new slots, and what they agreed on.
+
+    Without transactions nobody survives a loss in an exchange of gradients, and their slot is None.
+    """
 
     connection: Connection
     parameters: BoundParameters
+    gradients: BoundGradients | None
     agreements: list[Agreement]
 
 
 def reconnect(
-    connection: Connection, filler: SlotFiller, steps: int, loss: PeerLost
+    connection: Connection, filler: SlotFiller, progress: Progress, loss: PeerLost
 ) -> Reconnected:
     """Agree with the other survivors and connect to them; all living ranks call.
+
+    ``progress``: how far this rank has come.
 
     If another rank is lost meanwhile, its survivors agree once more, over the links of the new,
     smaller world: there also those meet who had connected already. Raises as
     :func:`agree_on_survivors` does.
     """
-    between, agreed = _without(connection, steps, loss)
-    return connect_over(between, connection, filler, steps, [agreed])
+    between, agreed = _without(connection, progress, loss)
+    return connect_over(between, connection, filler, progress, [agreed])
 
 
 def connect_over(
     current: Connection,
     earlier: Connection,
     filler: SlotFiller,
-    steps: int,
+    progress: Progress,
     agreements: list[Agreement],
     pair: Collection[int] = (),
 ) -> Reconnected:
@@ -72,23 +89,27 @@ def connect_over(
             if current.links is not None:
                 current.links.announce()  # at once: a rank that joins must not look at the old ones
             current = Connection.over(current.world, current.links, pair)
-            slot = filler.parameters(current.links, current.control)
+            slots = current.links, current.control
+            parameters = filler.parameters(*slots)
+            gradients = filler.gradients(*slots) if filler.transaction else None
         except PeerLost as loss:
-            current, agreed = _without(current, steps, loss)
+            current, agreed = _without(current, progress, loss)
             agreements.append(agreed)
             pair = ()
             continue
         # Not before: some ranks are steps behind, and catch up alone.
         if earlier.links is not None:
             current.resume(earlier.links.heartbeat.phase)
-        return Reconnected(current, slot, agreements)
+        return Reconnected(current, parameters, gradients, agreements)
 
 
-def _without(connection: Connection, steps: int, loss: PeerLost) -> tuple[Connection, Agreement]:
+def _without(
+    connection: Connection, progress: Progress, loss: PeerLost
+) -> tuple[Connection, Agreement]:
     if connection.links is None:
         raise loss
     try:
-        agreed = agree_on_survivors(connection.links, steps, loss)
+        agreed = agree_on_survivors(connection.links, progress, loss)
     except BaseException:
         connection.close()
         raise
@@ -103,13 +124,13 @@ def resign(links: Links) -> None:
     links.abandon()
 
 
-def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
+def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agreement:
     r"""Agree on the living ranks and on the largest step count; all living ranks must call.
 
     .. math:: k = \max_{i \in \mathrm{living}} k_i
 
-    Each rank writes its number of ``steps`` into the store, and waits until every other rank has
-    done so or is lost: at most half an hour for one that is running but busy. It reads the
+    Each rank writes its numbers of steps and of commits into the store, and waits until every other
+    rank has done so or is lost: at most half an hour for one that is running but busy. It reads the
     heartbeats of the missing ranks between itself and the next one that has called, and writes
     which of them are lost. Ranks behind step k then reach it without exchanges, so that all
     exchange at the same steps again.
@@ -121,7 +142,7 @@ def agree_on_survivors(links: Links, steps: int, loss: PeerLost) -> Agreement:
     rank = links.world.rank
     meet = links.store.under(f"{links.name}/survivors")
     try:
-        _say(meet, rank, str(steps))
+        _say(meet, rank, f"{progress.steps}/{progress.commits}")
         agreed = _outcome(meet, links.heartbeat)
     except RuntimeError as gone:
         raise loss from gone
@@ -161,8 +182,8 @@ def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
                 agreed = json.loads(meet.compare_set("agreed", "", proposal))
                 if agreed is None:
                     return None
-                living, lost, step = agreed
-                return Agreement(tuple(living), tuple(lost), step)
+                living, lost, *most = agreed
+                return Agreement(tuple(living), tuple(lost), *most)
         for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
             if words.get(rank) != how:
                 _say(meet, rank, how)
@@ -171,7 +192,7 @@ def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
 
 
 def _say(meet: TimedStore, rank: int, word: str) -> None:
-    """Write how many steps ``rank`` has made, or that it is "lost" or has "left"."""
+    """Write how far ``rank`` has come, or that it is "lost" or has "left"."""
     meet.append("words", f"{rank}={word} ")
     meet.add("count", 1)
 
@@ -191,7 +212,7 @@ def _suspects(heartbeat: Heartbeat, words: Mapping[int, str]) -> list[int]:
     for rank in (*heartbeat.ranks[start:], *heartbeat.ranks[: start - 1]):
         if words.get(rank) not in ("left", "lost"):
             found.append(rank)
-        if words.get(rank, "").isdigit():
+        if words.get(rank) not in (None, "left", "lost"):
             break
     return found
 
@@ -200,8 +221,13 @@ def _proposal(words: Mapping[int, str], ranks: Sequence[int]) -> str | None:
     """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
     if any(rank not in words for rank in ranks):
         return None
-    steps = {rank: int(words[rank]) for rank in ranks if words[rank].isdigit()}
-    if len(steps) == len(ranks) or "left" in words.values():
+    living = {
+        rank: Progress(*map(int, words[rank].split("/")))
+        for rank in ranks
+        if words[rank] not in ("left", "lost")
+    }
+    if len(living) == len(ranks) or "left" in words.values():
         return json.dumps(None)
-    lost = [rank for rank in ranks if rank not in steps]
-    return json.dumps(Agreement(tuple(steps), tuple(lost), max(steps.values())))
+    lost = [rank for rank in ranks if rank not in living]
+    steps, commits = (max(numbers) for numbers in zip(*living.values(), strict=True))
+    return json.dumps(Agreement(tuple(living), tuple(lost), steps, commits))

@@ -67,6 +67,14 @@ class BoundParameters(State, ABC):
     def restart(self, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``."""
 
+    def succeed(self, earlier: "BoundParameters") -> None:
+        """Take over from the exchange between more ranks, one of which was lost.
+
+        What is own or shared stays; what was in flight is dropped.
+        """
+        if type(self) is type(earlier):
+            self.take(earlier)
+
 
 class IdleParameters(BoundParameters):
     """Exchanges nothing, in an empty slot."""
@@ -117,6 +125,11 @@ class BoundGradients(State, ABC):
     def stats(self) -> Saved:
         """Return what to add to ``replica.stats()``; no communication."""
         return {}
+
+    def succeed(self, earlier: "BoundGradients") -> None:
+        """Take over from the exchange between more ranks, one of which was lost."""
+        if type(self) is type(earlier):
+            self.load(earlier.save())
 
 
 class IdleGradients(BoundGradients):

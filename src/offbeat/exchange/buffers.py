@@ -24,6 +24,7 @@ class BufferBroadcast:
         # The group of a sharded model joins the ranks that hold the same shards.
         group = site.group if site.shards is None else site.control
         assert group is not None, "a slot alone in its group is disabled"
+        self._commit = site.commit
         self._group, self._homes = group, dict[str, tuple[nn.Module, str]]()
         for name in found:
             path, _, key = name.rpartition(".")
@@ -52,6 +53,7 @@ class BufferBroadcast:
             pack((self._views[name] for name in found), found.values())
         for handle in [broadcast(flat, 0, self._group) for flat in self._flat if len(flat)]:
             handle.wait()
+        self._commit()
         pack(found.values(), (self._views[name] for name in found))
 
     def _found(self) -> dict[str, Tensor]:

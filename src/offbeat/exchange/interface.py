@@ -25,6 +25,15 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
         """Return the call that makes it, without the arguments that are defaults."""
         return call_text(type(self), vars(self))
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether an exchange that a loss interrupts leaves everything as it was before.
+
+        Then it calls :meth:`offbeat.Site.commit` once all has arrived and before it writes
+        parameters, gradients and state that is not scratch.
+        """
+        return False
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants with which this one exchanges messages beside collectives.
 

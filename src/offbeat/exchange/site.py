@@ -27,7 +27,8 @@ class Site:
     participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
     layers. ``registered`` are the parameters as the model registers them and optimizers hold them,
     whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
-    all ranks, for small values that all ranks compare.
+    all ranks, for small values that all ranks compare. ``transaction`` is what :meth:`commit` does
+    in an elastic run.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Site:
     scaler: torch.amp.GradScaler | None = None
     control: Group | None = None
     shards: Group | None = None
+    transaction: Callable[[], None] | None = None
 
     @classmethod
     def on(
@@ -52,6 +54,7 @@ class Site:
         scaler: torch.amp.GradScaler | None = None,
         control: Group | None = None,
         peers: "Callable[[Site], Collection[int] | None] | None" = None,
+        transaction: Callable[[], None] | None = None,
     ) -> "Site":
         """Open the groups of a slot over ``axis``; all ranks call.
 
@@ -63,6 +66,7 @@ class Site:
         held = {name: local(parameter) for name, parameter in trained.items()}
         given = optimizers, scaler, control
         site = cls(model.module, trained, held, links.world, axis, None, None, *given)
+        site = replace(site, transaction=transaction)
         if peers is None and axis == "world":
             return replace(site, group=control)
         group = links.open(axis, () if peers is None else peers(site))
@@ -70,6 +74,16 @@ class Site:
         if sharded:
             return replace(site, group=group, shards=inside)
         return replace(site, group=group, inside=inside)
+
+    def commit(self) -> None:
+        """Call when an exchange has arrived as a whole, before anything of it is written.
+
+        In an elastic run this waits until it has arrived on all ranks. Where one is lost, every
+        rank of the others writes it, or none does: then this raises :class:`PeerLost`, and the
+        exchange is made again without that rank.
+        """
+        if self.transaction is not None:
+            self.transaction()
 
     @property
     def size(self) -> int:

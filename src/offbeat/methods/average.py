@@ -45,6 +45,11 @@ class Average(ParameterExchange):
         """Check the settings."""
         check_settings(self)
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether ranks are the participants."""
+        return self.over == "world"
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as a mean is a sum; any for 16-bit parameters."""
         return peers_of_mean(site.parameters.values())
@@ -93,11 +98,14 @@ class BoundAverage(BoundParameters):
     def _average(self) -> None:
         site = self.site
         pack(self.views.values(), site.parameters.values())
+        carried = [carry.clone() for carry in self.carry]
         if site.group is not None:
-            parts = zip(self.flat, self.carry, strict=True)
+            parts = zip(self.flat, carried, strict=True)
             for handle in [mean(site.slice(part), site.group, carry) for part, carry in parts]:
                 handle.wait()
         site.gather(self.flat)
+        site.commit()
+        pack(self.carry, carried)
         pack(site.parameters.values(), self.views.values())
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:

@@ -74,6 +74,11 @@ class Mean(GradientExchange):
         """Whether it can be used with a sharded model: not with a partition of another kind."""
         return not self.partition
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether gradients are those of all ranks: then each waits for all of them."""
+        return self.over == "world"
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as a mean is a sum; any for 16-bit messages and for owners of layers."""
         if self.partition or self.wire is not None:

@@ -17,6 +17,7 @@ from offbeat.attach.first_step import digest
 from offbeat.exchange import BoundGradients
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.liveness.crossed_waits import others_of
+from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
 from offbeat.replica import optimizer_steps
@@ -39,12 +40,20 @@ class BackwardWatch(Watcher):
         require_open: Callable[[], None],
         heartbeat: Heartbeat | None,
         buffers: BufferBroadcast | None = None,
+        transact: "Callable[[Callable[[], None]], None] | None" = None,
     ) -> None:
-        """Register the hooks; ``require_open`` raises where no backward is allowed."""
-        self._buffers = buffers
+        """Register the hooks; ``require_open`` raises where no backward is allowed.
+
+        ``transact``: how an elastic run makes an exchange, again after a loss.
+        """
+        self._buffers, self._transact = buffers, transact
         self.parameters, self.slot = parameters, slot
         self.require_open, self.heartbeat = require_open, heartbeat
         self._ready, self._unsent = slot.ready, slot.accumulated
+        if transact is not None:
+            self._ready = self._ready_unless_lost
+        self._loss: PeerLost | None = None  # at a launch in this backward, of an elastic run
+        self._seen: list[str] = []  # the gradients of this backward, of an elastic run
         self.enabled = True
         self.is_first = heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
@@ -142,10 +151,53 @@ class BackwardWatch(Watcher):
         self._unsent_names.clear()
         if self._buffers is not None and (fault := self._buffers.fault()) is not None:
             raise self._report_error(fault)
+        if self._transact is not None:
+            self._finish_elastic(self._transact)
+            return
         with self._calling():
             self.slot.finish()
             if self._buffers is not None:
                 self._buffers.copy()
+
+    def replace(
+        self, slot: BoundGradients, heartbeat: Heartbeat | None, buffers: BufferBroadcast | None
+    ) -> None:
+        """Go on with what joins the survivors of a loss."""
+        self.slot, self.heartbeat, self._buffers = slot, heartbeat, buffers
+        self._unsent = slot.accumulated
+
+    def _ready_unless_lost(self, name: str) -> None:
+        # Backward computes the other gradients of this rank all the same: they are exchanged
+        # between the survivors.
+        self._seen.append(name)
+        if self._loss is None:
+            try:
+                self.slot.ready(name)
+            except PeerLost as loss:
+                self._loss = loss
+
+    def _finish_elastic(self, transact: "Callable[[Callable[[], None]], None]") -> None:
+        begun = self.slot
+
+        def finish() -> None:
+            loss, self._loss = self._loss, None
+            if loss is not None:
+                raise loss
+            with self._calling():
+                if self.slot is not begun:
+                    for name in self._seen:
+                        self.slot.ready(name)
+                self.slot.finish()
+
+        def copy_buffers() -> None:
+            if self._buffers is not None:
+                with self._calling():
+                    self._buffers.copy()
+
+        # Two transactions: a rank may have lost the second when another is in the first.
+        transact(finish)
+        self._seen.clear()
+        transact(copy_buffers)
 
     def _calling(self) -> AbstractContextManager[None]:
         site = self.slot.site

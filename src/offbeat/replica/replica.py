@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeVar, final
 
 import torch
@@ -55,7 +56,8 @@ class Replica:
         self._share = Share(model, self.gradients.site if partition else None)
         self._installed: Any = None
         given = self.gradients, self._use.require_open, members.heartbeat, members.buffers
-        self._watch = BackwardWatch(self._trained, *given)
+        transact = partial(self._together, None) if members.is_elastic else None
+        self._watch = BackwardWatch(self._trained, *given, transact)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
@@ -326,6 +328,9 @@ class Replica:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
         self._connection, self.parameters = self._members.connection, self._members.parameters
         self._watch.heartbeat = self._members.heartbeat
+        if self._members.is_elastic:
+            self.gradients = self._members.gradients
+            self._watch.replace(self.gradients, self._members.heartbeat, self._members.buffers)
         self._watch.is_first = False  # others may be past their first step
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=7)

@@ -40,6 +40,7 @@ def replicate(
     scaler: torch.amp.GradScaler | None = None,
     ignore: Collection[str | nn.Module] = (),
     join: bool = False,
+    elastic: bool = False,
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
@@ -72,6 +73,14 @@ def replicate(
             for schedules and data; the state of the optimizer begins anew. A rank that is lost
             meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks
             of a node join together.
+        elastic: True lets the run go on when a rank is lost, for ``ddp()``, ``lags()``, and for
+            ``local_sgd()`` and ``diloco()`` without ``delay`` and ``wire``, over all ranks. An
+            exchange is a
+            transaction: the ranks that are left make it again among themselves, with the gradients
+            and parameters that each has computed, so that none of their batches is lost; or all of
+            them keep its result, if one does. Means are then over the ranks that are left. The
+            launcher must keep them alive, and the store must not run on the lost rank. One small
+            gather more in every exchange.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -81,7 +90,8 @@ def replicate(
     """
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
-    replica = _attach(SlotFiller(algorithm, exchanged, given, scaler, notes=[]), mesh, join)
+    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic)
+    replica = _attach(filler, mesh, join)
     world = replica.world
     if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -100,7 +110,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> 
             replica.step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    connection = connect(model, algorithm, mesh, filler.optimizers, run)
+    connection = connect(model, algorithm, mesh, filler.optimizers, run, filler.is_elastic)
     world = connection.world
     try:
         if model.is_sharded:

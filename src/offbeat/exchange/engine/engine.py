@@ -104,20 +104,25 @@ class Engine(BoundGradients, Generic[Kind]):
             for name in [name for name in self.order if name in missing]:
                 self.add(name)
             self.launch()
+        # Here, where all ranks are: in step() another one may be in finish(). And before the
+        # commit, after which no rank waits for another.
+        measured = None
+        if not self.is_measured:
+            measured = _agree_on_order(self.order, self.seen, self.group)
         self.collect()
         for message in self.messages:
             message.missing.update(message.names)
         self.launched = 0
-        # Here, where all ranks are: in step() another one may be in finish().
-        if not self.is_measured:
-            self.order = _agree_on_order(self.order, self.seen, self.group)
-            self.is_measured, self.is_current = True, False
+        if measured is not None:
+            self.order, self.is_measured, self.is_current = measured, True, False
         self.seen.clear()
 
     def collect(self) -> None:
         """Wait for the messages, and put what each brings into ``.grad``."""
         for message in self.messages:
             message.wait()
+        self.site.commit()
+        for message in self.messages:
             message.commit()
 
     def stepped(self) -> None:

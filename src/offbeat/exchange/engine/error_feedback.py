@@ -77,6 +77,7 @@ class ErrorFeedback(Engine[FeedbackMessage]):
     def collect(self) -> None:
         """Wait for all messages; write and keep the results of all or, not finite, of none."""
         is_finite = self._wait()
+        self.site.commit()
         for message in self.messages:
             if is_finite:
                 message.commit()

@@ -44,12 +44,14 @@ class Flat:
         device = device or parameters[names[0]].device
         return cls(torch.zeros(start + rest, dtype=dtype, device=device), shapes, start)
 
-    def unless_kept(self, parameters: Mapping[str, Tensor]) -> "Flat":
+    def unless_kept(self, parameters: Mapping[str, Tensor], also_grad: bool = False) -> "Flat":
         """Return this memory, to be written again, or new memory if the script refers to it.
 
-        A tensor still in ``.grad`` does not count: plain torch changes it in place, too.
+        A tensor still in ``.grad`` does not count unless ``also_grad``: plain torch changes it in
+        place, too.
         """
-        if not self._is_kept(parameters):
+        is_grad = also_grad and any(stored(parameters[n]) is v for n, v in self.views.items())
+        if not is_grad and not self._is_kept(parameters):
             return self
         end = self.whole.numel() - self.rest.numel()
         return Flat(torch.zeros_like(self.whole), self._shapes, end)

@@ -109,6 +109,7 @@ class Fragment(State):
         values, and the mean is discarded.
         """
         self.join()
+        self.site.commit()
         self.in_flight = False  # an average taken after the error must not count it
         self._require_finite()
         if self.site.group is not None:
@@ -166,7 +167,8 @@ class Fragment(State):
         lost = [tensor for lossy in self.lossy for tensor in lossy.memory]
         yield Variable("errors", "own", self._errors, self._restore_errors, memory=lost)
         yield Variable("mean", "in_flight", self._read_mean, self._write_mean, memory=self.flat)
-        yield plain("shared", self, "in_flight", self._fault_in_flight)
+        state = plain("shared", self, "in_flight", self._fault_in_flight)
+        yield replace(state, kind="in_flight")  # equal on all ranks all the same
 
     def save(self) -> Saved:
         """Wait for the mean in flight, and return copies of all."""

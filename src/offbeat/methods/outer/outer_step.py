@@ -131,6 +131,11 @@ class OuterStep(ParameterExchange):
             return self.mixing
         return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether ranks are the participants, and training waits for means in full precision."""
+        return self.over == "world" and not self.delay and self.wire is None
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as means are sums or gathers; any for 16 and 8 bits."""
         if self.wire is not None and not isinstance(self.wire, Sparse):

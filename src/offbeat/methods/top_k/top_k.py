@@ -142,6 +142,12 @@ class TopK(FeedbackExchange):
     def __repr__(self) -> str:
         return describe(self)
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether gradients are those of all ranks, which measure nothing together."""
+        measures = self.measure or self.density == "adaptive"
+        return self.over == "world" and not measures
+
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[Optimizer]
     ) -> str | None:

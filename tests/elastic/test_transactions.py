@@ -1,0 +1,327 @@
+"""A run that loses a rank goes on: its exchange is made again by the others, or kept by all.
+
+The references are written apart: torch in one process, with the members of every exchange given.
+"""
+
+import json
+import random
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_survivors import perish, quick, stopped_heartbeats
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+import offbeat
+from offbeat.elastic import generation
+from offbeat.lab import Loopback
+from offbeat.liveness.failure import PeerLost
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.handle import Handle
+from offbeat.transport.world import World
+from problems import Quadratic, flat, gradient, loss
+from reference.participants import Array
+
+__all__ = ["quick", "stopped_heartbeats"]  # fixtures
+
+STEPS, VICTIM = 8, 1
+RECIPES = ("ddp(bucket_mb=0.00004)", "local_sgd(every=2)", "diloco(every=2)")
+Members = Callable[[int], Collection[int]]  # of the exchange of a step
+
+
+class Lost(BaseException):
+    """Ends the victim's thread."""
+
+
+def expected(text: str, size: int, members: Members, accumulated: int = 1) -> Array:
+    """Train in one process; return the parameters of the ranks that take part to the end."""
+    models = [Quadratic() for _ in range(size)]
+    optimizers = [adam(model) for model in models]
+    anchor = Quadratic()
+    outer = SGD(anchor.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(STEPS):
+        for rank, model in enumerate(models):
+            for part in range(accumulated):
+                loss(model, rank, accumulated * step + part).backward()
+        joined = [models[rank] for rank in members(step)]
+        if text.startswith("ddp"):
+            mean_of(joined, lambda parameter: parameter.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if not text.startswith("ddp") and step % 2 == 1:
+            before = [p.detach().clone() for p in anchor.parameters()]
+            mean_of(joined, lambda parameter: parameter.data)
+            if text.startswith("diloco"):
+                for a, old, x in zip(
+                    anchor.parameters(), before, joined[0].parameters(), strict=True
+                ):
+                    a.grad = old - x.detach()
+                outer.step()
+                for model in joined:
+                    model.load_state_dict(anchor.state_dict())
+    last = [models[rank] for rank in members(STEPS)]
+    mean_of(last, lambda parameter: parameter.data)
+    return flat(snapshot(last[0]))
+
+
+def mean_of(models: Sequence[nn.Module], of: Callable[[nn.Parameter], Tensor | None]) -> None:
+    for row in zip(*(model.parameters() for model in models), strict=True):
+        if row[0].requires_grad:
+            tensors = [tensor for p in row if (tensor := of(p)) is not None]
+            mean = torch.stack(tensors).mean(0)
+            for tensor in tensors:
+                tensor.copy_(mean)
+
+
+def adam(model: nn.Module) -> Optimizer:
+    return Adam(model.parameters(), lr=0.05)
+
+
+def train(
+    world: World, text: str, begins: Callable[[int, int], None], accumulated: int = 1
+) -> tuple[Array, dict[str, Any]] | None:
+    """Train on one rank; ``begins(rank, step)`` may arm a fault."""
+    model = Quadratic()
+    replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, elastic=True)
+    optimizer = adam(model)
+    try:
+        for step in range(STEPS):
+            begins(world.rank, step)
+            for part in range(accumulated):
+                replica.set_requires_sync(part == accumulated - 1)
+                loss(model, world.rank, accumulated * step + part).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=accumulated == 1)
+            replica.step()
+    except Lost:
+        perish(replica._connection.links)
+        return None
+    replica.finish()
+    stats = replica.stats()
+    replica.detach()
+    return flat(snapshot(model)), stats
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By thread, after how many more waits for a message it dies."""
+    left: dict[int, int] = {}
+    wait = Handle.wait
+
+    def counted(handle: Handle) -> None:
+        me = threading.get_ident()
+        if me in left:
+            left[me] -= 1
+            if left[me] < 0:
+                raise Lost
+        wait(handle)
+
+    monkeypatch.setattr(Handle, "wait", counted)
+    return left
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.fault(
+    "a rank is lost at any moment of a step of an elastic run",
+    "the others go on; none of their batches is lost, and all keep equal parameters",
+)
+def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> None:
+    def begins(rank: int, step: int) -> None:
+        if (rank, step) == (VICTIM, 3):
+            waits[threading.get_ident()] = after
+
+    size, others = 4, [0, 2, 3]
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        results = [r for r in ThreadWorld(size).run(lambda w: train(w, text, begins)) if r]
+    assert len(results) == 3
+    until = [
+        expected(text, size, lambda step, n=n: others if step >= n else range(size))
+        for n in range(3, STEPS)
+    ]
+    distances = [np.abs(results[0][0] - each).max() for each in until]
+    assert min(distances) < 1e-12, "the victim takes part until some exchange, then never"
+    for end, stats in results:
+        assert np.array_equal(end, results[0][0])
+        assert (stats["size"], stats["step"]) == (3, STEPS)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.fault(
+    "a rank is lost when an exchange has ended on some of the others only",
+    "all of the others keep its result, with the lost rank's part",
+)
+def test_what_one_has_committed_all_commit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, armed = generation.gather_numbers, set[int]()
+
+    def torn(numbers: Sequence[float], group: Any) -> Any:
+        found = gather(numbers, group)
+        if not numbers and threading.get_ident() in armed:
+            armed.discard(threading.get_ident())
+            if group.ranks[group.rank] == VICTIM:
+                raise Lost
+            raise PeerLost("the connection of this rank broke before it heard of the others")
+        return found
+
+    def begins(rank: int, step: int) -> None:
+        if rank in (VICTIM, 2) and step == 3:
+            armed.add(threading.get_ident())
+
+    monkeypatch.setattr(generation, "gather_numbers", torn)
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        results = [r for r in ThreadWorld(4).run(lambda w: train(w, text, begins)) if r]
+    want = expected(text, 4, lambda step: [0, 2, 3] if step > 3 else range(4))
+    for end, stats in results:
+        np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+        assert (stats["size"], stats["step"]) == (3, STEPS)
+
+
+@pytest.mark.usefixtures("quick")
+def test_gradients_that_accumulate_in_place_survive_a_loss(waits: dict[int, int]) -> None:
+    """With set_to_none=False ``.grad`` is the memory of the messages of the step before."""
+    text = RECIPES[0]
+
+    def begins(rank: int, step: int) -> None:
+        if (rank, step) == (VICTIM, 3):
+            waits[threading.get_ident()] = 1  # some messages have arrived everywhere
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        results = [r for r in ThreadWorld(3).run(lambda w: train(w, text, begins, 2)) if r]
+    want = expected(text, 3, lambda step: [0, 2] if step >= 3 else range(3), 2)
+    for end, _ in results:
+        np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("after", range(4))
+def test_residuals_survive_a_loss(after: int, waits: dict[int, int]) -> None:
+    r"""Nothing that a survivor has not sent is lost, and nothing is sent twice.
+
+    With P survivors from a step on, their residuals R and gradients g since then,
+    v' = v - (lr sum g + sum R - sum R') / P.
+    """
+    text, lr, at = "lags(density=0.34)", 0.05, 3
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=lr)
+        algorithm = offbeat.algorithm(text)
+        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer, elastic=True)
+        places, residuals = [flat(snapshot(model))], [np.zeros(9)]
+        for step in range(STEPS):
+            if (world.rank, step) == (VICTIM, at):
+                waits[threading.get_ident()] = after
+            try:
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                replica.step()
+            except Lost:
+                perish(replica._connection.links)
+                return None
+            optimizer.zero_grad()
+            (entry,) = replica.state_dict().values()
+            places.append(flat(snapshot(model)))
+            residuals.append(flat(entry["gradients"]["residual"]))
+        replica.detach()
+        return places, residuals
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        found = dict(enumerate(ThreadWorld(4).run(work)))
+    assert found.pop(VICTIM) is None
+    places = found[0][0]
+    assert all(np.array_equal(run[0][-1], places[-1]) for run in found.values())
+    misses = []  # where it is lost depends on the number of messages of a step
+    for start in (at, at + 1, at + 2):
+        gradients = sum(gradient(r, x, 0) for r in found for x in places[start:-1])
+        kept = sum(run[1][-1] - run[1][start] for run in found.values())
+        end = places[start] - (lr * gradients - kept) / 3
+        misses.append(np.abs(places[-1] - end).max())
+    assert min(misses) < 1e-12, misses
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ["ddp()", "local_sgd(every=2)"])
+def test_the_last_one_goes_on_alone(text: str) -> None:
+    def begins(rank: int, step: int) -> None:
+        if rank > 0 and step == 2 + rank:
+            raise Lost
+
+    with pytest.warns(RuntimeWarning, match=r"are lost"):
+        results = [r for r in ThreadWorld(3).run(lambda w: train(w, text, begins)) if r]
+    ((_, stats),) = results
+    assert (stats["size"], stats["step"]) == (1, STEPS)
+    assert [loss["rank"] for loss in stats["lost"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text", ["sgp()", "lags(density='adaptive')", "diloco(every=4, delay=1, fragments=2)"]
+)
+def test_what_cannot_be_made_again_is_refused(text: str) -> None:
+    def work(world: World) -> None:
+        with pytest.raises(ValueError, match="cannot be made again without a lost rank"):
+            offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, elastic=True)
+
+    ThreadWorld(2).run(work)
+
+
+SCRIPT = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import offbeat
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
+torch.manual_seed(dist.get_rank())
+losses = []
+for step in range(200):
+    x = torch.randn(32, 5)
+    loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
+    losses.append(loss.item())
+    loss.backward()
+    if [dist.get_rank(), step] == [int(word) for word in sys.argv[2:]]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.step()
+replica.finish()
+state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+print(json.dumps({"losses": losses, "state": state, "stats": replica.stats()}))
+replica.detach()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["ddp()", "local_sgd(every=4)", "diloco(every=4)"])
+@pytest.mark.fault(
+    "a process of an elastic run is killed", "the others train on, and end with equal models"
+)
+def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
+    victim, at = draws.randrange(4), draws.randrange(40, 80)
+    lines: list[tuple[int | None, str]] = []
+    with Loopback(4) as place:
+        code = place.run(
+            [sys.executable, "-c", SCRIPT, text, str(victim), str(at)],
+            keep_going=True,
+            on_line=lambda *line: lines.append(line),
+        )
+    assert code == 128 + 9, lines
+    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
+    assert set(said) == set(range(4)) - {victim}, lines
+    first = next(iter(said.values()))
+    for result in said.values():
+        assert result["state"] == first["state"]
+        assert [lost["rank"] for lost in result["stats"]["lost"]] == [victim]
+        assert (result["stats"]["size"], result["stats"]["step"]) == (3, 200)
+        assert np.mean(result["losses"][-20:]) < 0.5 * np.mean(result["losses"][:20])
