@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bench.harness import evidence, files, page
+from bench.harness import evidence, page
 from bench.harness.catalogue import benches, select
 from bench.harness.console import console
 from bench.harness.execute import execute
@@ -20,7 +20,7 @@ EXAMPLES = (
     "`python -m bench run --all --full`, `python -m bench.sgp.speed --nodes 4 --steps 40`"
 )
 app = typer.Typer(
-    help="List and run the benchmarks, and write their tables into docs/benchmarks.md.",
+    help="List and run the benchmarks, and write their tables into the documentation.",
     epilog=EXAMPLES,
     rich_markup_mode="markdown",
     add_completion=False,
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def main(context: typer.Context) -> None:
-    """List and run the benchmarks, and write their tables into docs/benchmarks.md."""
+    """List and run the benchmarks, and write their tables into the documentation."""
     if context.invoked_subcommand is None:
         show()
 
@@ -60,7 +60,7 @@ def run(
     everything: Annotated[bool, typer.Option("--all", help="Run all benchmarks.")] = False,
     full: Annotated[bool, typer.Option("--full", help="More steps, rounds or seeds.")] = False,
 ) -> None:
-    """Run benchmarks one after the other, then write their tables into docs/benchmarks.md.
+    """Run benchmarks one after the other, then write their tables into the documentation.
 
     One that fails does not stop the others; the exit code is then 1.
     """
@@ -88,7 +88,7 @@ def prove(
     since: Annotated[str, typer.Option(help="Run those with a result from before a date.")] = "",
     only_table: Annotated[bool, typer.Option("--only-table", help="Run nothing.")] = False,
 ) -> None:
-    """Run the benchmarks behind the papers' claims, and write docs/evidence.md.
+    """Run the benchmarks behind the papers' claims, and write their verdicts into docs/evidence.md.
 
     Those that have a result are not run, so that an interrupted run goes on where it was.
     """
@@ -108,9 +108,8 @@ def prove(
 @app.command(epilog="Examples: `python -m bench tables`")
 def tables() -> None:
     """Write the tables of the documentation from bench/results."""
-    written = page.rewrite()
-    paths = ", ".join(os.path.relpath(path) for path in files.PAGES)
-    console.print(f"{paths}: {'tables written' if written else 'tables are up to date'}")
+    written = ", ".join(os.path.relpath(path) for path in page.rewrite())
+    console.print(f"tables written: {written}" if written else "the tables are up to date")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ its result holds the statements about each.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -28,9 +27,7 @@ PAPERS = {
 SHOWN, PARTLY, NOT_SHOWN = "shown", "partly", "not shown"
 ELSEWHERE, UNKNOWN = "needs other hardware", "not yet measured"
 VERDICTS = (SHOWN, PARTLY, NOT_SHOWN, ELSEWHERE, UNKNOWN)
-HEADINGS = ("paper", "claim", "the paper", "ours", "verdict", "holds", "command", "min",
-            "measured")  # fmt: skip
-DETAILS = ("", "statement", "the paper", "ours", "of its effect", "holds")
+HEADINGS = ("claim", "the paper", "ours", "verdict")
 
 
 @dataclass(frozen=True)
@@ -80,20 +77,10 @@ class Evidence:
         """A line of the summary, with the figures of its first effect, or else first statement."""
         candidates = [*self.here, *self.claims, Claim("", "", "", False)]
         first = next((c for c in candidates if c.share is not None), candidates[0])
-        counted = f"{self.held} of {len(self.here)}" if self.here else ""
-        command = f"`python -m bench run {' '.join(bench.name for bench in self.benches)}`"
-        minutes = sum(bench.minutes for bench in self.benches)
-        return (self.where, self.text, first.paper, first.ours, self.verdict, counted, command,
-                f"{minutes:g}", self.measured)  # fmt: skip
-
-    @property
-    def details(self) -> Iterator[Row]:
-        """A line for each statement."""
-        for number, claim in enumerate(self.claims):
-            share = "" if claim.share is None else f"{claim.share:.0%}"
-            holds = f"needs {claim.needs}" if claim.needs else claim.row[-1]
-            yield (self.source if number == 0 else "", claim.text, claim.paper, claim.ours, share,
-                   holds)  # fmt: skip
+        counted = f", {self.held} of {len(self.here)}" if self.verdict == PARTLY else ""
+        folder, module = self.benches[0].name.split("/")
+        said = f"[{self.where}](benchmarks/{folder}.md#{module}): {self.text}"
+        return said, first.paper, first.ours, f"{self.verdict}{counted}"
 
 
 def behind() -> list[Bench]:
@@ -119,8 +106,12 @@ def collect() -> list[Evidence]:
 def about(bench: Bench, source: str) -> list[Claim]:
     """The statements of the bench's result that are about a table or figure."""
     default = source if len(bench.evidence) == 1 else ""
-    claims = [Claim(**each) for each in (result(bench) or {"claims": []})["claims"]]
-    return [claim for claim in claims if (claim.source or default) == source]
+    return [claim for claim in claims(bench) if (claim.source or default) == source]
+
+
+def claims(bench: Bench) -> list[Claim]:
+    """All statements of the bench's result."""
+    return [Claim(**each) for each in (result(bench) or {"claims": []})["claims"]]
 
 
 def result(bench: Bench) -> dict[str, Any] | None:
@@ -140,7 +131,9 @@ def due(since: str = "", again: bool = False) -> list[Bench]:
 
 
 def counted(found: list[Evidence]) -> str:
-    """How many claims have each verdict, in one sentence."""
+    """How many claims have each verdict, and when the results were measured."""
     of = [evidence.verdict for evidence in found]
     counts = [f"{of.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in of]
-    return f"Of {len(found)} claims: {', '.join(counts)}."
+    days = sorted(filter(None, (evidence.measured for evidence in found)))
+    when = f" Measured from {days[0]} to {days[-1]}." if days else ""
+    return f"Of {len(found)} claims: {', '.join(counts)}.{when}"

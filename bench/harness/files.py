@@ -5,7 +5,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "docs" / "assets"  # pictures that pages show
-PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "scale.md", "evidence.md"))
+PAGES = (  # with tables from results
+    *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    ROOT / "docs" / "evidence.md",
+    ROOT / "docs" / "scale.md",
+)
 RESULTS = ROOT / "bench" / "results"
 RAW = ROOT / "bench" / "raw"
 

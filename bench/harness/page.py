@@ -4,43 +4,49 @@ A block of a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds th
 a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
 chosen by their number, rows by a regular expression on their cells:
 ``<!-- table: NAME columns=1,3,4 rows=250mbit -->``. Where a benchmark that needs a GPU has no
-result, the block says so. A block ``<!-- evidence: all -->`` sums up the papers' claims; with a
-method's name it holds the statements of its paper.
+result, the block says so. A block ``<!-- benches: all -->`` lists all benchmarks, with links to
+the sections that have their modules' names as ids. A block ``<!-- evidence: all -->`` sums up the
+papers' claims.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench.harness import claim, evidence, files
+from bench.harness.bench import Bench
 from bench.harness.catalogue import benches
 from bench.harness.claim import Claim
 from bench.harness.table import Row, markdown
 
 UNMEASURED = "Not yet measured."
+LISTED = ("benchmark", "what it tests", "statements that hold")
 BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>table|claims|evidence): (?P<name>\S+)"
+    r"(?P<begin><!-- (?P<kind>table|claims|benches|evidence): (?P<name>\S+)"
     r"(?: columns=(?P<columns>[\d,]+))?(?: rows=(?P<rows>\S+))? -->)"
     r".*?<!-- end -->",
     re.DOTALL,
 )
 
 
-def rewrite() -> bool:
-    """Write all tables anew; whether a page has changed.
+def rewrite() -> list[Path]:
+    """Write all tables anew; the pages that have changed.
 
     Raises ValueError for a table of a benchmark that has no result.
     """
-    old = [path.read_text("utf-8") for path in files.PAGES]
-    new = [BLOCK.sub(_block, text) for text in old]
-    for path, text in zip(files.PAGES, new, strict=True):
-        path.write_text(text, encoding="utf-8")
-    return new != old
+    old = {path: path.read_text("utf-8") for path in files.PAGES}
+    new = {path: BLOCK.sub(_block, text) for path, text in old.items()}
+    changed = [path for path in files.PAGES if new[path] != old[path]]
+    for path in changed:
+        path.write_text(new[path], encoding="utf-8")
+    return changed
 
 
 def _block(found: re.Match[str]) -> str:
-    if found["kind"] == "evidence":
-        return f"{found['begin']}\n\n{_evidence(found['name'])}\n<!-- end -->"
+    if found["kind"] in ("benches", "evidence"):
+        table = _benches() if found["kind"] == "benches" else _evidence()
+        return f"{found['begin']}\n\n{table}\n<!-- end -->"
     path = files.RESULTS / f"{found['name']}.json"
     if not path.exists():
         if any(bench.gpu for bench in benches() if bench.name == found["name"]):
@@ -57,13 +63,20 @@ def _block(found: re.Match[str]) -> str:
     return f"{found['begin']}\n\n{table}\n<!-- end -->"
 
 
-def _evidence(name: str) -> str:
+def _benches() -> str:
+    return markdown(LISTED, [_listed(bench) for bench in benches()])
+
+
+def _listed(bench: Bench) -> Row:
+    folder, module = bench.name.split("/")
+    here = [each for each in evidence.claims(bench) if not each.needs]
+    counted = f"{sum(each.holds for each in here)}/{len(here)}" if here else UNMEASURED
+    return f"[{bench.name}]({folder}.md#{module})", bench.claim, counted
+
+
+def _evidence() -> str:
     found = evidence.collect()
-    if name == "all":
-        table = markdown(evidence.HEADINGS, [each.row for each in found])
-        return f"{evidence.counted(found)}\n\n{table}"
-    mine = [each for each in found if each.method == name]
-    return markdown(evidence.DETAILS, [row for each in mine for row in each.details])
+    return f"{evidence.counted(found)}\n\n{markdown(evidence.HEADINGS, [e.row for e in found])}"
 
 
 def _chosen(row: Row, columns: Sequence[int]) -> Row:

@@ -89,8 +89,22 @@ def test_the_verdict_counts_statements_that_this_hardware_can_show(
         (other,): "not yet measured",
     }
     assert {claims: evidence(*claims).verdict for claims in cases} == cases
-    assert evidence(yes, no, many).row[4:6] == ("partly", "1 of 2")
-    assert [line[-1] for line in evidence(yes, no, many).details] == ["yes", "NO", "needs 8 cores"]
+    assert evidence(yes, no, many).row[-1] == "partly, 1 of 2"
+
+
+def test_the_list_counts_statements_that_this_hardware_can_show(
+    evidence: Callable[..., Any],
+) -> None:
+    from bench.harness.bench import Bench
+    from bench.harness.claim import Claim
+    from bench.harness.page import _listed
+
+    yes, no, many = (Claim("", "", "", holds, needs=needs) for holds, needs in (
+        (True, ""), (False, ""), (False, "8 cores")
+    ))  # fmt: skip
+    evidence(yes, no, many)
+    bench = Bench(name="sgp/some", claim="what", minutes=2)
+    assert _listed(bench) == ("[sgp/some](sgp.md#some)", "what", "1/2")
 
 
 def test_a_claim_without_source_is_about_the_only_one_of_its_bench(
@@ -133,7 +147,7 @@ def test_the_command_runs_what_is_due_and_shows_all_claims(
         return ["true"]
 
     monkeypatch.setattr(execute.execute, "__defaults__", (False, command))
-    monkeypatch.setattr(page, "rewrite", lambda: False)
+    monkeypatch.setattr(page, "rewrite", list)
     done = CliRunner().invoke(app, ["evidence", "--only-table"], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output
     assert ran == []

@@ -9,7 +9,7 @@ from offbeat.plan.result import Plan, Row
 
 UNKNOWN = (
     "A plan knows times and bytes, not convergence: how the methods learn is measured on the page "
-    "Benchmarks of the documentation (docs/benchmarks.md), and offbeat compare measures it on "
+    "Benchmarks of the documentation (docs/benchmarks), and offbeat compare measures it on "
     "your script."
 )
 
