@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 
 # Many small processes share the cores in tests and benchmarks: one thread each.
 export OMP_NUM_THREADS := 1
@@ -23,7 +24,8 @@ help:  ## show this list
 setup: $(READY)  ## create .venv with offbeat and the tools (PYTHON=... chooses)
 	@:
 
-$(READY): pyproject.toml constraints.txt
+# $(call install,EXTRA): offbeat with an extra and its pinned packages, in .venv.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "setup: offbeat needs Python 3.11 or newer; $(PYTHON) is" \
 			"$$($(PYTHON) --version 2>&1 | grep ^Python || echo not there)." \
@@ -32,15 +34,23 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setup: packages pinned in constraints.txt (a minute or more the first time)"
 	@set -o pipefail; n=0; $(BIN)/python -m pip install --progress-bar off --no-input \
-		-c constraints.txt -e '.[dev]' </dev/null 2>&1 | tee $(VENV)/setup.log \
+		-c constraints.txt -e '.[$(1)]' </dev/null 2>&1 | tee $(VENV)/setup.log \
 		| while read -r first rest; do case $$first in \
 			Collecting|Processing) n=$$((n + 1)); [ $$((n % 20)) -ne 0 ] || echo "setup: $$n packages found";; \
 			Installing) [ "$${rest%% *}" != collected ] || echo "setup: installing them";; \
 			ERROR:) echo "$$first $$rest" >&2;; \
 		esac; done \
 		|| { echo "setup: pip failed, its full output is in $(VENV)/setup.log" >&2; exit 1; }
-	@touch $@
 	@echo "setup: done"
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $@ $(DEMO)
+
+$(DEMO): pyproject.toml constraints.txt
+	$(call install,demo)
+	@touch $@
 
 # First what runs in threads, then what starts processes (file by file, so that what a module's tests
 # share is set up once), three at a time; last, one by one, what measures times.
@@ -67,10 +77,10 @@ format: setup  ## format the code and fix what lint can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: setup  ## compare five methods on a slow network (about 4 minutes)
+demo: $(DEMO)  ## compare five methods on a slow network (about 6 minutes)
 	$(BIN)/python examples/demo.py
 
-demo-hogwild: setup  ## asynchronous Adam with one worker and with two (half a minute)
+demo-hogwild: $(DEMO)  ## asynchronous Adam with one worker and with two (half a minute)
 	$(BIN)/python examples/demo_hogwild.py
 
 bench: setup  ## list the benchmarks and how to run one, some or all

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 4 examples/char_gpt.py --algorithm "sgp()" --sample 30
 """
 
 import argparse
+import json
 import string
 import sysconfig
 from pathlib import Path
@@ -74,11 +75,9 @@ def main(args: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     torch.manual_seed(args.seed + rank)  # own data on each rank; the model will be rank 0's
     model = GPT(args.width, args.depth, args.heads, args.context).to(device)
-    tuned = dict(part.split("=") for part in args.lr_for.split(",") if part)
-    lr = float(tuned.get(args.algorithm.partition("(")[0], args.lr))
-    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     replica = offbeat.replicate(model, offbeat.algorithm(args.algorithm), optimizer=optimizer)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, args.steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps)
     train, heldout = read_corpus()
     fixed = torch.linspace(0, len(heldout) - args.context - 1, args.windows).long()[rank::world]
     journal = Journal(args, replica, lambda: loss_of(model, heldout, fixed, args.context))
@@ -109,7 +108,7 @@ if __name__ == "__main__":
         ("depth", 2, "transformer layers"),
         ("heads", 4, "attention heads per layer"),
         ("lr", 1e-2, "peak learning rate"),
-        ("lr-for", "", "peak learning rates of single recipes, as in adasum=5e-3,lags=5e-3"),
+        ("options-for", "{}", 'options of single algorithms, as in {"adasum()": {"lr": 5e-3}}'),
         ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between evaluations"),
         ("out", "", "file for the evaluations as JSON lines"),
@@ -117,4 +116,6 @@ if __name__ == "__main__":
         ("sample", 0, "characters of text to sample at the end"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
-    main(parser.parse_args())
+    args = parser.parse_args()
+    vars(args).update(json.loads(args.options_for).get(args.algorithm, {}))
+    main(args)

@@ -3,24 +3,25 @@
 python examples/demo.py
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from char_gpt import GPT, loss_of
 from demo_picture import draw
 from demo_table import table, write_rows
 from rich.console import Console
 
-from offbeat.compare import Experiment, Method, Session, open_runner, parse_methods
-from offbeat.testing import simulate
+from offbeat.compare import Experiment, Session, open_runner, parse_methods
+from offbeat.compare.experiment import split_algorithms
+from offbeat.lab import Runner
 
 SCRIPT = Path(__file__).with_name("char_gpt.py")
 REPORTS = 12  # evaluations in each run
+PROBE = 30  # steps of the runs that measure how long a step takes
 # The peak learning rate is 1e-2, and half of it where that was better among these two.
-LR_FOR = "adasum=5e-3,lags=5e-3"
+LR = {"adasum": 5e-3, "lags": 5e-3}
 METHODS = (
     "ddp",
     'adasum(wire="bf16")',
@@ -48,20 +49,21 @@ def main(
         str,
         typer.Option(
             metavar="A,B,...",
-            help="Recipes to compare, the first one is the baseline. {steps} stands for --steps.",
+            help="Recipes to compare, the first one is the baseline. {steps}: those of its run.",
         ),
     ] = ",".join(METHODS),
     nodes: Annotated[int, typer.Option(help="Number of emulated nodes, one rank each.")] = 4,
     rate: Annotated[
         str, typer.Option(help="Rate of each node's link, in each direction.")
     ] = "100mbit",
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 200,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the baseline.")] = 150,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo"),
 ) -> None:
-    """Train one small GPT with each method and compare loss, time and traffic.
+    """Train one small GPT with each method for the time that the baseline takes.
 
-    All methods run the same number of steps, with a peak learning rate of 0.01, or 0.005 for adasum
-    and lags.
+    Short runs measure how long a step takes with each method. Then each makes as many steps as fit
+    into the time of the baseline's --steps, and its learning rate schedule is stretched over them.
+    The peak learning rate is 0.01, or 0.005 for adasum and lags.
 
     Emulated nodes require root and iproute2. Otherwise the ranks communicate over loopback, which
     is not rate-limited, and a notice is printed.
@@ -71,13 +73,14 @@ def main(
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs of one machine would bypass the slow links
     try:
-        methods, baseline = parse_methods(algorithms.replace("{steps}", str(steps)))
-        arguments = ("--report-every", str(max(1, steps // REPORTS)), "--lr-for", LR_FOR)
-        experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds=1)
-        session = Session(experiment, out, console)
-        compile_kernels(methods, nodes)
+        texts = split_algorithms(algorithms)
         with open_runner(nodes, 1, rate) as (runner, unshaped):
-            session.run(runner, unshaped)
+            probe = session_of([(text, min(PROBE, steps)) for text in texts], out / "probe")
+            console.print("Short runs, which measure how long a step takes:")
+            counts = steps_of_equal_time(run(probe, runner, unshaped), steps)
+            session = session_of(list(zip(texts, counts, strict=True)), out)
+            console.print("Runs of equal time:")
+            run(session, runner, unshaped)
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -85,30 +88,46 @@ def main(
         typer.echo("interrupted; all ranks have been ended", err=True)
         raise typer.Exit(130) from None
     show(session)
-    raise typer.Exit(1 if any(run.failure for run in session.runs) else 0)
 
 
-def compile_kernels(methods: tuple[Method, ...], nodes: int) -> None:
-    """Run two steps of each method in threads, so that no measured run compiles kernels.
+def session_of(runs: list[tuple[str, int]], folder: Path) -> Session:
+    """Prepare a run of each algorithm for its number of steps."""
+    given = {text.replace("{steps}", str(steps)): steps for text, steps in runs}
+    methods, baseline = parse_methods(",".join(given))
+    options = {
+        text: {
+            "steps": steps,
+            "report_every": max(1, steps // REPORTS),
+            "lr": LR.get(text.partition("(")[0], 1e-2),
+        }
+        for text, steps in given.items()
+    }
+    arguments = ("--options-for", json.dumps(options))
+    return Session(Experiment(SCRIPT, methods, baseline, arguments, rounds=1), folder, console)
 
-    Numba caches the compiled kernels on disk.
-    """
-    console.print("Compiling kernels; not part of the measurement, cached for later runs.")
 
-    def loss(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
-        text = torch.arange(1000) % 90
-        return loss_of(model, text, torch.arange(8), 64)
+def run(session: Session, runner: Runner, unshaped: str | None) -> Session:
+    """Run all methods; exit with code 1 if one fails."""
+    session.run(runner, unshaped)
+    if any(run.failure for run in session.runs):
+        show(session)
+        raise typer.Exit(1)
+    return session
 
-    for method in methods if nodes > 1 else ():
-        simulate(method.algorithm, lambda: GPT(128, 2, 4, 64), loss, steps=2, size=nodes)
+
+def steps_of_equal_time(probe: Session, steps: int) -> list[int]:
+    """Return how many steps of each method take as long as ``steps`` of the first."""
+    comparison = probe.write(report=False)
+    assert comparison is not None, "every method has been run"
+    seconds = [r.seconds_per_step.median for r in comparison.results if r.seconds_per_step]
+    return [max(1, round(steps * seconds[0] / each)) for each in seconds]
 
 
 def show(session: Session) -> None:
     """Write all files and print the table."""
     comparison = session.write(report=True)
     assert comparison is not None, "every method has been started"
-    results = [result for result in comparison.results if result.course is not None]
-    if results:
+    if any(result.course is not None for result in comparison.results):
         draw(comparison, session.folder / "loss.png")
         write_rows(comparison, session.folder / "demo.json")
         console.print(table(comparison))

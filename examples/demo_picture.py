@@ -10,6 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")  # writes files, opens no window
 
 import matplotlib.pyplot as plt
+from demo_table import seconds_to
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -51,30 +52,34 @@ class Line:
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Write the held-out loss of all methods, over steps and over seconds."""
+    """Write the held-out loss of all methods over seconds, and the baseline's last loss."""
     setup = comparison.setup
     link = f"{setup.rate / 1e6:g} Mbit/s links" if setup.rate else "unlimited loopback"
-    with figure(f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}", 2, path) as drawn:
-        left, right = drawn.axes
-        over_steps = curves(comparison, lambda p: p.step, lambda p: f"{p.loss:.2f}")
-        limit(left, over_steps, SKIP)
-        panel(left, over_steps, beside)
-        left.set(title="held-out loss over steps", xlabel="steps")
-        panel(right, curves(comparison, lambda p: p.seconds, lambda p: f"{p.seconds:.0f} s"), below)
-        right.set(title="the same over seconds of training", xlabel="seconds")
+    title = f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}, equal time"
+    with figure(title, 1, path) as drawn:
+        (axes,), lines = drawn.axes, curves(comparison)
+        limit(axes, lines, SKIP)
+        panel(axes, lines, beside)
+        last = {r.name: r.course.heldout[-1].loss for r in comparison.results if r.course}
+        if (level := last.get(comparison.baseline)) is not None:
+            axes.axhline(level, color=COLOURS[0], linestyle=(0, (4, 3)), linewidth=1.2)
+            for line in lines:
+                points = [Point(0, *point) for point in zip(line.x, line.y, strict=True)]
+                if (reached := seconds_to(points, level)) is not None:
+                    axes.plot(reached, level, "o", color=line.colour, markersize=4.5)
+        axes.set(title="held-out loss over seconds of training", xlabel="seconds")
 
 
-def curves(
-    comparison: Comparison, x: Callable[[Point], float], words: Callable[[Point], str]
-) -> list[Line]:
-    """Return the held-out curves; labels are the recipe's name and ``words`` of the last point."""
+def curves(comparison: Comparison) -> list[Line]:
+    """Return the held-out curves; labels are the recipe's name, last loss and steps."""
     results = [(r.name, r.course.heldout) for r in comparison.results if r.course is not None]
     recipes = [name.partition("(")[0] for name, _ in results]
     lines = []
     for number, ((name, points), recipe) in enumerate(zip(results, recipes, strict=True)):
         shown = recipe if recipes.count(recipe) == 1 else name
-        label, colour = f"{shown}  {words(points[-1])}", COLOURS[number % len(COLOURS)]
-        lines.append(Line(label, colour, [x(p) for p in points], [p.loss for p in points]))
+        label = f"{shown}  {points[-1].loss:.2f} ({points[-1].step} steps)"
+        colour = COLOURS[number % len(COLOURS)]
+        lines.append(Line(label, colour, [p.seconds for p in points], [p.loss for p in points]))
     return lines
 
 
