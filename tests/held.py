@@ -1,8 +1,13 @@
-"""What this process holds: descriptors and threads."""
+"""What this process holds: descriptors, threads and tensors."""
 
 import os
 import time
 from collections.abc import Callable
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+BESIDE = ("Site", "Group")  # hold parameters and connections
 
 
 def descriptors() -> int:
@@ -20,3 +25,23 @@ def settles(count: Callable[[], int], at_most: int) -> bool:
     while count() > at_most and time.monotonic() < until:
         time.sleep(0.01)
     return count() <= at_most
+
+
+def storages(root: object) -> dict[int, int]:
+    """The bytes of every storage that can be reached from the attributes of our own objects."""
+    seen, found, todo = set(), {}, [root]
+    while todo:
+        if id(part := todo.pop()) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Tensor):
+            found[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+        elif isinstance(part, dict):
+            todo += part.values()
+        elif isinstance(part, list | tuple):
+            todo += part
+        elif isinstance(part, Optimizer):
+            todo += part.state.values()
+        elif type(part).__module__.startswith("offbeat") and type(part).__name__ not in BESIDE:
+            todo += getattr(part, "__dict__", {}).values()
+    return found

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import zlib
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 from torch.optim import SGD
 from typer.testing import CliRunner
 
+import costs
 import offbeat
 from offbeat.cli import app
 from offbeat.methods import Compressed
@@ -237,6 +240,42 @@ def test_the_page_on_telemetry_shows_what_stats_returns() -> None:
     assert shown == found
 
 
+def test_the_page_on_methods_shows_what_recipes_send_and_hold() -> None:
+    page = costs.PAGE.read_text("utf-8")
+    assert costs.table(page) in page, "run: python tests/costs.py"
+
+
+METHODS = sorted({*(ROOT / "docs" / "methods").glob("*.md")} - {costs.PAGE})
+
+
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.stem)
+def test_the_first_snippet_of_a_method_trains(page: Path) -> None:
+    if page.stem == "hogwild":
+        pytest.skip("starts processes; tests/hogwild and the demo run the same script")
+    snippet = blocks(page, "python")[0]
+
+    def worker(world: World) -> list[torch.Tensor]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        attach = partial(offbeat.replicate, mesh=world)
+        library = SimpleNamespace(**{**vars(offbeat), "replicate": attach})
+        names = {"offbeat": library, "model": model, "optimizer": optimizer}
+        exec(compile(snippet, page.name, "exec"), names)
+        replica: Any = names["replica"]
+        for _ in range(2):
+            model(torch.ones(3)).sum().backward()
+            replica.report_loss(0.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.finish()
+        replica.detach()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    first, *others = ThreadWorld(nodes=((0, 1), (2, 3))).run(worker)
+    assert all(all(map(torch.equal, first, other)) for other in others)
+
+
 def test_the_page_on_testing_runs() -> None:
     namespace: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "testing.md", "python"):
@@ -275,7 +314,7 @@ def test_a_compressor_takes_35_lines_at_most() -> None:
 def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
     """The loss comes to rest: B and W halve, and the rate does, on all ranks alike."""
     names: dict[str, Any] = {}
-    exec(script("docs/recipes.md", "daso_schedule.py"), names)
+    exec(script("docs/methods/daso.md", "daso_schedule.py"), names)
     torch.manual_seed(0)  # not in the threads, which draw from one generator
     start = torch.nn.Linear(1, 1).double()
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import nn
+from torch.optim import SGD
 
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from held import storages
 
 TEXTS = (
     "local_sgd(every=2)",
@@ -27,27 +28,6 @@ TEXTS = (
     "daso(every=2)",
     "ad_psgd",
 )
-BESIDE = ("Site", "Group")  # hold parameters and connections
-
-
-def storages(root: object) -> dict[int, int]:
-    """The bytes of every storage that can be reached from the attributes of our own objects."""
-    seen, found, todo = set(), {}, [root]
-    while todo:
-        if id(part := todo.pop()) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, Tensor):
-            found[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
-        elif isinstance(part, dict):
-            todo += part.values()
-        elif isinstance(part, list | tuple):
-            todo += part
-        elif isinstance(part, Optimizer):
-            todo += part.state.values()
-        elif type(part).__module__.startswith("offbeat") and type(part).__name__ not in BESIDE:
-            todo += getattr(part, "__dict__", {}).values()
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

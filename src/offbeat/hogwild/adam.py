@@ -58,7 +58,7 @@ class AsyncAdam(Optimizer):
     Extra memory: two models ("shared") or 2 T ("private"), and 64 bytes per worker and parameter;
     with ``bias_correction="coordinate"`` 4 bytes more for each coordinate, T times if "private".
     One read of the gradient to check it, one pass over the touched coordinates to apply it. No
-    bytes are sent. ``docs/hogwild.md`` describes the data races.
+    bytes are sent. ``docs/methods/hogwild.md`` describes the data races.
 
     Args:
         params: parameters or groups of them, as for every torch optimizer.

@@ -74,8 +74,8 @@ class AdasumUpdate(ParameterExchange):
     the first exchange of "gather" and "gram" also three numbers to each other rank: kernels are
     used only if all have numba and the same processor, or Triton and the same kind of GPU. Extra
     memory: the anchor (float32 for 16-bit parameters: it holds what their rounding takes), the
-    update, and one model of rows ("gather": n); with 16 bits two models more. Passes over memory:
-    six.
+    update, and one model of rows ("gather": n); with 16 bits rows of half the size, and 1.5 models
+    more, with "gram" 1.5/n beside. Passes over memory: six.
 
     Source: Maleki et al. 2021, sections 3.3 to 3.5 and 4; weighted for any number of
     participants.

@@ -64,8 +64,8 @@ class StaleAverage(ParameterExchange):
     Bytes sent per exchange, by one rank of the node: 2 (P-1)/P of the model's (of half of it with
     16 bits), and the model inside the node. Extra memory: one model, float32 for 16-bit
     parameters, and for these a second one, of what their rounding takes from the node's model; with
-    16-bit messages 1.5 more, and one more with ``merge="exact"``. Passes over memory: one to start
-    a sum and two to merge it; three for a blocking average.
+    blocking phases of 16-bit messages 1.5 more, and one more with ``merge="exact"``. Passes over
+    memory: one to start a sum and two to merge it; three for a blocking average.
 
     Source: Coquelin et al. 2021, section 3 and eq. 1. There blocking averages cast parameters
     themselves to 16 bits, which rounds small updates away.
