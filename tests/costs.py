@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 import offbeat
 from held import storages
-from offbeat.plan.record import record
+from offbeat.plan.record import Recording, record
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 
@@ -20,23 +20,20 @@ PAGE = Path(__file__).parent.parent / "docs" / "methods" / "index.md"
 BLOCK = re.compile(r"(<!-- costs -->\n).*?(\n<!-- end -->)", re.DOTALL)
 WIDTHS = (8, 64)  # ranks, each on a node of its own
 LAYERS, ENTRIES = 10, 100_000
+SIZE = 4 * LAYERS * ENTRIES
 
 
-def sent(text: str, ranks: int) -> float:
-    """What rank 0 sends in a step, in models, over a whole period."""
-    algorithm = offbeat.algorithm(text)
-    period = max(_period(algorithm.gradients), _period(algorithm.parameters))
-    made = record(algorithm, _parameters(), [[rank] for rank in range(ranks)], 2 * period)
-    return sum(sum(step.values()) for step in made.sent[period:]) / period / _size()
+def sent(made: Recording) -> float:
+    """What rank 0 sends in a step, in models, over the second half of a recording."""
+    steps = made.sent[len(made.sent) // 2 :]
+    return sum(sum(step.values()) for step in steps) / len(steps) / SIZE
 
 
-def held(text: str, ranks: int) -> float:
+def held(algorithm: offbeat.Algorithm, made: Recording) -> float:
     """What the exchanges of a rank hold beside the model, in models."""
-    algorithm = offbeat.algorithm(text)
     if algorithm.parameters is None:
-        return _held_by_gradients(algorithm, ranks)
-    nodes = [[rank] for rank in range(ranks)]
-    return record(algorithm, _parameters(), nodes, 2).memory / _size()
+        return _held_by_gradients(algorithm)
+    return made.memory / SIZE
 
 
 def table(page: str) -> str:
@@ -50,26 +47,25 @@ def table(page: str) -> str:
 
 
 def _costs(text: str) -> list[float]:
-    return [*(sent(text, ranks) for ranks in WIDTHS), held(text, WIDTHS[0])]
+    algorithm = offbeat.algorithm(text)
+    made = [_record(algorithm, ranks) for ranks in WIDTHS]
+    return [*map(sent, made), held(algorithm, made[0])]
+
+
+def _record(algorithm: offbeat.Algorithm, ranks: int) -> Recording:
+    """Two periods of an algorithm."""
+    parameters = {f"{layer}": torch.empty(ENTRIES, device="meta") for layer in range(LAYERS)}
+    exchange = algorithm.parameters
+    period = exchange.cycle.start.every if hasattr(exchange, "cycle") else 1
+    period = getattr(exchange, "every", period)
+    return record(algorithm, parameters, [[rank] for rank in range(ranks)], 2 * period)
 
 
 def _figure(models: float) -> str:
     return f"{models:.3g}"
 
 
-def _period(exchange: object) -> int:
-    return int(getattr(exchange, "every", 0) or 4 * hasattr(exchange, "cycle") or 1)
-
-
-def _parameters() -> dict[str, torch.Tensor]:
-    return {f"{layer}": torch.empty(ENTRIES, device="meta") for layer in range(LAYERS)}
-
-
-def _size() -> int:
-    return 4 * LAYERS * ENTRIES
-
-
-def _held_by_gradients(algorithm: offbeat.Algorithm, ranks: int) -> float:
+def _held_by_gradients(algorithm: offbeat.Algorithm) -> float:
     """Measured: exchanges of gradients do not declare their buckets."""
     start = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(LAYERS)))
 
@@ -88,7 +84,7 @@ def _held_by_gradients(algorithm: offbeat.Algorithm, ranks: int) -> float:
         replica.detach()
         return sum(n for place, n in found.items() if place not in own) / (LAYERS * 40_000)
 
-    return ThreadWorld(ranks).run(worker)[0]
+    return ThreadWorld(WIDTHS[0]).run(worker)[0]
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import SGD
 
 import offbeat
+from held import storages
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
-from held import storages
 
 TEXTS = (
     "local_sgd(every=2)",

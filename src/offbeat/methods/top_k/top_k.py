@@ -87,12 +87,12 @@ class TopK(FeedbackExchange):
 
     Bytes sent per step: (P-1) * 8 k for float32, (P-1) * 6 k with ``wire``, and 4 for each
     parameter. Extra memory: three models (residuals twice, and what ``.grad`` becomes), 2 P density
-    models of messages, and two more with momentum; once several backwards exchange before a gradient is used, two more, and one
-    for momentum; one copy of the gradients while backward runs. Passes over memory: add, one
-    reading pass to choose (two without numba), zero, and the k entries of each rank; two more with
-    clip_norm. If any rank has a gradient that is not finite, all ranks' residuals stay as before
-    this backward and every ``.grad`` becomes NaN; the ranks of a node with a sharded model agree on
-    that in one message of 80 bytes.
+    models of messages, and two more with momentum; once several backwards exchange before a
+    gradient is used, two more, and one for momentum; one copy of the gradients while backward
+    runs. Passes over memory: add, one reading pass to choose (two without numba), zero, and the k
+    entries of each rank; two more with clip_norm. If any rank has a gradient that is not finite,
+    all ranks' residuals stay as before this backward and every ``.grad`` becomes NaN; the ranks of
+    a node with a sharded model agree on that in one message of 80 bytes.
 
     Source: Shi et al. 2020, Algorithm 1 and section 5; Lin et al. 2018, section 3.
     """
