@@ -63,7 +63,7 @@ test-gpu: setup  ## the tests that need a GPU, and those of its kernels, on the 
 	$(BIN)/python -m pytest -m gpu -rs --durations=10 tests/gpu
 	$(BIN)/python -m pytest -rs --durations=10 tests/kernels
 
-faults: setup  ## run the cases of docs/reliability.md and write its table (SEEDS="1 2 3")
+faults: setup  ## run the cases of docs/faults.md and write it (SEEDS="1 2 3")
 	$(BIN)/python tests/faults.py $(SEEDS)
 
 lint: setup  ## ruff: rules and formatting

@@ -1,7 +1,7 @@
-"""The faults that tests prove, and the table of them in docs/reliability.md.
+"""The faults that tests prove: their tables in docs/faults.md, counted in docs/reliability.md.
 
 A test names the row that it proves by ``@pytest.mark.fault(case, outcome)``; several tests may
-prove one row, and one test several. ``make faults`` runs all of them and writes the table.
+prove one row, and one test several. ``make faults`` runs all of them and writes both pages.
 """
 
 import argparse
@@ -15,10 +15,8 @@ import pytest
 from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "reliability.md"
-BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end -->)", re.DOTALL)
 
-# The headings of the table, with the tests whose rows belong there unless a mark names a group.
+# The headings of the tables, with the tests whose rows belong there unless a mark names a group.
 GROUPS = {
     "Lost ranks and connections": ("liveness/", "transport/", "replica/test_processes.py"),
     'Losses under `on_failure="continue"`': ("elastic/test_survivors.py",),
@@ -98,28 +96,40 @@ def collect() -> list[Row]:
     return sorted(collected.rows, key=lambda row: order.index(row.group))
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Return the rows as Markdown, one table a group."""
-    rows = list(rows)
-    real = sum(row.processes for row in rows)
-    lines = [f"{len(rows)} cases, {real} of them with real processes.", ""]
-    for group in GROUPS:
-        found = [row for row in rows if row.group == group]
-        if found:
-            lines += [f"### {group}", "", "| fault | what happens | tested with |", "|---|---|---|"]
-            lines += [f"| {row.case} | {row.outcome} | {_ranks(row)} |" for row in found] + [""]
-    return "\n".join(lines)
+def shown(rows: Iterable[Row]) -> dict[str, str]:
+    """Return what each page shows, by its name: all rows of each group, and their number."""
+    groups = {group: [row for row in rows if row.group == group] for group in GROUPS}
+    return {
+        "faults.md": "\n\n".join(_table(group, found) for group, found in groups.items()),
+        "reliability.md": _summary(groups),
+    }
+
+
+def _table(group: str, rows: list[Row]) -> str:
+    lines = [f"## {group}", "", "| fault | what happens | tested with |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {row.case} | {row.outcome} | {_ranks(row)} |" for row in rows])
 
 
 def _ranks(row: Row) -> str:
     return "processes" if row.processes else "threads"
 
 
+def _summary(groups: dict[str, list[Row]]) -> str:
+    counts = [
+        (group, len(rows), sum(row.processes for row in rows)) for group, rows in groups.items()
+    ]
+    counts.append(("all", sum(all_ for _, all_, _ in counts), sum(real for *_, real in counts)))
+    lines = ["| faults | cases | with real processes |", "|---|---|---|"]
+    return "\n".join(lines + ["| {} | {} | {} |".format(*each) for each in counts])
+
+
 def write(rows: Iterable[Row]) -> None:
-    """Write the table into the page."""
-    text = PAGE.read_text("utf-8")
-    new = BLOCK.sub(lambda found: f"{found[1]}\n{table(rows)}\n{found[2]}", text)
-    PAGE.write_text(new, encoding="utf-8")
+    """Write the tables into the pages."""
+    for name, tables in shown(rows).items():
+        page = ROOT / "docs" / name
+        before, begin, after = page.read_text("utf-8").partition("<!-- faults -->\n")
+        _, end, rest = after.partition("<!-- end -->")
+        page.write_text(f"{before}{begin}\n{tables}\n\n{end}{rest}", encoding="utf-8")
 
 
 @dataclass
@@ -164,10 +174,10 @@ def run(seed: int, console: Console) -> Results:
 
 
 def main() -> None:
-    """Collect, run for every seed, print a summary, and write the table if nothing failed."""
-    parser = argparse.ArgumentParser(description="Run the tests that prove docs/reliability.md.")
+    """Collect, run for every seed, print a summary, and write the pages if nothing failed."""
+    parser = argparse.ArgumentParser(description="Run the tests that prove docs/faults.md.")
     parser.add_argument("seeds", nargs="*", type=int, default=[0], help="one run for each")
-    parser.add_argument("--only-table", action="store_true", help="write the table, run nothing")
+    parser.add_argument("--only-table", action="store_true", help="write the pages, run nothing")
     arguments = parser.parse_args()
     rows, console = collect(), Console()
     if not arguments.only_table:
@@ -180,7 +190,7 @@ def main() -> None:
         if any(results.failed or results.hung for results in runs.values()):
             sys.exit(1)
     write(rows)
-    console.print(f"wrote the table of {PAGE.relative_to(ROOT)}")
+    console.print("wrote the tables of docs/faults.md and docs/reliability.md")
 
 
 if __name__ == "__main__":

@@ -200,20 +200,26 @@ def test_the_messages_that_the_page_explains_exist() -> None:
             assert any(part in text for text in said), f"{title}: {part!r} is nowhere in the source"
 
 
-def test_the_page_on_reliability_shows_what_the_tests_prove() -> None:
+def test_the_pages_on_faults_show_what_the_tests_prove() -> None:
     """Collected apart: of this run only a part may be selected."""
     done = subprocess.run(
-        [sys.executable, "-c", "import faults; print(faults.table(faults.collect()))"],
+        [
+            sys.executable,
+            "-c",
+            "import faults, json; print(json.dumps(faults.shown(faults.collect())))",
+        ],
         cwd=ROOT / "tests",
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
-    *_, shown = page.split("<!-- faults -->")
-    fix = "run: python tests/faults.py --only-table"
-    assert shown.split("<!-- end -->")[0].strip() == done.stdout.strip(), fix
-    assert shown.count("threads |\n") + shown.count("processes |\n") >= 60
+    proved = json.loads(done.stdout.splitlines()[-1])
+    for name, tables in proved.items():
+        _, after = (ROOT / "docs" / name).read_text("utf-8").split("<!-- faults -->\n")
+        fix = "run: python tests/faults.py --only-table"
+        assert after.split("<!-- end -->")[0].strip() == tables, fix
+    rows = proved["faults.md"]
+    assert rows.count("threads |\n") + rows.count("processes |\n") >= 60
 
 
 def test_the_page_on_telemetry_shows_what_stats_returns() -> None:
@@ -350,14 +356,34 @@ def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
     assert halved == pytest.approx(round(halved), abs=1e-9)
 
 
+def without(mark: str, diff: str) -> str:
+    """One side of a diff: the lines but those with ``mark``, their first column removed."""
+    return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(mark))
+
+
 @pytest.mark.processes
-def test_the_readme_example_learns(tmp_path: Path) -> None:
+def test_both_sides_of_the_diff_in_the_readme_learn(tmp_path: Path) -> None:
+    (diff,) = blocks(ROOT / "README.md", "diff")
+    plain: dict[str, Any] = {}
+    exec(without("+", diff), plain)
     path = tmp_path / "train.py"
-    path.write_text(script("README.md", "train.py"))
-    losses = [float(number) for number in re.findall(r"loss ([\d.]+)", torchrun(2, path))]
-    assert len(losses) == 3
-    assert losses[-1] < 0.01  # the loss of the untrained model is about 0.1
-    assert (tmp_path / "model.pt").exists()
+    ends = "\nreplica.finish()\nprint(f'loss {loss.item()}')\nreplica.detach()\n"
+    path.write_text(without("-", diff) + ends)
+    losses = [float(number) for number in re.findall(r"loss ([\d.e-]+)", torchrun(2, path))]
+    assert len(losses) == 2
+    assert max(*losses, plain["loss"].item()) < 0.01  # that of the untrained model is about 0.1
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    """Columns: method, step, bytes, and the losses."""
+    path = ROOT / "bench" / "results" / "outer" / "methods.json"
+    found = [(row[0], row[1], row[3], *row[5:]) for row in json.loads(path.read_text())["rows"]]
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| `(.*)` \| (.* s) \| (.*) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    assert len(rows) == 5
+    assert set(rows) <= set(found)
 
 
 @pytest.mark.processes
