@@ -30,6 +30,7 @@ from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient, loss
 from ranks import torchrun, torchrun_forked
+from reference.int8 import int8
 from test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parent.parent
@@ -295,8 +296,11 @@ def test_the_listings_follow_their_references(listing: str, size: int) -> None:
     for block in blocks(ROOT / "CONTRIBUTING.md", "python"):
         exec(compile(block, "CONTRIBUTING.md", "exec"), shown)
     algorithm, reference = {
-        "Neighbours": lambda: (offbeat.Algorithm(parameters=shown["Neighbours"]()), "neighbours"),
-        "Int8": lambda: (offbeat.Algorithm(Compressed(compressor=shown["Int8"])), "int8"),
+        "Neighbours": lambda: (
+            offbeat.Algorithm(parameters=shown["Neighbours"]()),
+            shown["neighbours"],
+        ),
+        "Int8": lambda: (offbeat.Algorithm(Compressed(compressor=shown["Int8"])), int8),
     }[listing]()
     runs = simulate(
         algorithm,
@@ -308,7 +312,7 @@ def test_the_listings_follow_their_references(listing: str, size: int) -> None:
     )
     ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
     nodes = tuple((rank,) for rank in range(size))
-    theirs = shown[reference](START, gradient, nodes=nodes, steps=12, lr=0.1, momentum=0.9)
+    theirs = reference(START, gradient, nodes=nodes, steps=12, lr=0.1, momentum=0.9)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
