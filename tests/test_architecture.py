@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 # A room imports only from rooms on lower floors.
 FLOORS = {
     0: ("settings", "platform", "extras", "version"),
-    1: ("functional", "topology", "liveness", "lab"),
-    2: ("kernels", "transport"),
+    1: ("functional", "topology", "liveness", "kit"),
+    2: ("kernels", "transport", "lab"),
     3: ("exchange", "telemetry"),
     4: ("methods", "attach"),
     5: ("recipes", "elastic"),

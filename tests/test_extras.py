@@ -14,7 +14,10 @@ MISSING = {  # what is not installed: an action that needs it, and its extra
     "numba": ("import offbeat.hogwild", "hogwild"),
     "sklearn": ("from offbeat.hogwild import AsyncAdamClassifier", "hogwild"),
     "tensorboard": ("import offbeat; offbeat.TensorBoard('.')", "tensorboard"),
-    "jinja2": ("from offbeat.plan.report.report import compile_template as c; c('')", "report"),
+    "jinja2": (
+        "from offbeat.kit.page import load_template as c; c('offbeat')",
+        "report",
+    ),
 }
 SCRIPT = """
 import json, sys

@@ -16,7 +16,7 @@ from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.console import console
 from bench.harness.report import report
-from offbeat.lab.network import parse_rate
+from offbeat.kit.quantity import parse_rate
 from offbeat.plan import Fabric, Prediction, Stragglers, predict, read_profile
 
 BENCH = Bench(

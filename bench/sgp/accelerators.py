@@ -15,8 +15,8 @@ from bench.harness.console import console
 from bench.harness.pause import Paused
 from bench.harness.report import report
 from bench.harness.step_times import StepTime, Timed, step_times
+from offbeat.kit.quantity import parse_rate
 from offbeat.lab.check import PAYLOAD
-from offbeat.lab.network import parse_rate
 
 FP32, BF16, ALONE = "sgp(overlap=1)", 'with wire="bf16"', "compute only"
 METHODS = {

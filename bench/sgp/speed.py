@@ -14,7 +14,7 @@ from bench.harness.comparison import compare, figures, seconds
 from bench.harness.files import EXAMPLES
 from bench.harness.report import report
 from offbeat.compare import Comparison, Experiment, parse_methods
-from offbeat.compare.quantity import size
+from offbeat.kit.quantity import size
 
 SCRIPT = EXAMPLES / "char_gpt.py"
 FP32, BF16 = "sgp(overlap=1)", "sgp(overlap=1,wire='bf16')"

@@ -15,7 +15,7 @@ from bench.harness.files import EXAMPLES
 from bench.harness.report import report
 from bench.harness.table import Row
 from offbeat.compare import Comparison, Experiment, parse_methods
-from offbeat.compare.quantity import size
+from offbeat.kit.quantity import size
 
 NODES, RANKS = 2, 2
 FLAT, LOCAL = "sgp", "sgp(within='local')"

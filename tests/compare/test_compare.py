@@ -17,12 +17,13 @@ from typer.testing import CliRunner, Result
 import offbeat
 from offbeat.cli import app
 from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
-from offbeat.compare.command import _interruptible
+from offbeat.compare.command import _interrupt
 from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import LossCurve, measure_run
 from offbeat.compare.report.timeline import representative_steps
 from offbeat.compare.result import Setup, Spread
 from offbeat.compare.run import open_runner
+from offbeat.kit.terminal import terminable
 from offbeat.lab import Lab, Loopback, Unavailable
 from offbeat.lab.check import PAYLOAD
 from offbeat.telemetry.recording import Recording, read_run
@@ -598,7 +599,7 @@ def test_an_unknown_option_leads_to_env_only(said: str, hinted: bool, tmp_path: 
 
 def test_termination_interrupts_like_ctrl_c() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), _interruptible():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), terminable(_interrupt):  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
     assert signal.getsignal(signal.SIGTERM) == before

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from browser import OVERLAPPING_LABELS, PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
 from offbeat.cli import app
 from offbeat.compare import Experiment, Run, parse_methods, summarize, write_report
-from offbeat.compare.report.report import load_template
+from offbeat.compare.report.page import ROOM
 from offbeat.compare.report.timeline import timelines
 from offbeat.compare.result import Setup
+from offbeat.kit.page import load_template
 
 ALGORITHMS = "ddp,local_sgd(every=8),local_sgd(every=4),sgp,sgp('ring')"
 
@@ -134,7 +135,7 @@ def test_without_jinja2_the_fix_is_named_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'offbeat[report]'")):
-        load_template()
+        load_template(ROOM)
     (tmp_path / "train.py").touch()
     words = ["compare", str(tmp_path / "train.py"), "--algorithms", "ddp"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])

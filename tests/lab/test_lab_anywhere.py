@@ -12,11 +12,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from offbeat.cli import app
+from offbeat.kit.quantity import parse_rate
 from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, iproute
 from offbeat.lab.check import LinkMeasurements, measure_links
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.command import line_printer
-from offbeat.lab.network import Network, parse_rate
+from offbeat.lab.network import Network
 
 Lines = list[tuple[int | None, str]]
 

@@ -12,7 +12,7 @@ from offbeat.compare import parse_methods
 from offbeat.plan import Speeds, Stragglers
 from offbeat.plan.options import DEFAULT
 from offbeat.plan.question import Question, make_plan, win_map
-from offbeat.plan.report.report import write_report
+from offbeat.plan.report.page import write_report
 from offbeat.plan.result import Setup
 
 

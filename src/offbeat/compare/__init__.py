@@ -6,7 +6,7 @@ report. The command line is ``offbeat compare``.
 """
 
 from offbeat.compare.experiment import Experiment, Method, parse_methods
-from offbeat.compare.report.report import write_report
+from offbeat.compare.report.page import write_report
 from offbeat.compare.report.table import table
 from offbeat.compare.result import Comparison, Result, Spread
 from offbeat.compare.run import Run, open_runner, run_experiment

@@ -2,19 +2,20 @@
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 
 from offbeat.compare import options
 from offbeat.compare.experiment import Experiment, parse_methods
-from offbeat.compare.report.report import load_template
+from offbeat.compare.report.page import ROOM
 from offbeat.compare.run import open_runner
 from offbeat.compare.session import Session
+from offbeat.kit.page import load_template
+from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import Runner
 
 EPILOG = """
@@ -63,25 +64,18 @@ def compare(
     Exit codes: 0 on success, 1 if a run failed, 2 for invalid options, 130 after Ctrl-C. With 1
     and 130, the results so far are still reported.
     """
-    code = 0
-    try:
+    with exit_codes("interrupted"):
         methods, against = parse_methods(algorithms, baseline, compute_only)
         experiment = Experiment(
             script, methods, against, tuple(arguments or ()), steps, rounds, target_loss, env_only
         )
-        if report:
-            load_template()  # a missing jinja2 is reported before the runs, not after them
+        if report:  # a missing jinja2 is reported before the runs, not after them
+            _require_template()
         count, per_node = options.layout(nodes, procs_per_node)
         runner = open_runner(count, per_node, rate)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
         session = Session(experiment, folder, Console(stderr=True))
         code = _run_session(session, runner)
-    except ModuleNotFoundError as missing:
-        typer.echo(f"{missing}, or skip the report by --no-report", err=True)
-        raise typer.Exit(2) from None
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     if comparison := session.write(report):
         if as_json:
             typer.echo(comparison.to_json())
@@ -90,12 +84,19 @@ def compare(
     raise typer.Exit(code)
 
 
+def _require_template() -> None:
+    try:
+        load_template(ROOM)
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"{missing}, or skip the report by --no-report") from None
+
+
 def _run_session(
     session: Session, opened: AbstractContextManager[tuple[Runner, str | None]]
 ) -> int:
     """Run all methods and return the exit code."""
     try:
-        with _interruptible(), opened as (runner, unshaped):
+        with terminable(_interrupt), opened as (runner, unshaped):
             session.run(runner, unshaped)
     except KeyboardInterrupt:
         session.console.print("interrupted; all ranks have been terminated")
@@ -103,17 +104,6 @@ def _run_session(
     return 1 if any(run.failure for run in session.runs) else 0
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
+def _interrupt(number: int) -> NoReturn:
     """Treat SIGTERM and SIGHUP like Ctrl-C: terminate the ranks and write the results so far."""
-    kinds = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, _interrupt) for number in kinds]
-    try:
-        yield
-    finally:
-        for number, handler in zip(kinds, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -11,13 +11,14 @@ import torch
 from rich.console import Console
 
 from offbeat.compare.experiment import Experiment
-from offbeat.compare.progress import open_view
-from offbeat.compare.report.report import write_report
+from offbeat.compare.progress import ProgressView
+from offbeat.compare.report.page import write_report
 from offbeat.compare.report.table import table
 from offbeat.compare.report.timeline import timelines
 from offbeat.compare.result import Comparison, Setup
 from offbeat.compare.run import Run, run_experiment
 from offbeat.compare.summary import summarize
+from offbeat.kit.terminal import print_line, standard_output
 from offbeat.lab import Runner
 
 RECORDINGS, JSON, REPORT = "recordings", "compare.json", "report.html"
@@ -46,8 +47,8 @@ class Session:
         self._make_folder()
         self.setup = _describe_setup(self.experiment, runner, unshaped)
         if unshaped is not None:
-            self.console.print(unshaped, markup=False, highlight=False, soft_wrap=True)
-        with open_view(self.experiment, self.console).shown() as view:
+            print_line(self.console, unshaped)
+        with ProgressView(self.experiment, self.console).shown() as view:
             run_experiment(self.experiment, runner, self.folder / RECORDINGS, self.runs, view)
 
     def write(self, report: bool) -> Comparison | None:
@@ -66,13 +67,11 @@ class Session:
 
     def show(self, comparison: Comparison) -> None:
         """Print the table and the paths of the files to standard output."""
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=500)  # a file has no width at which a table must fold
+        console = standard_output(500)
         console.print(table(comparison, console.width))
         for name in (JSON, REPORT):
             if (path := self.folder / name).exists():
-                console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+                print_line(console, str(path))
 
     def _make_folder(self) -> None:
         try:

@@ -1,16 +1,14 @@
 """The command line: ``offbeat lab``."""
 
-import contextlib
 import io
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 
 import typer
 from rich.console import Console
 
+from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import options
 from offbeat.lab.check import measure_links, require_two_nodes
 from offbeat.lab.emulated import Lab
@@ -64,13 +62,18 @@ def lab(
     invalid options, or if networks cannot be emulated on this machine.
     """
     code = 0
-    try:
-        faults = _parse_faults(straggler, cut, kill)
+    with exit_codes("interrupted; all ranks have been terminated"):
+        given: list[tuple[Callable[[str], Fault], list[str] | None]] = [
+            (Straggler.parse, straggler),
+            (Cut.parse, cut),
+            (Kill.parse, kill),
+        ]
+        faults = [parse(text) for parse, texts in given for text in texts or ()]
         runner = Lab(*options.layout(nodes, procs_per_node), rate)
         # The program passes the function: a lab knows no recipes.
         env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)
         _validate_options(runner, command or [], env, faults, check, as_json)
-        with _exit_on_signals(), runner:
+        with terminable(lambda number: sys.exit(128 + number)), runner:
             if check:
                 _print_measurements(runner, as_json)
             else:
@@ -82,12 +85,6 @@ def lab(
                     log_dir=log_dir,
                     on_line=line_printer(),
                 )
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        code = 2
-    except KeyboardInterrupt:
-        typer.echo("interrupted; all ranks have been terminated", err=True)
-        code = 128 + signal.SIGINT
     raise typer.Exit(code)
 
 
@@ -107,35 +104,6 @@ def line_printer() -> OnLine:
         typer.echo(f"{prefix} {line}")
 
     return print_line
-
-
-@contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that context managers clean up."""
-
-    def exit_with(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # nohup
-            signal.signal(number, exit_with)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _parse_faults(
-    straggler: list[str] | None, cut: list[str] | None, kill: list[str] | None
-) -> list[Fault]:
-    kinds: list[tuple[Callable[[str], Fault], list[str] | None]] = [
-        (Straggler.parse, straggler),
-        (Cut.parse, cut),
-        (Kill.parse, kill),
-    ]
-    return [parse(text) for parse, texts in kinds for text in texts or ()]
 
 
 def _validate_options(
@@ -160,14 +128,8 @@ def _validate_options(
 
 
 def _print_measurements(runner: Lab, as_json: bool) -> None:
-    try:
-        with Console(stderr=True).status(
-            "measuring the links, a few seconds"
-        ):  # shown on terminals only
-            figures = measure_links(runner)
-    except RuntimeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    with Console(stderr=True).status("measuring the links, a few seconds"):  # on terminals only
+        figures = measure_links(runner)
     if as_json:
         typer.echo(figures.to_json())
     else:

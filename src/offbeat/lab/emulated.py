@@ -1,15 +1,15 @@
 """Runs on emulated nodes, in network namespaces."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, final
 
 from torch.distributed import TCPStore
 
+from offbeat.kit.quantity import parse_rate
 from offbeat.lab import iproute, leftovers, network
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.launch import Entry
-from offbeat.lab.network import MAX_RATE, Network, parse_rate
+from offbeat.lab.network import MAX_RATE, Network
 from offbeat.lab.runner import Runner, host_store
 
 
@@ -43,7 +43,7 @@ class Lab(Runner):
     def __enter__(self) -> Self:
         """Remove leftovers of earlier labs, and create the network."""
         iproute.require()
-        leftovers.remove()
+        super().__enter__()
         try:
             self._network.build()
         except BaseException:
@@ -51,12 +51,7 @@ class Lab(Runner):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the network."""
         network.remove(self._network.namespaces)
 

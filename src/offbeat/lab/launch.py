@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple, Self, final
+from typing import NamedTuple, final
 
 from offbeat.lab import enter, leftovers
 from offbeat.lab.output import Output
 
-POLL = 0.02  # seconds between two polls of all ranks
+POLL_SECONDS = 0.02  # between two polls of all ranks
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -72,7 +72,7 @@ class RankProcess:
 
 @final
 @dataclass
-class RankProcesses:
+class RankProcesses(AbstractContextManager["RankProcesses"]):
     """The processes of all ranks of one run; leaving the context terminates them.
 
     Processes that ranks have started are terminated too. ``key`` marks the processes of this lab,
@@ -122,7 +122,7 @@ class RankProcesses:
                 self.output.log(f"rank {rank.number} failed: {_reason(rank.code or 0)}{ending}")
                 if not keep_going:
                     return failed
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return failed
 
     def kill(self, number: int) -> None:
@@ -141,7 +141,7 @@ class RankProcesses:
             if rank.node == node:
                 rank.signal(number)
 
-    def terminate(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send SIGTERM, after the grace period SIGKILL, also to what the ranks have started."""
         try:
             deadline = time.monotonic() + GRACE
@@ -149,7 +149,7 @@ class RankProcesses:
                 if rank.code is None:
                     rank.signal(signal.SIGTERM)
             while time.monotonic() < deadline and self._running():
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         finally:  # also when a second Ctrl-C interrupts the grace period
             for rank in self.ranks:
                 rank.signal(signal.SIGKILL)
@@ -162,19 +162,6 @@ class RankProcesses:
         for rank in self.ranks:
             rank.poll()
         return any(rank.code is None for rank in self.ranks)
-
-    def __enter__(self) -> Self:
-        """Return self."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Terminate all processes."""
-        self.terminate()
 
 
 def _reason(code: int) -> str:

@@ -12,7 +12,6 @@ links of the nodes, as with a store on another machine.
 """
 
 import contextlib
-import re
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ FOLDER = Path("/run/netns")  # where iproute2 keeps named namespaces
 INTERFACE = "eth0"  # every node's, in its own namespace
 _NETWORK = IPv4Address("10.98.0.0")
 HUB = str(_NETWORK + 254)  # where all nodes reach the hub
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 # The kernel passes segments of up to 64 kB, many packets in one, to the token bucket. A bucket
 # smaller than a segment does not reach its rate; after a pause, one of this size lets 128 KiB pass
 # above the rate.
@@ -45,22 +43,6 @@ MAX_RATE = 600  # gbit: tc holds the bytes of that queue in 32 bits
 # 250 Mbit/s; it takes 0.45 s under cubic, and 0.44 s is the lower bound.
 _CONGESTION = "cubic"
 _KNOWN = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-
-
-def parse_rate(text: str, most: int = 10**6) -> int:
-    """Parse a rate such as "250mbit" or "1.5gbit", of at most ``most`` gbit, into bits per second.
-
-    >>> parse_rate("250mbit")
-    250000000
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip().lower())
-    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 1e3 <= rate <= most * 1e9:
-        raise ValueError(
-            f"rate: got {text!r}, expected a number with kbit, mbit or gbit, from 1kbit "
-            f"to {most}gbit; for example 250mbit"
-        )
-    return round(rate)
 
 
 @final

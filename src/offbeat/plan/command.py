@@ -1,21 +1,22 @@
 """The command line: ``offbeat plan``."""
 
-import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from offbeat.compare.report.report import load_template
-from offbeat.lab.network import parse_rate
+from offbeat.kit.page import load_template
+from offbeat.kit.quantity import parse_rate
+from offbeat.kit.terminal import exit_codes, print_line, standard_output
 from offbeat.plan import options
 from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric, parse_latency
 from offbeat.plan.measure import measure_profile
 from offbeat.plan.profile import Profile
 from offbeat.plan.question import Question, make_plan, win_map
-from offbeat.plan.report.report import write_report
+from offbeat.plan.report.page import ROOM, write_report
 from offbeat.plan.report.table import details, overview
 from offbeat.plan.result import Plan, Setup
 
@@ -67,13 +68,12 @@ def plan(
     Exit codes: 0 on success, 1 if the script failed, 2 for invalid options, 130 after Ctrl-C.
     """
     console = Console(stderr=True)
-    try:
+    with exit_codes("interrupted"):
         if report is not None:
-            load_template()  # a missing jinja2 is reported before the work, not after it
+            load_template(ROOM)  # a missing jinja2 is reported before the work, not after it
         counts = options.parse_nodes(nodes)
         methods, against = options.methods_for(algorithms, baseline, ranks_per_node)
-        links = (parse_rate(rate), parse_latency(latency), parse_rate(inside), not half_duplex)
-        fabrics = [_fabric(count, ranks_per_node, *links) for count in counts]
+        fabrics = _fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
         shown = options.choose_at(at, counts)
         stretch, factor = options.parse_late(late), options.positive(device_factor, "device factor")
         given = script, tuple(arguments or ()), steps, env_only
@@ -82,28 +82,30 @@ def plan(
         name = (script or profile or Path("profile")).name
         found = alone.on_device(factor)
         setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), factor)
-        question = Question(setup, methods, against, found, tuple(fabrics), stragglers)
+        question = Question(setup, methods, against, found, fabrics, stragglers)
         made = _predict(question, shown, console)
         if report is not None:
             with console.status("drawing the map of nodes and rates"):
                 write_report(made, win_map(question), report)
-    except (ValueError, ModuleNotFoundError, RuntimeError) as error:  # of options, of the script
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1 if isinstance(error, RuntimeError) else 2) from None
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        raise typer.Exit(128 + signal.SIGINT) from None
-    _show(made, as_json, report)
+    if as_json:
+        typer.echo(made.to_json())
+        return
+    output = standard_output(200)
+    output.print(overview(made))
+    output.print(details(made))
+    if report is not None:
+        print_line(output, str(report))
 
 
-def _fabric(nodes: int, each: int, rate: int, latency: float, inside: int, full: bool) -> Fabric:
-    return Fabric(
-        nodes=nodes,
-        ranks_per_node=each,
-        rate=float(rate),
-        latency=latency,
-        inside_rate=float(inside),
-        full_duplex=full,
+def _fabrics(
+    counts: Sequence[int], each: int, texts: tuple[str, str, str], full_duplex: bool
+) -> tuple[Fabric, ...]:
+    """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
+    rate, latency, inside = parse_rate(texts[0]), parse_latency(texts[1]), parse_rate(texts[2])
+    shared = {"rate": float(rate), "latency": latency, "inside_rate": float(inside)}
+    return tuple(
+        Fabric(nodes=nodes, ranks_per_node=each, full_duplex=full_duplex, **shared)
+        for nodes in counts
     )
 
 
@@ -123,8 +125,7 @@ def _profile(
         )
     if path is not None and path.exists():
         if script is not None:
-            said = f"profile: read from {path}, the script was not run"
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"profile: read from {path}, the script was not run")
         return read_profile(path)
     if script is None:
         missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
@@ -135,7 +136,7 @@ def _profile(
     found = measure_profile(script, arguments, steps, env_only, console)
     if path is not None:
         found.write(path)
-        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"written: {path}")
     return found
 
 
@@ -145,16 +146,3 @@ def _predict(question: Question, at: int, console: Console) -> Plan:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("predicting", total=total)
         return make_plan(question, at, lambda: progress.advance(task))
-
-
-def _show(made: Plan, as_json: bool, report: Path | None) -> None:
-    if as_json:
-        typer.echo(made.to_json())
-        return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # a file has no width at which a table must fold
-    console.print(overview(made))
-    console.print(details(made))
-    if report is not None:
-        console.print(str(report), markup=False, highlight=False, soft_wrap=True)

@@ -1,17 +1,17 @@
 """The network of a plan: links of nodes, and the time that messages take on them."""
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, final
 
 import numpy as np
 
+from offbeat.kit import quantity
 from offbeat.lab.check import PAYLOAD
 from offbeat.settings import above, at_least, check_settings
 from offbeat.transport.world import Axis
 
 MOST = 2**17  # ranks: all recipes then take 4 GB and minutes
-_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
+_UNITS = {"ns": -9, "us": -6, "ms": -3, "s": 0}
 
 
 def parse_latency(text: str) -> float:
@@ -20,12 +20,8 @@ def parse_latency(text: str) -> float:
     >>> parse_latency("100us")
     0.0001
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text.strip().lower())
-    if match is None:
-        raise ValueError(
-            f"latency: got {text!r}, expected a number with ns, us, ms or s; for example 100us"
-        )
-    return float(match[1]) / _PER_SECOND[match[2]]
+    expected = "a number with ns, us, ms or s; for example 100us"
+    return quantity.parse(text, "latency", _UNITS, expected)
 
 
 @final

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from offbeat.compare import Experiment, Method, Run, open_runner, run_experiment
 from offbeat.compare.measure import warm_up
-from offbeat.compare.progress import open_view
+from offbeat.compare.progress import ProgressView
 from offbeat.plan.profile import Parameter, Profile
 from offbeat.plan.speeds import Speeds
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
@@ -39,7 +39,7 @@ def measure_profile(
     )
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as folder, open_runner(1, 1, None) as (runner, _):
-        with open_view(experiment, console).shown() as view:
+        with ProgressView(experiment, console).shown() as view:
             run_experiment(experiment, runner, Path(folder), runs, view)
         run = runs[0]
         if run.failure:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from offbeat.compare import quantity
+from offbeat.kit import quantity
 from offbeat.plan.result import Row, Setup
 
 CLOSE = 1.1  # times the fastest step: methods within that are taken as equally fast

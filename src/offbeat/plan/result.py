@@ -38,20 +38,15 @@ class Setup:
         device_factor: float,
     ) -> "Setup":
         """Describe a profile and a network; ``stragglers`` are jitter and late steps as text."""
+        links = ("ranks_per_node", "rate", "latency", "inside_rate", "full_duplex")
+        alone = ("numel", "nbytes", "compute", "memory")
         return cls(
             profile=name,
-            numel=profile.numel,
-            nbytes=profile.nbytes,
-            compute=profile.compute,
-            memory=profile.memory,
-            ranks_per_node=fabric.ranks_per_node,
-            rate=fabric.rate,
-            latency=fabric.latency,
-            inside_rate=fabric.inside_rate,
-            full_duplex=fabric.full_duplex,
             jitter=stragglers[0],
             late=stragglers[1],
             device_factor=device_factor,
+            **{field: getattr(profile, field) for field in alone},
+            **{field: getattr(fabric, field) for field in links},
         )
 
 

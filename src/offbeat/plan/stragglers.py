@@ -1,12 +1,13 @@
 """How much longer than usual each rank computes in each step."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from offbeat.kit import quantity
 
 Array = NDArray[np.float64]
 
@@ -64,7 +65,8 @@ def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, Any]:
                 "deviation, for example 5%"
             )
         return {"measured": measured}
-    return {"jitter": _percent(text, "jitter", "'measured' or a percentage, for example 5%")}
+    expected = "'measured' or a percentage, for example 5%"
+    return {"jitter": quantity.parse(text, "jitter", {"%": -2}, expected)}
 
 
 def parse_late(text: str | None) -> dict[str, float]:
@@ -78,16 +80,9 @@ def parse_late(text: str | None) -> dict[str, float]:
     if text is None:
         return {}
     expected = "a percentage and a factor, for example 1%:3x"
-    share, _, factor = text.partition(":")
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", factor.strip().lower())
-    late = _percent(share, "late", expected)
-    if match is None or late > 1 or float(match[1]) < 1:
-        raise ValueError(f"late: got {text!r}, expected {expected}")
-    return {"late_share": late, "late_factor": float(match[1])}
-
-
-def _percent(text: str, name: str, expected: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
-    if match is None:
-        raise ValueError(f"{name}: got {text!r}, expected {expected}")
-    return float(match[1]) / 100
+    try:
+        share, factor = text.split(":")
+        late = quantity.parse(share, "late", {"%": -2}, expected, most=1)
+        return {"late_share": late, "late_factor": quantity.parse(factor, "late", {"x": 0}, "", 1)}
+    except ValueError:
+        raise ValueError(f"late: got {text!r}, expected {expected}") from None

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from offbeat.compare import quantity
 from offbeat.compare.result import Comparison, Result, Spread
+from offbeat.kit import quantity
 
 DASH = "–"
 

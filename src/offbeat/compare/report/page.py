@@ -1,27 +1,22 @@
-"""The contents of the report, as plain data for its template."""
+"""The HTML report: one self-contained file, with a light and a dark colour scheme."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from pathlib import Path
+from typing import NamedTuple
 
-from offbeat.compare import quantity
-from offbeat.compare.curves import Point
-from offbeat.compare.report.chart import LineChart, Series, Tick, line_chart, ticks
+from offbeat.compare.report.column import columns
+from offbeat.compare.report.losses import loss_chart
+from offbeat.compare.report.table import title
 from offbeat.compare.report.timeline import Timeline
 from offbeat.compare.result import Comparison, Result, Spread
+from offbeat.kit import quantity
+from offbeat.kit.chart import Tick, ticks
+from offbeat.kit.page import Tile, render
 
+ROOM = "offbeat.compare.report"
 COLOURS = 8  # defined by the style sheet
-
-
-class Tile(NamedTuple):
-    """A headline figure: the best method by one quantity."""
-
-    title: str
-    value: str
-    name: str
-    colour: str
-    detail: str
+Values = Callable[[Result], Spread | None]
+Text = Callable[[float], str]
 
 
 class BarRow(NamedTuple):
@@ -44,9 +39,7 @@ class BarPanel(NamedTuple):
     rows: list[BarRow]
 
 
-@final
-@dataclass(frozen=True)
-class TimelineChart:
+class TimelineChart(NamedTuple):
     """All timelines on a common axis of ``seconds``, the time of the longest step."""
 
     timelines: Sequence[Timeline]
@@ -54,7 +47,26 @@ class TimelineChart:
     ticks: list[Tick]
 
 
-def colours(comparison: Comparison) -> dict[str, str]:
+def write_report(comparison: Comparison, timelines: Sequence[Timeline], path: Path) -> None:
+    """Render the report to ``path``."""
+    names = _colours(comparison)
+    contents = {
+        "title": title(comparison),
+        "comparison": comparison,
+        "results": comparison.results,
+        "colours": names,
+        "facts": _facts(comparison),
+        "tiles": _tiles(comparison),
+        "columns": columns(comparison),
+        "bar_panels": _bar_panels(comparison),
+        "over_time": loss_chart(comparison, names, lambda point: point.seconds, "seconds"),
+        "over_steps": loss_chart(comparison, names, lambda point: point.step, "steps"),
+        "timeline_chart": _timeline_chart(timelines),
+    }
+    render(ROOM, path, contents)
+
+
+def _colours(comparison: Comparison) -> dict[str, str]:
     """Return the CSS class of every method's colour; methods without communication share one."""
     names: dict[str, str] = {}
     for result in comparison.results:
@@ -63,7 +75,7 @@ def colours(comparison: Comparison) -> dict[str, str]:
     return names
 
 
-def facts(comparison: Comparison) -> list[tuple[str, str]]:
+def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     """Return the conditions of the comparison as pairs of name and value."""
     setup = comparison.setup
     per_node = sorted(set(setup.ranks_per_node))
@@ -80,111 +92,71 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
     return found + ([("arguments", " ".join(setup.arguments))] if setup.arguments else [])
 
 
-def tiles(comparison: Comparison) -> list[Tile]:
+def _tiles(comparison: Comparison) -> list[Tile]:
     """Return the methods with the fastest step, the shortest time to loss and the fewest bytes."""
-    baseline = next((r for r in comparison.results if r.is_baseline), None)
     target = comparison.target_loss
     loss = "" if target is None else quantity.loss(target)
-    kinds: list[tuple[str, Callable[[Result], Spread | None], Callable[[float], str]]] = [
+    kinds: list[tuple[str, Values, Text]] = [
         ("Fastest step", lambda r: r.seconds_per_step, quantity.seconds),
         (f"Shortest time to loss {loss}", lambda r: r.seconds_to_target, quantity.seconds),
         ("Fewest bytes sent", lambda r: r.bytes_per_step, quantity.size),
     ]
-    made = [_tile(comparison, baseline, *kind) for kind in kinds]
-    return [tile for tile in made if tile is not None]
+    made = []
+    for heading, values, text in kinds:
+        found = [(s.median, r) for r in comparison.results if not r.is_floor and (s := values(r))]
+        if len(found) < 2:
+            continue
+        value, best = min(found, key=lambda pair: pair[0])
+        base = next((values(r) for r in comparison.results if r.is_baseline), None)
+        detail = "the baseline itself"
+        if not best.is_baseline:
+            detail = f"{text(base.median)} with {comparison.baseline}" if base else ""
+        colour = _colours(comparison)[best.name]
+        made.append(Tile(heading, text(value), best.name, colour, detail))
+    return made
 
 
-def _tile(
-    comparison: Comparison,
-    baseline: Result | None,
-    title: str,
-    spread: Callable[[Result], Spread | None],
-    text: Callable[[float], str],
-) -> Tile | None:
-    found = [(s.median, r) for r in comparison.results if not r.is_floor and (s := spread(r))]
-    if len(found) < 2:
-        return None
-    value, best = min(found, key=lambda pair: pair[0])
-    other = spread(baseline) if baseline else None
-    detail = "the baseline itself"
-    if not best.is_baseline:
-        detail = f"{text(other.median)} with {comparison.baseline}" if other else ""
-    return Tile(title, text(value), best.name, colours(comparison)[best.name], detail)
-
-
-def bar_panels(comparison: Comparison) -> list[BarPanel]:
+def _bar_panels(comparison: Comparison) -> list[BarPanel]:
     """Return the bars of time, bytes and stall per step."""
-    has_floor = any(result.floor for result in comparison.results)
-    floor = "; mark: floor" if has_floor else ""
-    return [
-        _panel(
-            comparison,
-            "Time per step",
-            f"median over rounds; thin line: minimum to maximum{floor}",
-            lambda result: result.seconds_per_step,
-            quantity.seconds,
-            lambda result: result.floor.median if result.floor else None,
-        ),
-        _panel(
-            comparison,
+    mark = "; mark: floor" if any(result.floor for result in comparison.results) else ""
+    ends = f"median over rounds; thin line: minimum to maximum{mark}"
+    panels: list[tuple[str, str, Values, Text]] = [
+        ("Time per step", ends, lambda r: r.seconds_per_step, quantity.seconds),
+        (
             "Bytes sent per step",
             "all ranks of the busiest node",
-            lambda result: result.bytes_per_step,
+            lambda r: r.bytes_per_step,
             quantity.size,
         ),
-        _panel(
-            comparison,
+        (
             "Stall per step",
             "time that the training loop waits for other ranks",
-            lambda result: result.stall_per_step,
+            lambda r: r.stall_per_step,
             quantity.seconds,
         ),
     ]
+    return [
+        BarPanel(heading, subtitle, _bars(comparison, values, text, has_floor=subtitle is ends))
+        for heading, subtitle, values, text in panels
+    ]
 
 
-def _panel(
-    comparison: Comparison,
-    title: str,
-    subtitle: str,
-    spread: Callable[[Result], Spread | None],
-    text: Callable[[float], str],
-    floor: Callable[[Result], float | None] = lambda result: None,
-) -> BarPanel:
-    known = [s.max for result in comparison.results if (s := spread(result))]
+def _bars(comparison: Comparison, values: Values, text: Text, has_floor: bool) -> list[BarRow]:
+    known = [s.max for result in comparison.results if (s := values(result))]
     scale = 100 / (max(known, default=0.0) or 1.0)
     rows = []
     for result in comparison.results:
-        name, value, mark = result.name, spread(result), floor(result)
-        row = BarRow(name, colours(comparison)[name], "unknown")
-        if value is not None:
-            width, low, high = (round(scale * x, 2) for x in (value.median, value.min, value.max))
-            at = None if mark is None else round(scale * mark, 2)
-            row = BarRow(name, row.colour, text(value.median), width, low, high, at)
-        rows.append(row)
-    return BarPanel(title, subtitle, rows)
+        head, value = (result.name, _colours(comparison)[result.name]), values(result)
+        if value is None:
+            rows.append(BarRow(*head, "unknown"))
+            continue
+        width, low, high = (round(scale * x, 2) for x in (value.median, value.min, value.max))
+        floor = round(scale * result.floor.median, 2) if has_floor and result.floor else None
+        rows.append(BarRow(*head, text(value.median), width, low, high, floor))
+    return rows
 
 
-def loss_chart(comparison: Comparison, x: Callable[[Point], float], unit: str) -> LineChart | None:
-    """Plot the losses of all methods over ``x``; the held-out loss if it is the only one.
-
-    Methods without communication are left out: their replicas diverge, and their losses would
-    compress the scale of the others.
-    """
-
-    def pairs(points: Sequence[Point]) -> list[tuple[float, float]]:
-        return [(x(point), point.loss) for point in points]
-
-    names, series = colours(comparison), []
-    for result in comparison.results:
-        if not result.is_floor and (course := result.course) is not None:
-            smooth, heldout = pairs(course.smooth), pairs(course.heldout)
-            lines = smooth or heldout, pairs(course.train), heldout
-            series.append(Series(result.name, names[result.name], *lines))
-    target = comparison.target_loss
-    return line_chart(series, unit, target if target and math.isfinite(target) else None)
-
-
-def timeline_chart(timelines: Sequence[Timeline]) -> TimelineChart | None:
+def _timeline_chart(timelines: Sequence[Timeline]) -> TimelineChart | None:
     """Arrange all timelines on a common time axis; None if there are none."""
     if not timelines:
         return None

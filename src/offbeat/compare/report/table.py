@@ -1,13 +1,13 @@
 """The table of results in a terminal."""
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.compare import quantity
-from offbeat.compare.report.column import TableCell, columns
-from offbeat.compare.result import Comparison, Result
+from offbeat.compare.report.column import columns
+from offbeat.compare.result import Comparison
+from offbeat.kit import quantity
+from offbeat.kit.terminal import figures
 
 
 def table(comparison: Comparison, width: int) -> Table:
@@ -15,18 +15,28 @@ def table(comparison: Comparison, width: int) -> Table:
 
     ``width`` is in characters.
     """
-    names = [_name(result) for result in comparison.results]
-    titles = [
-        Text.assemble(column.title, (f"\n{column.unit}", "dim")) for column in columns(comparison)
+    shown = columns(comparison)
+    roles = [
+        "baseline" if r.is_baseline else "no communication" if r.is_floor else ""
+        for r in comparison.results
     ]
-    cells = [
-        [_text(column.cell(result)) for column in columns(comparison)]
-        for result in comparison.results
+    names = [
+        _two_lines(r.name, role, "bold") for r, role in zip(comparison.results, roles, strict=True)
     ]
-    wide = _build_table(comparison, titles, names, cells)
+    heads = [_two_lines(column.title, column.unit) for column in shown]
+    found = [[column.cell(result) for column in shown] for result in comparison.results]
+    cells = [[_two_lines(c.text, c.detail and f"({c.detail})") for c in row] for row in found]
+    notes = [f"{result.name}: {result.note}" for result in comparison.results if result.note]
+    caption = "\n".join([*notes, *filter(None, [comparison.setup.unshaped])]) or None
+
+    def build(heads: list[Text], names: list[Text], cells: list[list[Text]]) -> Table:
+        rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
+        return figures(title(comparison), heads, rows, caption)
+
+    wide = build(heads, names, cells)
     if Console(width=10_000).measure(wide).maximum <= width:
         return wide
-    return _build_table(comparison, names, titles, [list(row) for row in zip(*cells, strict=True)])
+    return build(names, heads, [list(row) for row in zip(*cells, strict=True)])
 
 
 def title(comparison: Comparison) -> str:
@@ -39,31 +49,5 @@ def title(comparison: Comparison) -> str:
     return f"{setup.script} on {layout}, {rate}"
 
 
-def _build_table(
-    comparison: Comparison, heads: list[Text], names: list[Text], rows: list[list[Text]]
-) -> Table:
-    caption = "\n".join(_notes(comparison)) or None
-    made = Table(
-        title=title(comparison), caption=caption, caption_justify="left", box=box.SIMPLE_HEAD
-    )
-    made.add_column("")
-    for head in heads:
-        made.add_column(head, justify="right")
-    for name, row in zip(names, rows, strict=True):
-        made.add_row(name, *row)
-    return made
-
-
-def _name(result: Result) -> Text:
-    role = "no communication" if result.is_floor else ""
-    role = "baseline" if result.is_baseline else role
-    return Text.assemble((result.name, "bold"), (f"\n{role}" if role else "", "dim"))
-
-
-def _text(cell: TableCell) -> Text:
-    return Text.assemble(cell.text, (f"\n({cell.detail})" if cell.detail else "", "dim"))
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    notes = [f"{result.name}: {result.note}" for result in comparison.results if result.note]
-    return notes + ([comparison.setup.unshaped] if comparison.setup.unshaped else [])
+def _two_lines(text: str, detail: str, style: str = "") -> Text:
+    return Text.assemble((text, style), (f"\n{detail}" if detail else "", "dim"))

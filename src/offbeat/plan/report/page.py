@@ -1,16 +1,18 @@
-"""The contents of a plan's report, as plain data for its template."""
+"""The HTML report of a plan: one self-contained file, in the style of ``offbeat compare``."""
 
 import math
-from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.compare import quantity
-from offbeat.compare.report.chart import Frame, Line, LineChart, Mark, Pair, Tick, separate_labels
-from offbeat.compare.report.page import Tile
+from offbeat.kit import quantity
+from offbeat.kit.chart import Frame, LineChart, Pair, Series, draw
+from offbeat.kit.page import Tile, render
 from offbeat.plan.question import WinMap
 from offbeat.plan.recommend import WORDS
-from offbeat.plan.result import Plan, Row
+from offbeat.plan.report.table import COLUMNS, UNKNOWN, cells, title
+from offbeat.plan.result import Plan
 
+ROOM = "offbeat.plan.report"
 COLOURS = 14  # defined by the style sheets
 
 
@@ -38,13 +40,34 @@ class MapCell(NamedTuple):
     text: str
 
 
-def colours(plan: Plan) -> dict[str, str]:
+def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
+    """Render the report to ``path``.
+
+    Raises ``ModuleNotFoundError`` without jinja2, ``ValueError`` if the file cannot be written.
+    """
+    contents = {
+        "title": title(plan),
+        "plan": plan,
+        "colours": _colours(plan),
+        "facts": _facts(plan),
+        "tiles": _tiles(plan),
+        "headings": [column[:2] for column in COLUMNS],
+        "rows": [(row.name, cells(row, plan.baseline)) for row in plan.of(plan.at)],
+        "over_nodes": _nodes_chart(plan),
+        "bars": _stacked_bars(plan),
+        "map": _map_rows(plan, winners),
+        "unknown": UNKNOWN,
+    }
+    render(ROOM, path, contents)
+
+
+def _colours(plan: Plan) -> dict[str, str]:
     """Return the CSS class of every method's colour."""
     names = dict.fromkeys(row.name for row in plan.rows)
     return {name: f"c{index % COLOURS}" for index, name in enumerate(names)}
 
 
-def facts(plan: Plan) -> list[tuple[str, str]]:
+def _facts(plan: Plan) -> list[tuple[str, str]]:
     """Return the conditions of the plan as pairs of name and value."""
     setup = plan.setup
     duplex = "" if setup.full_duplex else ", one direction at a time"
@@ -65,12 +88,16 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def tiles(plan: Plan) -> list[Tile]:
+def _tiles(plan: Plan) -> list[Tile]:
     """Return the method to use, and those with the fewest bytes and the least memory."""
     rows = {row.name: row for row in plan.of(plan.at)}
     sending = [row for row in rows.values() if row.prediction.bytes_per_node > 0]
     kinds = [
-        ("Use", rows[plan.recommended], quantity.seconds(_seconds(rows[plan.recommended]))),
+        (
+            "Use",
+            rows[plan.recommended],
+            quantity.seconds(rows[plan.recommended].prediction.seconds),
+        ),
     ]
     if sending:
         fewest = min(sending, key=lambda row: row.prediction.bytes_per_node)
@@ -78,37 +105,35 @@ def tiles(plan: Plan) -> list[Tile]:
         kinds.append(("Fewest bytes", fewest, quantity.size(fewest.prediction.bytes_per_node)))
         kinds.append(("Least memory", least, quantity.size(least.prediction.memory)))
     detail = f"on {plan.at} nodes"
-    return [Tile(k, value, row.name, colours(plan)[row.name], detail) for k, row, value in kinds]
+    return [Tile(k, value, row.name, _colours(plan)[row.name], detail) for k, row, value in kinds]
 
 
-def nodes_chart(plan: Plan) -> LineChart | None:
+def _nodes_chart(plan: Plan) -> LineChart | None:
     """Plot time per step against nodes, both axes logarithmic; None for one number of nodes."""
     if len(plan.nodes) < 2:
         return None
     points: dict[str, list[Pair]] = {}
     for row in plan.rows:
-        pair = math.log10(row.nodes), math.log10(_seconds(row))
+        pair = math.log10(row.nodes), math.log10(row.prediction.seconds)
         points.setdefault(row.name, []).append(pair)
     values = [y for pairs in points.values() for _, y in pairs]
     left, right = math.log10(plan.nodes[0]), math.log10(plan.nodes[-1])
     margin = 0.04 * (max(values) - min(values)) or 0.1
     frame = Frame(left, right + 0.05 * (right - left), min(values) - margin, max(values) + margin)
-    tops = separate_labels(
-        [frame.to_percent(pairs[-1])[1] for pairs in points.values()], gap=100 / len(points)
+    names = _colours(plan)
+    lines = draw(
+        [Series(name, names[name], pairs, dots=pairs) for name, pairs in points.items()],
+        frame,
+        lambda pair, _: f"{quantity.seconds(10 ** pair[1])} on {10 ** pair[0]:.0f} nodes",
+        lambda y: quantity.seconds(10**y),
+        gap=100 / len(points),
     )
-    lines = [
-        _line(name, pairs, top, frame, colours(plan)[name])
-        for (name, pairs), top in zip(points.items(), tops, strict=True)
-    ]
-    x_ticks = [Tick(frame.to_percent((math.log10(n), 0.0))[0], f"{n}") for n in plan.nodes]
-    y_ticks = [
-        Tick(frame.to_percent((left, math.log10(y)))[1], f"{y:g} s")
-        for y in _decades(frame.bottom, frame.top)
-    ]
-    return LineChart(tuple(lines), tuple(x_ticks), tuple(y_ticks), None)
+    y_ticks = {math.log10(y): f"{y:g} s" for y in _decades(frame.bottom, frame.top)}
+    x_ticks = {math.log10(nodes): f"{nodes}" for nodes in plan.nodes}
+    return LineChart(lines, frame.x_ticks(x_ticks), frame.y_ticks(y_ticks), None)
 
 
-def stacked_bars(plan: Plan) -> list[StackedBar]:
+def _stacked_bars(plan: Plan) -> list[StackedBar]:
     """Return where the step of every method goes, for the size that is shown in detail."""
     bars = []
     for row in plan.of(plan.at):
@@ -119,39 +144,20 @@ def stacked_bars(plan: Plan) -> list[StackedBar]:
             )
             for kind, part in parts.items()
         ]
-        bars.append(StackedBar(row.name, quantity.seconds(_seconds(row)), segments))
+        bars.append(StackedBar(row.name, quantity.seconds(row.prediction.seconds), segments))
     return bars
 
 
-def map_rows(plan: Plan, winners: WinMap) -> list[tuple[str, list[MapCell]]]:
+def _map_rows(plan: Plan, winners: WinMap) -> list[tuple[str, list[MapCell]]]:
     """Return the rows of the map, the highest rate first: its text, and a cell for each size."""
     rows = []
     for rate, chosen in reversed(list(zip(winners.rates, winners.winners, strict=True))):
         row = [
-            MapCell(name, colours(plan)[name], quantity.seconds(seconds))
+            MapCell(name, _colours(plan)[name], quantity.seconds(seconds))
             for name, seconds in chosen
         ]
         rows.append((quantity.rate(int(float(f"{rate:.1g}"))), row))
     return rows
-
-
-def _line(name: str, pairs: Sequence[Pair], top: float, frame: Frame, colour: str) -> Line:
-    def mark(pair: Pair) -> Mark:
-        seconds = quantity.seconds(10 ** pair[1])
-        return Mark(*frame.to_percent(pair), f"{name}: {seconds} on {10 ** pair[0]:.0f} nodes")
-
-    end = mark(pairs[-1])
-    return Line(
-        name=name,
-        colour=colour,
-        path=frame.path(pairs),
-        faint="",
-        lead=f"M{end.left} {end.top}L96 {end.top}L100 {top:.2f}",
-        dots=tuple(map(mark, pairs)),
-        end=end,
-        label_top=round(top, 2),
-        label=quantity.seconds(10 ** pairs[-1][1]),
-    )
 
 
 def _decades(bottom: float, top: float) -> list[float]:
@@ -160,7 +166,3 @@ def _decades(bottom: float, top: float) -> list[float]:
     steps = (1, 2, 5) if top - bottom < 2 else (1, 3) if top - bottom < 3 else (1,)
     found = [step * 10.0**power for power in powers for step in steps]
     return [value for value in found if bottom <= math.log10(value) <= top]
-
-
-def _seconds(row: Row) -> float:
-    return row.prediction.seconds

@@ -1,9 +1,12 @@
 """The tables of a plan in a terminal."""
 
-from rich import box
+from collections.abc import Callable
+
 from rich.table import Table
 
-from offbeat.compare import quantity
+from offbeat.kit import quantity
+from offbeat.kit.terminal import figures
+from offbeat.plan.predict import Prediction
 from offbeat.plan.recommend import WORDS
 from offbeat.plan.result import Plan, Row
 
@@ -12,69 +15,59 @@ UNKNOWN = (
     "Benchmarks of the documentation (docs/benchmarks), and offbeat compare measures it on "
     "your script."
 )
+# The heading of each column, its meaning, and its text.
+COLUMNS: tuple[tuple[str, str, Callable[[Prediction], str] | None], ...] = (
+    (
+        "per step",
+        "Mean time of a step on the slowest rank.",
+        lambda found: quantity.seconds(found.seconds),
+    ),
+    ("x baseline", "Time of a step of the baseline divided by that of the method.", None),
+    (
+        "sent by a node",
+        "Bytes that leave a node in a step, without headers. 1 MB is 10⁶ bytes.",
+        lambda found: quantity.size(found.bytes_per_node),
+    ),
+    (
+        "link busy",
+        "Share of the step in which a node's link carries bytes.",
+        lambda found: quantity.percent(found.wire_share),
+    ),
+    (
+        "extra memory",
+        "What the exchange allocates on each rank, beside the model, its gradients and its "
+        "optimizer.",
+        lambda found: quantity.size(found.memory),
+    ),
+    ("limited by", "The largest part of the step.", lambda found: WORDS[found.parts.limit]),
+)
 
 
 def overview(plan: Plan) -> Table:
     """Return the time of a step of every method for every number of nodes."""
-    table = Table(title=f"{title(plan)}: time per step", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for nodes in plan.nodes:
-        table.add_column(f"{nodes:,} nodes".replace(",", " "), justify="right")
-    names = dict.fromkeys(row.name for row in plan.rows)
-    for name in names:
-        cells = [quantity.seconds(row.prediction.seconds) for row in plan.rows if row.name == name]
-        table.add_row(f"[bold]{name}[/]" if name == plan.recommended else name, *cells)
-    return table
+    heads = [f"{nodes:,} nodes".replace(",", " ") for nodes in plan.nodes]
+    found = {
+        name: [quantity.seconds(row.prediction.seconds) for row in plan.rows if row.name == name]
+        for name in dict.fromkeys(row.name for row in plan.rows)
+    }
+    rows = [[_name(name, plan), *texts] for name, texts in found.items()]
+    return figures(f"{title(plan)}: time per step", heads, rows)
 
 
 def details(plan: Plan) -> Table:
     """Return all quantities for the number of nodes that is shown in detail."""
     nodes = f"{plan.at} nodes" if plan.at > 1 else "1 node"
-    table = Table(
-        title=nodes,
-        caption=f"{plan.reason}\n{UNKNOWN}",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right")
+    heads = [heading for heading, *_ in COLUMNS]
+    rows = [[_name(row.name, plan), *cells(row, plan.baseline)] for row in plan.of(plan.at)]
+    table = figures(nodes, heads, rows, f"{plan.reason}\n{UNKNOWN}")
     table.columns[-1].justify = "left"
-    for row in plan.of(plan.at):
-        name = f"[bold]{row.name}[/]" if row.name == plan.recommended else row.name
-        table.add_row(name, *cells(row, plan.baseline))
     return table
-
-
-HEADINGS = (
-    "per step",
-    "x baseline",
-    "sent by a node",
-    "link busy",
-    "extra memory",
-    "limited by",
-)
-MEANINGS = (
-    "Mean time of a step on the slowest rank.",
-    "Time of a step of the baseline divided by that of the method.",
-    "Bytes that leave a node in a step, without headers. 1 MB is 10⁶ bytes.",
-    "Share of the step in which a node's link carries bytes.",
-    "What the exchange allocates on each rank, beside the model, its gradients and its optimizer.",
-    "The largest part of the step.",
-)
 
 
 def cells(row: Row, baseline: str) -> list[str]:
     """Return the cells of a row, below the headings."""
-    found = row.prediction
-    return [
-        quantity.seconds(found.seconds),
-        "1×" if row.name == baseline else quantity.times(row.faster),
-        quantity.size(found.bytes_per_node),
-        quantity.percent(found.wire_share),
-        quantity.size(found.memory),
-        WORDS[found.parts.limit],
-    ]
+    faster = "1×" if row.name == baseline else quantity.times(row.faster)
+    return [faster if text is None else text(row.prediction) for *_, text in COLUMNS]
 
 
 def title(plan: Plan) -> str:
@@ -85,3 +78,7 @@ def title(plan: Plan) -> str:
         f"{setup.profile}, {quantity.rate(int(setup.rate))}, {quantity.seconds(setup.latency)} "
         f"latency{each}"
     )
+
+
+def _name(name: str, plan: Plan) -> str:
+    return f"[bold]{name}[/]" if name == plan.recommended else name

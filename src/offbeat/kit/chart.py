@@ -4,14 +4,13 @@ The report scales with the window: lines are stretched, text and dots keep their
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
 Pair = tuple[float, float]
 LABEL_GAP = 11.5  # minimum distance of two labels, in per cent of the height
 LEAD = 96.0  # where the line from a curve's end to its label stops being level
-ROOM = 1.06  # length of the x axis over the last point, for the lines to the labels
 
 
 class Tick(NamedTuple):
@@ -82,6 +81,14 @@ class Frame(NamedTuple):
         y = (self.top - point[1]) / (self.top - self.bottom)
         return round(100 * x, 2), round(100 * min(max(y, -1.0), 1.0), 2)
 
+    def x_ticks(self, texts: Mapping[float, str]) -> tuple[Tick, ...]:
+        """Return the grid lines at these values of x."""
+        return tuple(Tick(self.to_percent((x, self.top))[0], text) for x, text in texts.items())
+
+    def y_ticks(self, texts: Mapping[float, str]) -> tuple[Tick, ...]:
+        """Return the grid lines at these values of y."""
+        return tuple(Tick(self.to_percent((self.left, y))[1], text) for y, text in texts.items())
+
     def path(self, points: Sequence[Pair]) -> str:
         """Return the SVG path through ``points``."""
         if not points:
@@ -89,25 +96,37 @@ class Frame(NamedTuple):
         return "M" + "L".join(f"{x:g} {y:g}" for x, y in map(self.to_percent, points))
 
 
-def line_chart(series: Sequence[Series], unit: str, level: float | None = None) -> LineChart | None:
-    """Lay out the series that have points; None if none has. ``unit`` is that of the x axis."""
-    drawn = [kept for each in series if (kept := _finite_points(each)).line]
-    if not drawn:
-        return None
-    frame = _frame(drawn, level)
-    ends = [frame.to_percent(each.line[-1]) for each in drawn]
-    tops = separate_labels([top for _, top in ends])
-    lines = [_line(*each, frame, unit) for each in zip(drawn, tops, strict=True)]
-    return LineChart(
-        tuple(lines),
-        tuple(
-            Tick(frame.to_percent((x, frame.top))[0], f"{x:g}") for x in ticks(0, frame.right, 5)
-        ),
-        tuple(
-            Tick(frame.to_percent((frame.left, y))[1], f"{y:g}")
-            for y in ticks(frame.bottom, frame.top, 5)
-        ),
-        None if level is None else Tick(frame.to_percent((0, level))[1], f"{level:.3g}"),
+def draw(
+    series: Sequence[Series],
+    frame: Frame,
+    words: Callable[[Pair, bool], str],
+    label: Callable[[float], str],
+    gap: float = LABEL_GAP,
+) -> tuple[Line, ...]:
+    """Draw all series, with labels ``gap`` apart.
+
+    ``words`` are the text of a point, and of a dot if True, after the name; ``label`` that of the
+    last y.
+    """
+
+    def mark(each: Series, point: Pair, is_dot: bool) -> Mark:
+        return Mark(*frame.to_percent(point), f"{each.name}: {words(point, is_dot)}")
+
+    ends = [mark(each, each.line[-1], False) for each in series]
+    tops = separate_labels([end.top for end in ends], gap)
+    return tuple(
+        Line(
+            name=each.name,
+            colour=each.colour,
+            path=frame.path(each.line),
+            faint=frame.path(each.faint),
+            lead=f"M{end.left} {end.top}L{LEAD} {end.top}L100 {top:.2f}",
+            dots=tuple(mark(each, point, True) for point in each.dots),
+            end=end,
+            label_top=round(top, 2),
+            label=label(each.line[-1][1]),
+        )
+        for each, end, top in zip(series, ends, tops, strict=True)
     )
 
 
@@ -142,41 +161,3 @@ def separate_labels(tops: Sequence[float], gap: float = LABEL_GAP) -> list[float
     for index in reversed(order):
         ceiling = placed[index] = min(placed[index], ceiling - gap)
     return placed
-
-
-def _line(series: Series, label_top: float, frame: Frame, unit: str) -> Line:
-    def mark(point: Pair, kind: str) -> Mark:
-        words = f"{series.name}: {kind} {point[1]:.4g} after {point[0]:.4g} {unit}"
-        return Mark(*frame.to_percent(point), words)
-
-    end = mark(series.line[-1], "loss")
-    return Line(
-        name=series.name,
-        colour=series.colour,
-        path=frame.path(series.line),
-        faint=frame.path(series.faint),
-        dots=tuple(mark(point, "held-out loss") for point in series.dots),
-        lead=f"M{end.left} {end.top}L{LEAD} {end.top}L100 {label_top:.2f}",
-        end=end,
-        label_top=round(label_top, 2),
-        label=f"{series.line[-1][1]:.3f}",
-    )
-
-
-def _frame(series: Sequence[Series], level: float | None) -> Frame:
-    """Fit the last four fifths of all series: their steep beginning may leave the frame."""
-    parts = [part for each in series for part in (each.line, each.dots)]
-    shown = [y for part in parts for _, y in part[len(part) // 5 :]]
-    shown += [] if level is None else [level]
-    low, high = min(shown), max(shown)
-    margin = 0.06 * (high - low) or 0.5
-    right = max(x for each in series for x, _ in [*each.line, *each.dots]) * ROOM
-    return Frame(0.0, right or 1.0, low - margin, high + margin)
-
-
-def _finite_points(series: Series) -> Series:
-    def finite(points: Sequence[Pair]) -> list[Pair]:
-        return [point for point in points if math.isfinite(point[1])]
-
-    lines = finite(series.line), finite(series.faint), finite(series.dots)
-    return Series(series.name, series.colour, *lines)

@@ -1,4 +1,8 @@
-"""Formatting of quantities for tables, reports and progress."""
+"""Quantities as text: formatting for tables, reports and progress, and parsing of options."""
+
+import re
+from collections.abc import Mapping
+from math import inf
 
 from rich.filesize import pick_unit_and_suffix
 
@@ -71,6 +75,36 @@ def distance(value: float) -> str:
     ('0', '0.152')
     """
     return f"{value:.3g}"
+
+
+def parse(
+    text: str,
+    name: str,
+    powers: Mapping[str, int],
+    expected: str,
+    least: float = 0.0,
+    most: float = inf,
+) -> float:
+    """Parse a number with a unit, which is a power of ten; raises ValueError with ``expected``.
+
+    >>> parse("100us", "latency", {"us": -6, "ms": -3}, "a number with us or ms")
+    0.0001
+    """
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(powers)})", text.strip().lower())
+    value = float(f"{match[1]}e{powers[match[2]]}") if match else -inf
+    if not least <= value <= most:
+        raise ValueError(f"{name}: got {text!r}, expected {expected}")
+    return value
+
+
+def parse_rate(text: str, most: int = 10**6) -> int:
+    """Parse a rate such as "250mbit" or "1.5gbit", of at most ``most`` gbit, into bits per second.
+
+    >>> parse_rate("250mbit")
+    250000000
+    """
+    expected = f"a number with kbit, mbit or gbit, from 1kbit to {most}gbit; for example 250mbit"
+    return round(parse(text, "rate", {"kbit": 3, "mbit": 6, "gbit": 9}, expected, 1e3, most * 1e9))
 
 
 def _digits(value: float) -> str:
