@@ -14,7 +14,7 @@ import offbeat
 from offbeat.plan import Speeds, Stragglers, predict
 from offbeat.plan.methods.adasum import AdasumTimes
 from offbeat.plan.methods.choice import slots_of
-from offbeat.plan.methods.mean import MeanTimes
+from offbeat.plan.methods.gradients import GradientTimes
 from offbeat.plan.methods.recorded import RecordedTimes
 from offbeat.plan.predict import play
 from recipe_cases import CASES
@@ -210,11 +210,11 @@ def test_times_are_those_of_a_naive_simulation(ranks: int) -> None:
 def test_buckets_are_those_of_a_naive_simulation(ranks: int) -> None:
     steps = factors(11, ranks)
     found, where = profile(*[90_000] * 20), fabric(ranks)
-    model = MeanTimes(offbeat.ddp().gradients, found, where)  # type: ignore[arg-type]
-    assert len(model.buckets) > 3
+    model = GradientTimes(offbeat.ddp().gradients, found, where)  # type: ignore[arg-type]
+    assert len(model.messages) > 3
     buckets = [
-        (max(found.ready[name] for name in names), section.nbytes)
-        for names, section, _ in model.buckets
+        (max(found.ready[name] for name in message.names), message.nbytes)
+        for message in model.messages
     ]
     expected = naive.ddp(steps, 0.1, buckets, 0.2, 0.05, ALPHA, RATE)
     np.testing.assert_allclose(played("ddp", found, where, steps).now.ravel(), expected, rtol=1e-12)

@@ -2,11 +2,11 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from offbeat.compare.experiment import Experiment, Method
 from offbeat.lab import Lab, Loopback, Runner, Unavailable
@@ -48,11 +48,8 @@ class Run:
         return found if {recording.rank for recording in found} == expected else []
 
 
-class RunObserver(Protocol):
-    """An object that follows the progress of runs."""
-
-    def observe(self, run: Run) -> AbstractContextManager[None]:
-        """Return a context manager that is entered for as long as ``run`` is in progress."""
+# What follows the progress of a run: a context that is entered for as long as the run lasts.
+Observer = Callable[[Run], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -77,7 +74,7 @@ def open_runner(
 
 
 def run_experiment(
-    experiment: Experiment, runner: Runner, folder: Path, runs: list[Run], observer: RunObserver
+    experiment: Experiment, runner: Runner, folder: Path, runs: list[Run], observe: Observer
 ) -> None:
     """Run all methods on ``runner``, which must have been entered, and append to ``runs``.
 
@@ -93,7 +90,7 @@ def run_experiment(
         index = experiment.methods.index(method)
         home = folder / f"round{number}" / f"{index}-{method.slug}"
         runs.append(run := Run(method, number, _clear_folder(home)))
-        with observer.observe(run):
+        with observe(run):
             _execute(run, experiment, runner)
         if run.failure:
             failed.add(method)

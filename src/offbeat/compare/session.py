@@ -49,7 +49,9 @@ class Session:
         if unshaped is not None:
             print_line(self.console, unshaped)
         with ProgressView(self.experiment, self.console).shown() as view:
-            run_experiment(self.experiment, runner, self.folder / RECORDINGS, self.runs, view)
+            run_experiment(
+                self.experiment, runner, self.folder / RECORDINGS, self.runs, view.observe
+            )
 
     def write(self, report: bool) -> Comparison | None:
         """Summarize the runs so far and write compare.json, and report.html if ``report``.

@@ -71,6 +71,12 @@ class Fabric:
         """The number of all ranks."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def layout(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        local = self.ranks_per_node
+        return tuple(tuple(range(i, i + local)) for i in range(0, self.ranks, local))
+
     def size(self, axis: Axis) -> int:
         """Return the number of members of a group on ``axis``."""
         return {"world": self.ranks, "node": self.nodes, "local": self.ranks_per_node}[axis]

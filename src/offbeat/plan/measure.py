@@ -40,7 +40,7 @@ def measure_profile(
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as folder, open_runner(1, 1, None) as (runner, _):
         with ProgressView(experiment, console).shown() as view:
-            run_experiment(experiment, runner, Path(folder), runs, view)
+            run_experiment(experiment, runner, Path(folder), runs, view.observe)
         run = runs[0]
         if run.failure:
             raise RuntimeError(f"profile: the script failed ({run.failure}); its output is above")

@@ -90,13 +90,12 @@ def predict(
     before = [profile.compute, *times]
     added = [max(0.0, b - a) for a, b in zip(before, [*times, seconds], strict=True)]
     crossed = float(clocks.crossed.max()) / counted
-    parameters = slots[1]
     return Prediction(
         seconds=seconds,
         parts=Parts(profile.compute, *added),
         bytes_per_node=crossed,
         wire_share=min(1.0, fabric.busy(crossed, crossed) / seconds) if seconds else 0.0,
-        memory=sum(slot.memory for slot in (slots[0], parameters) if slot is not None),
+        memory=sum(slot.memory for slot in slots if slot is not None),
         sent={axis: float(sent.mean()) / counted for axis, sent in clocks.sent.items()},
     )
 

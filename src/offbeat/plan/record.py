@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.attach.slots import SlotFiller
-from offbeat.exchange import Algorithm, Exchanged
+from offbeat.exchange import Algorithm, Exchanged, Site
+from offbeat.plan.fabric import Fabric
 from offbeat.platform.process_group import thread_store
 from offbeat.transport.recorded import Event, RecordedLinks, WithoutValues
-from offbeat.transport.world import World
+from offbeat.transport.world import Axis, World
 
 
 @final
@@ -78,6 +79,12 @@ def record(
         return Recording(
             found, [*first, links.launches], sent, gradients.nbytes() + shared.nbytes()
         )
+
+
+def site_in(parameters: Mapping[str, Tensor], fabric: Fabric, over: Axis) -> Site:
+    """Return the site of the first rank, without groups: for what an exchange decides by it."""
+    world = World(0, fabric.layout, thread_store(), None)
+    return Site(nn.Module(), parameters, parameters, world, over, None)
 
 
 class _Model(nn.Module):

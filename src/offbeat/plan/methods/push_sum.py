@@ -162,18 +162,15 @@ def _graph(topology: Topology, size: int, index: int, each: int) -> Graph:
     """Return the edges of an exchange between participants, of which a node has ``each``."""
     found = [topology.peers(rank, size, index) for rank in range(size)]
     edges = [(rank, to, p) for rank, peers in enumerate(found) for to, p in peers.send]
-    source, target = (np.array([edge[i] for edge in edges], np.int64) for i in (0, 1))
+    source, target = np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2).T
     mass = np.bincount(target, [p for *_, p in edges], size) + [peers.keep for peers in found]
     groups = [{r, *(to for to, _ in p.send), *p.receive} for r, p in enumerate(found)]
     most = max(map(len, groups))
     near = np.array([[*g, *[r] * (most - len(g))] for r, g in enumerate(groups)], np.int64)
     here, there = source // each, target // each
     crossing, nodes = here != there, size // each
-    return Graph(
-        near,
-        np.bincount(source, minlength=size).astype(float),
-        np.bincount(here[crossing], minlength=nodes).astype(float),
-        np.bincount(there[crossing], minlength=nodes).astype(float),
-        np.bincount(target, minlength=size).astype(float),
-        bool(np.allclose(mass, 1.0, rtol=0, atol=1e-9)),
-    )
+    counted = [(source, size), (here[crossing], nodes), (there[crossing], nodes), (target, size)]
+    counts = (np.bincount(numbers, minlength=most).astype(float) for numbers, most in counted)
+    sent, out, into, received = counts
+    keeps = bool(np.allclose(mass, 1.0, rtol=0, atol=1e-9))
+    return Graph(near, sent, out, into, received, keeps)

@@ -31,10 +31,8 @@ class RecordedTimes(StepTimes):
     def __init__(self, exchange: ParameterExchange, profile: Profile, fabric: Fabric) -> None:
         """Record the exchange in a world like this one."""
         self.period = self.lead = int(getattr(exchange, "every", 1))
-        local = fabric.ranks_per_node
-        nodes = [range(first, first + local) for first in range(0, fabric.ranks, local)]
         steps = PERIODS * self.period
-        made = record(Algorithm(parameters=exchange), profile.tensors, nodes, steps)
+        made = record(Algorithm(parameters=exchange), profile.tensors, fabric.layout, steps)
         self.memory, self.steps, self.first = float(made.memory), made.steps, made.first
         self.fabric = fabric
         self.restart()

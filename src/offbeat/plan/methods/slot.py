@@ -1,4 +1,4 @@
-"""What the model of a method offers: one part for each slot that the method fills."""
+"""What the model of an exchange of parameters offers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,6 @@ class Section(NamedTuple):
     def nbytes(self) -> int:
         """The bytes of the section."""
         return self.numel * self.itemsize
-
-
-class BackwardTimes(ABC):
-    """Models what happens between the first gradient and the optimizer's step.
-
-    ``memory`` is what the exchange allocates on each rank, in bytes.
-    """
-
-    memory: float = 0.0
-
-    @abstractmethod
-    def backward(self, clocks: Clocks) -> None:
-        """Move the clocks from the end of forward to the moment when ``.grad`` is complete."""
 
 
 class StepTimes(ABC):
