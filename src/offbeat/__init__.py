@@ -19,23 +19,10 @@ Baselines are :func:`ddp`, :func:`local_sgd`, :func:`slgs`, :func:`d_psgd`, :fun
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.liveness.failure import PeerLost
 from offbeat.methods.adasum.all_reduce import adasum_all_reduce
-from offbeat.recipes import (
-    ad_psgd,
-    adasum,
-    algorithm,
-    alone,
-    d_psgd,
-    daso,
-    ddp,
-    diloco,
-    lags,
-    local_sgd,
-    noloco,
-    sgp,
-    slgs,
-    sparse_loco,
-    torch_ddp,
-)
+from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
+from offbeat.recipes.methods import ad_psgd, adasum, d_psgd, daso, local_sgd, sgp
+from offbeat.recipes.outer import diloco, noloco, sparse_loco
+from offbeat.recipes.text import algorithm
 from offbeat.replica.batch_norm import sync_batch_norm
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate

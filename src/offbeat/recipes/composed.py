@@ -6,36 +6,22 @@ from typing import Any
 
 from offbeat import methods
 from offbeat.exchange import Algorithm, Exchange, GradientExchange, ParameterExchange
-from offbeat.methods import Compressed, Cycle, Sparse
+from offbeat.methods import Cycle, Sparse
 from offbeat.settings import parse_expression
 from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
 
-# A compressor is a class, which has no text.
-EXCHANGES: tuple[Callable[..., Any], ...] = tuple(
-    kind
-    for kind in map(vars(methods).__getitem__, methods.__all__)
-    if isinstance(kind, type) and issubclass(kind, Exchange) and kind is not Compressed
-)
-SETTINGS: tuple[Callable[..., Any], ...] = (
-    BipartiteExponential,
-    Complete,
-    Cycle,
-    Exponential,
-    Phases,
-    Ring,
-    Sparse,
-    Symmetric,
-)
-_NAMED = {kind.__name__: kind for kind in (Algorithm, *EXCHANGES, *SETTINGS)}
-
-
-def is_composed(text: str) -> bool:
-    """Return whether a text names an exchange, or an :class:`~offbeat.Algorithm`, not a recipe.
-
-    >>> [is_composed(text) for text in ("TopK(0.01) + Average", "Algorithm()", "sgp(overlap=1)")]
-    [True, True, False]
-    """
-    return text.strip().partition("(")[0].partition("+")[0].strip() in _NAMED
+_EXCHANGES = {
+    name: kind
+    for name, kind in vars(methods).items()
+    if isinstance(kind, type) and issubclass(kind, Exchange)
+}
+del _EXCHANGES["Compressed"]  # a compressor is a class, which has no text
+_SETTINGS = BipartiteExponential, Complete, Cycle, Exponential, Phases, Ring, Sparse, Symmetric
+NAMED: dict[str, Callable[..., Any]] = {
+    "Algorithm": Algorithm,
+    **_EXCHANGES,
+    **{kind.__name__: kind for kind in _SETTINGS},
+}
 
 
 def compose(text: str) -> Algorithm:
@@ -76,7 +62,7 @@ def _operands(node: ast.expr) -> list[ast.expr]:
 
 
 def _value(node: ast.expr, text: str) -> Any:
-    """Return the value of a literal, of a name or call of :data:`_NAMED`, or of a tuple of them."""
+    """Return the value of a literal, of a name or call of :data:`NAMED`, or of a tuple of them."""
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_value(item, text) for item in node.elts)
     called = node.func if isinstance(node, ast.Call) else node
@@ -85,16 +71,16 @@ def _value(node: ast.expr, text: str) -> Any:
             return ast.literal_eval(node)
         except ValueError:
             raise ValueError(_unreadable(text)) from None
-    if called.id not in _NAMED:
+    if called.id not in NAMED:
         raise ValueError(
-            f"unknown name {called.id!r} in {text!r}; expected one of {', '.join(_NAMED)}, or a "
+            f"unknown name {called.id!r} in {text!r}; expected one of {', '.join(NAMED)}, or a "
             "recipe alone"
         )
-    args = [_value(arg, text) for arg in node.args] if isinstance(node, ast.Call) else []
-    keywords = node.keywords if isinstance(node, ast.Call) else []
-    named = {str(k.arg): _value(k.value, text) for k in keywords}
+    call = node if isinstance(node, ast.Call) else ast.Call(called, [], [])
+    args = [_value(arg, text) for arg in call.args]
+    named = {str(k.arg): _value(k.value, text) for k in call.keywords}
     try:
-        return _NAMED[called.id](*args, **named)
+        return NAMED[called.id](*args, **named)
     except TypeError as error:
         raise ValueError(f"{text!r}: {error}") from None
 

@@ -22,8 +22,7 @@ def ddp(
     >>> ddp(wire="bf16").parameters is None
     True
     """
-    mean = Mean(wire=wire, bucket_mb=bucket_mb, broadcast_buffers=broadcast_buffers)
-    return Algorithm(gradients=mean)
+    return Algorithm(Mean(wire=wire, bucket_mb=bucket_mb, broadcast_buffers=broadcast_buffers))
 
 
 @recipe
@@ -46,13 +45,9 @@ def lags(
     """Exchange the largest gradients of each layer in every backward, the others later (LAGS-SGD).
 
     Pass ``replicate(..., optimizer=optimizer)``: with ``torch.optim.SGD`` a gradient is scaled by
-    the learning rate of the step in which it was computed, as in the paper.
-    ``density="adaptive"`` sends of each layer what backward can hide, and at least
-    1/``max_ratio``; a mapping from names or patterns of them, or a function of name and size, gives
-    each layer a density of its own. See :class:`offbeat.methods.TopK`.
+    the learning rate of the step in which it was computed, as in the paper. See
+    :class:`offbeat.methods.TopK`.
 
-    >>> lags(density=0.01).gradients.density
-    0.01
     >>> lags({"head.*": 0.01, "*": 0.001}).gradients.density
     {'head.*': 0.01, '*': 0.001}
     """
@@ -71,7 +66,7 @@ def lags(
         measure=measure,
         broadcast_buffers=broadcast_buffers,
     )
-    return Algorithm(gradients=top_k)
+    return Algorithm(top_k)
 
 
 @recipe
@@ -84,8 +79,7 @@ def slgs(density: float = 0.001, *, broadcast_buffers: bool = False) -> Algorith
     >>> slgs().gradients.scope
     'model'
     """
-    top_k = TopK(density=density, scope="model", broadcast_buffers=broadcast_buffers)
-    return Algorithm(gradients=top_k)
+    return Algorithm(TopK(density=density, scope="model", broadcast_buffers=broadcast_buffers))
 
 
 @recipe
@@ -109,4 +103,4 @@ def torch_ddp(*, bucket_mb: float = 25.0) -> Algorithm:
     >>> torch_ddp().gradients
     TorchDDP(bucket_mb=25.0, over='world')
     """
-    return Algorithm(gradients=TorchDDP(bucket_mb=bucket_mb))
+    return Algorithm(TorchDDP(bucket_mb=bucket_mb))

@@ -19,7 +19,7 @@ from offbeat.methods import (
 from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
 from offbeat.recipes.outer import diloco, noloco, sparse_loco
 from offbeat.recipes.recipe import recipe
-from offbeat.recipes.within import Within, mean_inside, participants
+from offbeat.recipes.within import Within, levels
 from offbeat.settings import at_least, check_values
 from offbeat.topology import Symmetric, Topology, as_topology
 
@@ -36,27 +36,22 @@ def local_sgd(
 ) -> Algorithm:
     """Train independently and average the parameters every ``every`` steps (Local SGD).
 
-    With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    parameters between nodes. See :class:`offbeat.methods.Average`. With ``outer`` the
-    difference to the last average is the gradient of an outer optimizer, such as
-    ``"Adam(lr=0.01)"``; see :class:`offbeat.methods.OuterStep`.
+    With ``within="local"``, here and in other recipes, gradients are averaged inside each node in
+    every backward, and parameters between nodes. See :class:`offbeat.methods.Average`; with
+    ``outer``, such as ``"Adam(lr=0.01)"``, see :class:`offbeat.methods.OuterStep`.
 
-    >>> local_sgd(every=4).parameters.every
-    4
     >>> local_sgd(every=4, outer="SGD(lr=0.7, momentum=0.9)").parameters.fragments
     1
     """
-    over = participants(within)
-    inside = mean_inside(within)
+    inside, over = levels(within)
     if outer is None:
-        average = Average(every=every, over=over, nonfinite=nonfinite)
-        return Algorithm(gradients=inside, parameters=average)
+        return Algorithm(inside, Average(every=every, over=over, nonfinite=nonfinite))
     if nonfinite != "raise":
         raise ValueError(
             f"nonfinite={nonfinite!r} with outer: the mean of all ranks is checked before the "
             "outer step, and is an error if it is not finite; leave out nonfinite"
         )
-    return Algorithm(gradients=inside, parameters=OuterStep(every=every, outer=outer, over=over))
+    return Algorithm(inside, OuterStep(every=every, outer=outer, over=over))
 
 
 @recipe
@@ -71,27 +66,18 @@ def adasum(
 ) -> Algorithm:
     """Combine the optimizers' updates with Adasum: the sum if orthogonal, the mean if parallel.
 
-    With ``within="local"`` gradients are averaged inside each node in every backward, and the
-    nodes' updates are combined. ``partition=True`` implies that, and each rank of a node steps
-    only its own share of the layers: build the optimizer with ``replica.owned_parameters()``. See
+    ``partition=True`` implies ``within="local"``, and each rank of a node steps only its own share
+    of the layers: build the optimizer with ``replica.owned_parameters()``. See
     :class:`offbeat.methods.AdasumUpdate`.
 
-    >>> adasum(wire="bf16").parameters.wire
-    'bf16'
     >>> adasum(partition=True).parameters.over
     'node'
     """
-    within = "local" if partition else within
+    inside, over = levels("local" if partition else within)
     update = AdasumUpdate(
-        every=every,
-        wire=wire,
-        method=method,
-        over=participants(within),
-        nonfinite=nonfinite,
-        partition=partition,
+        every=every, wire=wire, method=method, over=over, nonfinite=nonfinite, partition=partition
     )
-    inside = Mean(over="local", partition=True) if partition else mean_inside(within)
-    return Algorithm(gradients=inside, parameters=update)
+    return Algorithm(Mean(over="local", partition=True) if partition else inside, update)
 
 
 @recipe
@@ -115,21 +101,12 @@ def sgp(
     ``topology`` is "exponential" (``peers`` receivers, which change from step to step), "ring",
     "bipartite", "complete", a :class:`offbeat.Topology`, a networkx graph, a function that makes
     one from the number of participants, or phases of these:
-    ``[(300, "complete"), (None, "exponential")]``. ``overlap`` is the number of steps that a
-    message may be in flight while training continues; without overlap ``every`` is the number of
-    steps between two exchanges. With ``within="local"`` gradients are averaged inside each node,
-    and the gossip runs between nodes. With ``on_failure="continue"`` the other ranks continue
-    training after a rank is lost, if the launcher keeps them running. See
-    :class:`offbeat.methods.PushSum`.
+    ``[(300, "complete"), (None, "exponential")]``. See :class:`offbeat.methods.PushSum`.
 
     With ``outer``, such as ``"SGD(lr=1, momentum=0.6)"``, the models are averaged exactly every
     ``outer_every`` steps (48 unless given), and the outer optimizer steps the average (SlowMo).
     See :class:`offbeat.methods.SlowMomentum`.
 
-    >>> sgp("ring").parameters.topology
-    Ring()
-    >>> sgp(overlap=1, wire="bf16").parameters.overlap
-    1
     >>> sgp(outer="SGD(lr=1, momentum=0.6)").parameters.every
     48
     """
@@ -139,9 +116,10 @@ def sgp(
             f"outer_every={outer_every!r} without outer: there is no outer optimizer; give one, "
             "such as outer='SGD(lr=1, momentum=0.6)', or leave out outer_every"
         )
+    inside, over = levels(within)
     gossip = PushSum(
         topology=as_topology(topology, peers),
-        over=participants(within),
+        over=over,
         overlap=overlap,
         every=every,
         wire=wire,
@@ -150,12 +128,9 @@ def sgp(
         on_failure=on_failure,
         nonfinite=nonfinite,
     )
-    inside = mean_inside(within)
     if outer is None:
-        return Algorithm(gradients=inside, parameters=gossip)
-    every = 48 if outer_every is None else outer_every
-    slow = SlowMomentum(gossip=gossip, outer=outer, every=every)
-    return Algorithm(gradients=inside, parameters=slow)
+        return Algorithm(inside, gossip)
+    return Algorithm(inside, SlowMomentum(gossip=gossip, outer=outer, every=outer_every or 48))
 
 
 @recipe
@@ -175,24 +150,22 @@ def d_psgd(
     >>> d_psgd("bipartite").parameters.topology
     Symmetric(graph=BipartiteExponential())
     """
+    inside, over = levels(within)
     graph = Symmetric(as_topology(topology, peers=1))
-    over = participants(within)
-    gossip = PushSum(topology=graph, over=over, wire=wire, nonfinite=nonfinite)
-    return Algorithm(gradients=mean_inside(within), parameters=gossip)
+    return Algorithm(inside, PushSum(topology=graph, over=over, wire=wire, nonfinite=nonfinite))
 
 
 @recipe
 def ad_psgd(*, within: Within = None, nonfinite: Nonfinite = "raise") -> Algorithm:
     """Average the parameters with one random partner at a time, without waiting (AD-PSGD).
 
-    With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
-    nodes. See :class:`offbeat.methods.PairAverage`.
+    See :class:`offbeat.methods.PairAverage`.
 
     >>> ad_psgd().parameters
     PairAverage(over='world', nonfinite='raise')
     """
-    average = PairAverage(over=participants(within), nonfinite=nonfinite)
-    return Algorithm(gradients=mean_inside(within), parameters=average)
+    inside, over = levels(within)
+    return Algorithm(inside, PairAverage(over=over, nonfinite=nonfinite))
 
 
 @recipe
@@ -230,7 +203,7 @@ def daso(
         report_every=report_every,
     )
     average = StaleAverage(cycle=cycle, wire=wire, merge=merge, nonfinite=nonfinite)
-    return Algorithm(gradients=Mean(over="local"), parameters=average)
+    return Algorithm(Mean(over="local"), average)
 
 
 RECIPES: tuple[Callable[..., Algorithm], ...] = (

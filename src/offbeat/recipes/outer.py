@@ -6,7 +6,7 @@ from offbeat.exchange import Algorithm
 from offbeat.exchange.guard import Nonfinite
 from offbeat.methods import OuterGossip, OuterStep, Sparse
 from offbeat.recipes.recipe import recipe
-from offbeat.recipes.within import Within, mean_inside, participants
+from offbeat.recipes.within import Within, levels
 from offbeat.settings import at_least, between, check_values
 
 Rate = Annotated[float, at_least(0)]
@@ -27,11 +27,8 @@ def diloco(
 ) -> Algorithm:
     """Train independently, and step the mean by SGD with momentum (DiLoCo, Streaming DiLoCo).
 
-    ``lr``, ``momentum`` and ``nesterov`` are those of the outer ``torch.optim.SGD``. With
-    ``fragments`` parts of the model take turns, and with ``delay`` they travel for so many steps
-    while training continues; ``mixing`` is the weight of a rank's own parameters when they
-    arrive. With ``within="local"`` gradients are averaged inside each node, and nodes exchange.
-    See :class:`offbeat.methods.OuterStep`.
+    ``lr``, ``momentum`` and ``nesterov`` are those of the outer ``torch.optim.SGD``. See
+    :class:`offbeat.methods.OuterStep`.
 
     >>> diloco(every=50).parameters.outer
     'SGD(lr=0.7, momentum=0.9, nesterov=True)'
@@ -41,6 +38,7 @@ def diloco(
         raise ValueError(
             "momentum=0 with nesterov=True: there is none to look ahead; use nesterov=False"
         )
+    inside, over = levels(within)
     outer_step = OuterStep(
         every=every,
         outer=f"SGD(lr={lr!r}, momentum={momentum!r}, nesterov={nesterov!r})",
@@ -48,9 +46,9 @@ def diloco(
         delay=delay,
         mixing=mixing,
         wire=wire,
-        over=participants(within),
+        over=over,
     )
-    return Algorithm(gradients=mean_inside(within), parameters=outer_step)
+    return Algorithm(inside, outer_step)
 
 
 @recipe
@@ -67,25 +65,23 @@ def sparse_loco(
 ) -> Algorithm:
     """Train independently, and exchange the largest changes of the parameters (SparseLoCo).
 
-    Of the change since the last exchange, a share of ``density`` is sent, each value in ``bits``
-    bits. The rest is multiplied by ``decay`` and added to the next change. ``lr`` is the rate of
-    the outer SGD; ``fragments``, ``delay`` and ``within`` are those of :func:`diloco`. With a delay
-    the steps made meanwhile are discarded. See :class:`offbeat.methods.OuterStep` and
-    :class:`offbeat.methods.Sparse`.
+    ``lr`` is the rate of the outer SGD. With a ``delay`` the steps made meanwhile are discarded.
+    See :class:`offbeat.methods.Sparse` and :class:`offbeat.methods.OuterStep`.
 
     >>> sparse_loco(every=50).parameters.wire
     Sparse(density=0.015625, decay=0.95, bits=2)
     """
     check_values(sparse_loco, {"lr": lr})
+    inside, over = levels(within)
     outer_step = OuterStep(
         every=every,
         outer=f"SGD(lr={lr!r})",
         fragments=fragments,
         delay=delay,
         wire=Sparse(density=density, decay=decay, bits=bits),
-        over=participants(within),
+        over=over,
     )
-    return Algorithm(gradients=mean_inside(within), parameters=outer_step)
+    return Algorithm(inside, outer_step)
 
 
 @recipe
@@ -101,21 +97,19 @@ def noloco(
 ) -> Algorithm:
     """Train independently, and make outer steps in random pairs, without an all-reduce (NoLoCo).
 
-    ``lr`` and ``momentum`` are those of the outer step, and ``gossip_lr`` is the rate at which the
-    two of a pair approach each other, ``lr`` by default. All ranks draw the pairs from ``seed``.
-    With ``within="local"`` gradients are averaged inside each node, and pairs are formed between
-    nodes. See :class:`offbeat.methods.OuterGossip`.
+    See :class:`offbeat.methods.OuterGossip`.
 
     >>> noloco(every=100).parameters.momentum
     0.5
     """
+    inside, over = levels(within)
     gossip = OuterGossip(
         every=every,
         lr=lr,
         momentum=momentum,
         gossip_lr=gossip_lr,
         seed=seed,
-        over=participants(within),
+        over=over,
         nonfinite=nonfinite,
     )
-    return Algorithm(gradients=mean_inside(within), parameters=gossip)
+    return Algorithm(inside, gossip)

@@ -2,10 +2,9 @@
 
 import inspect
 import os
-from typing import Any
 
 from offbeat.exchange import Algorithm
-from offbeat.recipes.composed import compose, is_composed
+from offbeat.recipes.composed import NAMED, compose
 from offbeat.recipes.methods import RECIPES
 from offbeat.settings import read_call
 
@@ -35,13 +34,13 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
         return text
     if text is None:
         return _from_environment()
-    if is_composed(str(text)):
-        return compose(str(text))
-    recipes = {recipe.__name__: recipe for recipe in RECIPES}
-    # On a command line names may have hyphens: torch-ddp.
     head, *rest = str(text).strip().partition("(")
+    if head.partition("+")[0].strip() in NAMED:
+        return compose(str(text))
+    # On a command line names may have hyphens: torch-ddp.
     call = "".join((head.replace("-", "_"), *rest))
     name, args, kwargs = read_call(call, "cannot read the algorithm", '"local_sgd(every=8)"')
+    recipes = {recipe.__name__: recipe for recipe in RECIPES}
     if name not in recipes:
         raise ValueError(
             f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"
@@ -50,8 +49,11 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        many = f"positional arguments: got {len(args)}, expected at most {most}; name the others"
         raise ValueError(
-            f"{text!r}: {_misfit(signature, args) or error}; the arguments of {name} are "
+            f"{text!r}: {many if len(args) > most else error}; the arguments of {name} are "
             f"{', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
@@ -67,14 +69,3 @@ def _from_environment() -> Algorithm:
         return algorithm(text)
     except ValueError as error:
         raise ValueError(f"environment variable {ALGORITHM_VARIABLE}: {error}") from None
-
-
-def _misfit(signature: inspect.Signature, args: list[Any]) -> str | None:
-    """Describe what is wrong with the number of positional arguments, if it is that."""
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if len(args) <= most:
-        return None
-    return (
-        f"positional arguments: got {len(args)}, expected at most {most}; pass the others by name"
-    )

@@ -8,20 +8,11 @@ from offbeat.settings import check_values
 Within = Annotated[Literal["local"], "the ranks of a node"] | None
 
 
-def mean_inside(within: Within) -> Mean | None:
-    """Return the exchange of gradients inside a node, if there is one.
+def levels(within: Within) -> tuple[Mean | None, Literal["world", "node"]]:
+    """Return the exchange of gradients inside a node, if there is one, and who exchanges models.
 
-    >>> mean_inside("local")
-    Mean(over='local', wire=None, bucket_mb=25.0, partition=False)
+    >>> levels("local")
+    (Mean(over='local', wire=None, bucket_mb=25.0, partition=False), 'node')
     """
-    check_values(mean_inside, {"within": within})
-    return Mean(over="local") if within == "local" else None
-
-
-def participants(within: Within) -> Literal["world", "node"]:
-    """Return who takes part in an exchange of parameters.
-
-    >>> participants(None)
-    'world'
-    """
-    return "node" if within == "local" else "world"
+    check_values(levels, {"within": within})
+    return (Mean(over="local"), "node") if within else (None, "world")
