@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from math import inf
+from operator import le, lt
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -19,68 +20,44 @@ _parser = threading.Lock()
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of numbers and their unit, as metadata of ``Annotated[int, ...]`` or ``float``.
+    """An interval of numbers, as metadata of ``Annotated[int, ...]`` or ``float``."""
 
-    ``closed`` names the ends that belong to the interval. Built by :func:`at_least`,
-    :func:`above` and :func:`between`.
-    """
-
-    low: float
-    high: float
-    closed: Literal["both", "left", "right"]
-    unit: str = ""
-
-    def __contains__(self, value: float) -> bool:
-        if self.closed == "both":
-            return self.low <= value <= self.high
-        if self.closed == "left":
-            return self.low <= value < self.high
-        return self.low < value <= self.high
-
-    def describe(self, number: str) -> str:
-        """Return the words for the interval in an error; ``number`` is the words for its type.
-
-        >>> at_least(1, "steps").describe("a whole number")
-        'a whole number of steps, 1 or more'
-        >>> between(0, 1, closed="left").describe("a number")
-        'a number in [0, 1)'
-        """
-        subject = f"{number} of {self.unit}" if self.unit else number
-        if self.high == inf:
-            low = f"{self.low} or more" if self.closed == "left" else f"more than {self.low}"
-            return f"{subject}, {low}"
-        opening = "(" if self.closed == "right" else "["
-        closing = ")" if self.closed == "left" else "]"
-        return f"{subject} in {opening}{self.low}, {self.high}{closing}"
+    holds: Callable[[float], bool]
+    text: str  # what follows the type of the number in an error
 
 
 def at_least(low: float, unit: str = "") -> Interval:
     """Return the interval [low, infinity).
 
-    >>> 1 in at_least(1)
-    True
+    >>> at_least(1, "steps").text
+    ' of steps, 1 or more'
     """
-    return Interval(low, inf, "left", unit)
+    return Interval(lambda value: value >= low, f"{_of(unit)}, {low} or more")
 
 
 def above(low: float, unit: str = "") -> Interval:
-    """Return the interval (low, infinity).
-
-    >>> 0 in above(0, "MiB")
-    False
-    """
-    return Interval(low, inf, "right", unit)
+    """Return the interval (low, infinity)."""
+    return Interval(lambda value: value > low, f"{_of(unit)}, more than {low}")
 
 
 def between(
-    low: float, high: float, unit: str = "", *, closed: Literal["both", "left", "right"] = "both"
+    low: float, high: float, *, closed: Literal["both", "left", "right"] = "both"
 ) -> Interval:
     """Return the interval from ``low`` to ``high``, without the end that is not ``closed``.
 
-    >>> [value in between(0, 1, closed="right") for value in (0, 0.5, 1)]
-    [False, True, True]
+    >>> between(0, 1, closed="right").text
+    ' in (0, 1]'
     """
-    return Interval(low, high, closed, unit)
+    opening, low_holds = ("(", lt) if closed == "right" else ("[", le)
+    closing, high_holds = (")", lt) if closed == "left" else ("]", le)
+    return Interval(
+        lambda value: low_holds(low, value) and high_holds(value, high),
+        f" in {opening}{low}, {high}{closing}",
+    )
+
+
+def _of(unit: str) -> str:
+    return f" of {unit}" if unit else ""
 
 
 def check_settings(settings: Any) -> None:
@@ -248,14 +225,14 @@ def _refine(hint: Any, metadata: list[Any]) -> list[_Choice]:
     for extra in metadata:
         expected, accepts = choice
         if isinstance(extra, Interval):
-            choice = _Choice(extra.describe(expected), _inside(extra, accepts))
+            choice = _Choice(expected + extra.text, _inside(extra, accepts))
         elif isinstance(extra, str):
             choice = _Choice(f"{expected} ({extra})", accepts)
     return [choice]
 
 
 def _inside(interval: Interval, accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: accepts(value) and value in interval
+    return lambda value: accepts(value) and interval.holds(value)
 
 
 def _literal(allowed: Any) -> _Choice:
