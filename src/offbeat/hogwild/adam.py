@@ -39,15 +39,9 @@ class AsyncAdam(Optimizer):
     coordinates only, so that sparse stays sparse. ``t`` is counted for each parameter, by each
     worker: steps in which it had a gradient.
 
-    alpha_t corrects the bias of moments that began at zero with the first step. Those of a
-    coordinate that is met late begin at zero too, where alpha_t is alpha_0 already: with the
-    default betas and a constant gradient it moves by 3.2 alpha_0 at first and by 6.6 alpha_0 in
-    its twelfth update. ``bias_correction="coordinate"`` counts the updates of each coordinate and
-    moves it by alpha_0:
-
-    .. math::
-        n_j \leftarrow n_j + 1, \quad
-        \alpha_0 \sqrt{1 - \beta_2^{n_j}} / (1 - \beta_1^{n_j}) \text{ in place of } \alpha_t
+    The moments of a coordinate that is met late begin at zero too, where alpha_t is alpha_0
+    already: its first steps are up to 6.6 alpha_0. ``bias_correction="coordinate"`` takes the
+    number of updates of each coordinate for t, and moves it by alpha_0.
 
     All state is allocated by the constructor, in shared memory, before any worker starts: build
     the optimizer in the parent process and pass it to :func:`launch`. Parameters are moved to

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from offbeat.hogwild import worker
 from offbeat.hogwild.adam import AsyncAdam
-from offbeat.hogwild.progress import Progress
+from offbeat.hogwild.progress import progress as showing
 
 LOOK_SECONDS = 0.1
 
@@ -64,10 +64,10 @@ def launch(
     _check_shared(args)
     crew = _Crew(fn, tuple(args), workers, replacements)
     try:
-        with Progress(crew.board, shown=progress) as display:
+        with showing(crew.board, shown=progress) as refresh:
             while crew.running:
                 crew.look(LOOK_SECONDS)
-                display.refresh()
+                refresh()
                 if meanwhile is not None:
                     meanwhile()
         return [crew.results[number] for number in range(workers)]
@@ -94,15 +94,9 @@ class _Crew:
 
     def look(self, seconds: float) -> None:
         """Wait up to ``seconds`` for results; replace killed workers, raise failures."""
-        channels = [channel for _, channel in self.running.values()]
-        ready = connection.wait(channels, seconds)
-        failures = []
-        for number, (process, channel) in list(self.running.items()):
-            if channel in ready:
-                del self.running[number]
-                failure = self._receive(number, process, channel)
-                if failure is not None:
-                    failures.append(failure)
+        ready = connection.wait([channel for _, channel in self.running.values()], seconds)
+        ended = [n for n, (_, channel) in self.running.items() if channel in ready]
+        failures = [f for number in ended if (f := self._receive(number)) is not None]
         if failures:
             raise WorkerFailed("\n".join(failures))
 
@@ -138,10 +132,9 @@ class _Crew:
             sender.close()  # now the pipe ends when the worker does
         self.running[number] = (process, receiver)
 
-    def _receive(
-        self, number: int, process: BaseProcess, channel: connection.Connection
-    ) -> str | None:
+    def _receive(self, number: int) -> str | None:
         """Store a worker's result, or return how it failed; a killed worker may be replaced."""
+        process, channel = self.running.pop(number)
         try:
             returned, value = pickle.loads(channel.recv_bytes())
         except EOFError:

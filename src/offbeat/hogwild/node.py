@@ -68,18 +68,15 @@ class NodeReplica:
             )
         # The parameters alone: a module with a sparse embedding could not be replicated, although
         # no gradient ever reaches this copy. Names of a ParameterDict may not hold dots.
-        snapshot = nn.ParameterDict(
-            {
-                name.replace(".", "/"): nn.Parameter(shared.detach().clone())
-                for name, shared in model.named_parameters()
-                if shared.requires_grad
-            }
-        )
-        self.replica = replicate(snapshot, algorithm, mesh=mesh)
-        self._pairs: list[tuple[Tensor, Tensor]] = [
-            (shared.detach(), snapshot[name.replace(".", "/")].detach())
+        trained = {
+            name.replace(".", "/"): shared.detach()
             for name, shared in model.named_parameters()
             if shared.requires_grad
+        }
+        snapshot = nn.ParameterDict({n: nn.Parameter(p.clone()) for n, p in trained.items()})
+        self.replica = replicate(snapshot, algorithm, mesh=mesh)
+        self._pairs: list[tuple[Tensor, Tensor]] = [
+            (shared, snapshot[name].detach()) for name, shared in trained.items()
         ]
         self._before = [torch.empty_like(own) for _, own in self._pairs]
         for shared, own in self._pairs:  # rank 0's start; no worker runs yet
@@ -89,7 +86,9 @@ class NodeReplica:
         """Exchange if it is due; all nodes call, while workers may run."""
         self._read()
         self.replica.step()
-        self._add()
+        for before, (shared, own) in zip(self._before, self._pairs, strict=True):
+            if not own.equal(before):  # writing back unchanged values would race for nothing
+                shared.add_(torch.sub(own, before, out=before))
 
     def finish(self) -> None:
         """Set all nodes to their average; call it on all nodes while no worker runs."""
@@ -106,8 +105,3 @@ class NodeReplica:
         for before, (shared, own) in zip(self._before, self._pairs, strict=True):
             before.copy_(shared)
             own.copy_(before)
-
-    def _add(self) -> None:
-        for before, (shared, own) in zip(self._before, self._pairs, strict=True):
-            if not own.equal(before):  # writing back unchanged values would race for nothing
-                shared.add_(torch.sub(own, before, out=before))

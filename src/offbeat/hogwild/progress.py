@@ -1,7 +1,8 @@
 """The progress of all workers, as a live table in a terminal."""
 
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -11,42 +12,19 @@ from torch import Tensor
 from offbeat.hogwild.worker import LOSS, STEPS
 
 
-class Progress:
-    """A live table of steps, steps per second and loss per worker, on standard error.
+@contextmanager
+def progress(board: Tensor, *, shown: bool) -> Iterator[Callable[[], object]]:
+    """Show steps, steps per second and loss of each worker, a row of ``board``, on standard error.
 
-    Nothing is displayed if standard error is not a terminal. ``board`` has one row per worker.
+    The block gets a function that shows the current contents; it does nothing if standard error is
+    not a terminal. The last state stays on the screen.
     """
-
-    def __init__(self, board: Tensor, *, shown: bool) -> None:
-        """Prepare the display of ``board``; ``shown=False`` disables it."""
-        console = Console(stderr=True)
-        self._board = board
-        self._start = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False)
-        self._shown = shown and console.is_terminal
-
-    def __enter__(self) -> "Progress":
-        """Start the display."""
-        if self._shown:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop the display; its last state stays on the screen."""
-        if self._shown:
-            self._live.stop()
-
-    def refresh(self) -> None:
-        """Display the current contents of ``board``."""
-        if self._shown:
-            self._live.update(
-                progress_table(self._board, time.monotonic() - self._start), refresh=True
-            )
+    console, start = Console(stderr=True), time.monotonic()
+    if not shown or not console.is_terminal:
+        yield lambda: None
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda: live.update(progress_table(board, time.monotonic() - start), refresh=True)
 
 
 def progress_table(board: Tensor, seconds: float) -> Table:

@@ -16,18 +16,8 @@ from offbeat.kernels.logistic_memory import Data, Settings
 from offbeat.settings import above, at_least, between, check_values
 
 Array = NDArray[Any]
-_CHECKED = (
-    "moments",
-    "batch_size",
-    "l2",
-    "learning_rate",
-    "beta_1",
-    "beta_2",
-    "epsilon",
-    "max_iter",
-    "n_iter_no_change",
-    "bias_correction",
-)
+# Used as they are: scikit-learn checks n_jobs and random_state, and flags may be numbers.
+_UNCHECKED = {"n_jobs", "tol", "fit_intercept", "random_state", "verbose"}
 
 
 @final
@@ -56,10 +46,8 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``bias_correction="coordinate"`` four, or 1 + 3 T; small sparse problems with several threads
     round this up to 64 bytes per feature.
 
-    The first 134 million non-zero values (0.6 s) are processed by one thread, unless :meth:`fit`
-    has more of them in ``max_iter`` passes. Then one thread and T are timed on a copy of the
-    memory, for about 10 ms, and the faster continue: where threads update the same features,
-    handing cache lines from core to core can take longer than the updates.
+    Where T threads are slower than one, one is used: short runs of both are timed on a copy of the
+    memory, after 134 million non-zero values (0.6 s) or where :meth:`fit` has more.
 
     Args:
         moments: "shared" (Algorithm 1) or "private" (Algorithm 2).
@@ -79,9 +67,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: seed or generator for the order of rows.
         verbose: print the loss whenever it is evaluated.
         bias_correction: "step", by the time t of the whole training as in the paper, or
-            "coordinate", by the number of updates of each coordinate. Rare features are met when
-            t is large, and then take first steps of up to 6.6 alpha with "step"
-            (see :class:`AsyncAdam`).
+            "coordinate", by the number of updates of each coordinate (see :class:`AsyncAdam`).
 
     Attributes after ``fit``: ``classes_``, ``coef_`` (1 or classes, features), ``intercept_``,
     ``n_features_in_``, ``n_iter_`` (passes done), ``n_updates_``, and ``loss_curve_``, the mean
@@ -213,7 +199,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         # In fit, not in the constructor: scikit-learn's clone and set_params assign unchecked.
-        values = {name: getattr(self, name) for name in _CHECKED}
+        values = {n: v for n, v in self.get_params().items() if n not in _UNCHECKED}
         if values["n_iter_no_change"] == np.inf:  # never stop early
             del values["n_iter_no_change"]
         plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}

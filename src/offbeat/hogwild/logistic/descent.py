@@ -113,8 +113,7 @@ class Descent:
         losses = self._run(x, settings, hands, updates, count)
         self.updates += updates * count
         self.values += len(x.data) * count
-        mean: Array = losses / (updates * settings.batch)
-        return mean
+        return losses / (updates * settings.batch)
 
     def _try(self, x: Data, decay: Array, settings: Settings) -> int:
         """Return which is faster, one thread or all, by short runs in turns on copies."""
@@ -147,7 +146,8 @@ class Descent:
         if not self.private:  # t = t_i T + ... goes on from the updates of all, whatever T was
             self.counts[:, 1] = -(-self.updates // workers)
         threads = [self._thread(own, hands.copy()) for own in self.counts[:workers]]
-        factors = self.factors(settings)
+        betas = settings.b1, settings.b2
+        factors = corrections(betas, self.dtype) if self.by_coordinate else None
         jobs = [
             (x, self._memory(i), threads[i], settings, factors, share, losses[i, :count])
             for i, share in enumerate(shares)
@@ -161,10 +161,6 @@ class Descent:
                 other.result()
         total: Array = losses[:, :count].sum(0)
         return total
-
-    def factors(self, settings: Settings) -> Array | None:
-        """Return the corrections of alpha by the number of updates, or None: by t."""
-        return corrections((settings.b1, settings.b2), self.dtype) if self.by_coordinate else None
 
     def _memory(self, worker: int) -> Memory:
         shared = self.shared.reshape(-1)
