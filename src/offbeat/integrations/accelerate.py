@@ -4,7 +4,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
+from offbeat.integrations.replicas import consensus
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
@@ -45,16 +45,16 @@ def prepare(
     Args:
         accelerator: without DeepSpeed, FSDP or Megatron-LM.
         objects: one model with trainable parameters, its optimizers, and anything else.
-        algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
-            default the text in the environment variable OFFBEAT_ALGORITHM.
-        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
+        algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM.
+        mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
 
     Raises:
         ValueError: for other arguments, and as :func:`offbeat.replicate`.
     """
     chosen = parse(algorithm)
     require_whole_models(accelerator)
-    models = [o for o in objects if isinstance(o, nn.Module) and _is_trained(o)]
+    modules = [o for o in objects if isinstance(o, nn.Module)]
+    models = [m for m in modules if any(p.requires_grad for p in m.parameters())]
     given = [o for o in objects if isinstance(o, Optimizer)]
     if len(models) != 1 or not given:
         raise ValueError(
@@ -65,9 +65,8 @@ def prepare(
         prepared = accelerator.prepare(*objects)
     optimizers = [o for o in prepared if isinstance(o, AcceleratedOptimizer)]
     schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
-    bare = [o.optimizer for o in optimizers]
-    scaler = accelerator.scaler
-    replica = replicate(models[0], chosen, mesh=mesh, optimizer=bare, scaler=scaler)
+    read = {"optimizer": [o.optimizer for o in optimizers], "scaler": accelerator.scaler}
+    replica = replicate(models[0], chosen, mesh=mesh, **read)
     models[0].no_sync = NoSync(replica)  # type: ignore[assignment]
     _step_after(optimizers[-1], replica)
     checkpoints = vars(accelerator).get("offbeat") or _Checkpoints(accelerator)
@@ -106,10 +105,6 @@ def _is_whole(folder: str | os.PathLike[str]) -> bool:
     return any(RankFiles(folder).whole(state.process_index, state.num_processes).values())
 
 
-def _is_trained(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
-
-
 def _step_after(optimizer: AcceleratedOptimizer, replica: Replica) -> None:
     """Let ``optimizer.step`` end with ``replica.step``: hooks do not see a step that is skipped."""
     step = optimizer.step
@@ -143,9 +138,7 @@ class _Checkpoints:
 
         The files of the ranks come last: where all are, the others are complete.
         """
-        with ExitStack() as shown:
-            for replica in self.replicas:
-                shown.enter_context(replica.consensus())
+        with consensus(self.replicas):
             saved = self._save(*args, **kwargs)
             if self.replicas:
                 save_per_rank(self._folder, **self._parts())

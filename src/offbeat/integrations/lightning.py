@@ -12,9 +12,11 @@ from torch.optim import Optimizer
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
-from offbeat.integrations.replicas import Replicas
+from offbeat.integrations.replicas import Replicas, consensus
+from offbeat.integrations.without_ddp import NoSync
 from offbeat.platform.process_group import TIMEOUT
 from offbeat.recipes import algorithm as parsed
+from offbeat.replica.saving.per_rank import load_save, saving
 from offbeat.transport.world import World
 
 with extra("lightning"):
@@ -40,7 +42,7 @@ class OffbeatStrategy(DDPStrategy):
     Args:
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM. Unknown ones
             raise ``ValueError``.
-        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
+        mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
         cluster_environment: who starts the processes; by default found by the Trainer.
         checkpoint_io: writes the Trainer's checkpoints.
         precision_plugin: by default made from ``Trainer(precision=...)``.
@@ -92,7 +94,7 @@ class OffbeatStrategy(DDPStrategy):
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Exchange no gradients inside the block: they accumulate."""
-        return self.replicas.no_sync()
+        return NoSync(*self.replicas.each)()
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Report the loss, which Lightning has divided by the number of micro-batches."""
@@ -115,7 +117,7 @@ class OffbeatStrategy(DDPStrategy):
 
     def on_validation_start(self) -> None:
         """Show the average; ``ModelCheckpoint`` saves before :meth:`on_validation_end`."""
-        self._shown.enter_context(self.replicas.consensus())
+        self._shown.enter_context(consensus(self.replicas.each))
 
     def on_validation_end(self) -> None:
         """Return to each rank's own parameters."""
@@ -139,7 +141,7 @@ class OffbeatStrategy(DDPStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the average model; all ranks call."""
         # An exception has ended this rank: the others may not take part in an average.
-        with nullcontext() if self._is_interrupted else self.replicas.consensus():
+        with nullcontext() if self._is_interrupted else consensus(self.replicas.each):
             state = super().lightning_module_state_dict()
             return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
 
@@ -148,8 +150,8 @@ class OffbeatStrategy(DDPStrategy):
     ) -> None:
         """Save the state of each rank, then on rank 0 the checkpoint, which names it."""
         is_whole = "optimizer_states" in checkpoint and not self._is_interrupted
-        saves = self.replicas.each and is_whole
-        with self.replicas.saving(_folder(filepath)) if saves else nullcontext(0) as number:
+        parts = self.replicas.parts() if self.replicas.each and is_whole else {}
+        with saving(_folder(filepath), **parts) if parts else nullcontext(0) as number:
             named = checkpoint | {_SAVE: number}
             super().save_checkpoint(named, filepath, storage_options)
 
@@ -173,7 +175,8 @@ class OffbeatStrategy(DDPStrategy):
         folder, number = self._loaded_from
         files, root = fsspec.core.url_to_fs(folder)
         if number != 0 and self.reduce_boolean_decision(files.exists(root), all=False):
-            self.replicas.load(folder, number)
+            load_save(folder, self.replicas.parts(), number)
+            self.replicas.measures()  # from here on
         else:
             rank_zero_warn(
                 f"{folder} holds no state of the ranks: the checkpoint is of another strategy, or "

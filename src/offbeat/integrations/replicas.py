@@ -1,8 +1,7 @@
 """One replica for each optimizer of a model, for frameworks that train with several."""
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,17 @@ from offbeat.exchange import Algorithm
 from offbeat.integrations.split_by_optimizer import exchanging, parts_of
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
-from offbeat.replica.saving.per_rank import Stateful, load_save, saving
+from offbeat.replica.saving.per_rank import Stateful
 from offbeat.transport.world import World
+
+
+@contextmanager
+def consensus(replicas: Sequence[Replica]) -> Iterator[None]:
+    """Show the average models inside the block; all ranks enter."""
+    with ExitStack() as stack:
+        for replica in replicas:
+            stack.enter_context(replica.consensus())
+        yield
 
 
 class Replicas:
@@ -65,25 +73,6 @@ class Replicas:
             replica.report_loss(loss)
             replica.step()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Exchange no gradients inside the block: they accumulate."""
-        for replica in self.each:
-            replica.set_requires_sync(False)
-        try:
-            yield
-        finally:
-            for replica in self.each:
-                replica.set_requires_sync(True)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """Show the average model inside the block; all ranks enter."""
-        with ExitStack() as stack:
-            for replica in self.each:
-                stack.enter_context(replica.consensus())
-            yield
-
     def measures(self) -> dict[str, float]:
         """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) per step since the last call.
 
@@ -95,17 +84,6 @@ class Replicas:
         steps, stalled, sent = (b - a for a, b in zip(self._measured, now, strict=True))
         self._measured = now
         return {"seconds_stalled": stalled / max(steps, 1), "mb_sent": sent / max(steps, 1) / 1e6}
-
-    def saving(self, folder: str | os.PathLike[str]) -> AbstractContextManager[int]:
-        """Write this rank's optimizers, replicas and loss scale to its file in a folder.
-
-        The block gets the number of this save. At its end the save before is removed.
-        """
-        return saving(folder, **self._parts())
-
-    def load(self, folder: str | os.PathLike[str], number: int | None) -> None:
-        """Restore a save, by default the newest; all ranks call, after the model is loaded."""
-        load_save(folder, self._parts(), number)
 
     def finish(self) -> None:
         """Set all ranks to the average."""
@@ -119,7 +97,8 @@ class Replicas:
         self._of, self._optimizers, self._scaler = {}, [], None
         self._measured, self._loss = (0, 0.0, 0.0), 0.0
 
-    def _parts(self) -> dict[str, Stateful]:
+    def parts(self) -> dict[str, Stateful]:
+        """Return what a rank saves by itself: optimizers, replicas and loss scale."""
         parts: dict[str, Stateful] = {f"optimizer{i}": o for i, o in enumerate(self._optimizers)}
         parts |= {f"replica{i}": replica for i, replica in enumerate(self.each)}
         return parts | ({"scaler": self._scaler} if self._scaler is not None else {})

@@ -1,6 +1,5 @@
 """The Trainer of Hugging Face transformers."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -10,10 +9,10 @@ from torch import Tensor, nn
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.accelerate import newest_checkpoint
+from offbeat.integrations.replicas import Replicas, consensus
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
-from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
 from offbeat.transport.world import World
 
@@ -35,9 +34,8 @@ def attach(
 
     Args:
         trainer: of any class; one process per device, without DeepSpeed or FSDP.
-        algorithm: what a recipe returns, or its text, for example ``"sgp(overlap=1)"``; by
-            default the text in the environment variable OFFBEAT_ALGORITHM.
-        mesh: the assignment of ranks to nodes; by default found as :func:`offbeat.replicate` does.
+        algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM.
+        mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
 
     Raises:
         ValueError: for another trainer. ``train()`` raises as :func:`offbeat.replicate`.
@@ -55,10 +53,8 @@ class OffbeatCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, algorithm: Algorithm, mesh: World | None) -> None:
         """Wrap methods of ``trainer``, and become the first of its callbacks."""
-        self.trainer, self.algorithm, self.mesh = trainer, algorithm, mesh
-        self.replica: Replica | None = None
+        self.trainer, self.replicas = trainer, Replicas(algorithm, mesh)  # attached while training
         self._folder: Any = None  # the checkpoint that train() resumes from
-        self._loss: float | Tensor = 0.0  # of the micro-batches since the last step
         trainer.train = partial(self._train, trainer.train)
         trainer.training_step = partial(self._training_step, trainer.training_step)
         for name in ("evaluate", "predict", "save_model"):
@@ -66,31 +62,28 @@ class OffbeatCallback(TrainerCallback):
         # Other callbacks see the parameters after an exchange, complete logs and checkpoints.
         trainer.callback_handler.callbacks.insert(0, self)
 
+    @property
+    def replica(self) -> Replica | None:
+        """The replica of the model, during ``train()``."""
+        return next(iter(self.replicas.each), None)
+
     def on_train_begin(self, *_: Any, model: nn.Module, optimizer: Any, **__: Any) -> None:
         """Replicate the model, after Trainer has loaded a checkpoint, and load this rank's part."""
         self._detach()  # with auto_find_batch_size this is another attempt
-        scaler = self.trainer.accelerator.scaler
-        given = {"mesh": self.mesh, "optimizer": optimizer.optimizer, "scaler": scaler}
-        self.replica = replicate(model, self.algorithm, **given)
-        model.no_sync = NoSync(self.replica)  # type: ignore[assignment]
+        self.replicas.attach(model, [optimizer.optimizer], self.trainer.accelerator.scaler)
+        model.no_sync = NoSync(*self.replicas.each)  # type: ignore[assignment]
         if self._folder is not None:
-            load_save(self._folder, self._parts(self.replica))
-        self._loss, self._logged = 0.0, self._counted(self.replica)
+            load_save(self._folder, self._parts())
+        self.replicas.measures()  # from here on
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+    def on_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
         """Exchange parameters, also on a rank whose GradScaler has skipped the step."""
-        assert self.replica is not None, "training has begun"
-        self.replica.report_loss(self._loss)
-        self._loss = 0.0
-        self.replica.step()
+        self.replicas.step(optimizer.optimizer)
 
     def on_log(self, args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Add what was sent and how long it stalled to the log of a training loss."""
         if self.replica is not None and "loss" in logs:
-            before, self._logged = self._logged, self._counted(self.replica)
-            steps, stalled, sent = (b - a for a, b in zip(before, self._logged, strict=True))
-            steps = max(steps, 1)  # a second log after one step
-            shown = {"seconds_stalled": stalled / steps, "mb_sent": sent / steps / 1e6}
+            shown = self.replicas.measures()
             logs |= shown
             state.log_history[-1] |= shown
 
@@ -103,7 +96,7 @@ class OffbeatCallback(TrainerCallback):
         """Save what belongs to this rank beside the checkpoint that Trainer has written."""
         if self.replica is not None and not args.save_only_model:
             folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_per_rank(folder, **self._parts(self.replica))
+            save_per_rank(folder, **self._parts())
 
     def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Set all ranks to the average, unless Trainer has just loaded the best model."""
@@ -134,26 +127,20 @@ class OffbeatCallback(TrainerCallback):
 
     def _training_step(self, step: Any, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = step(*args, **kwargs)
-        self._loss = self._loss + loss.detach()
+        self.replicas.add_loss(loss)
         return loss
 
     def _on_average(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.replica.consensus() if self.replica else nullcontext():
+        with consensus(self.replicas.each):  # none before train() and after it
             return method(*args, **kwargs)
 
-    def _counted(self, replica: Replica) -> tuple[float, float, float]:
-        total = replica.stats()["total"]
-        return replica.steps, total["seconds_stalled"], total["bytes_sent"]
-
-    def _parts(self, replica: Replica) -> dict[str, Stateful]:
-        trainer = self.trainer
-        parts = {"replica": replica, "optimizer": trainer.optimizer}
-        scaler = trainer.accelerator.scaler
-        parts |= {"scheduler": trainer.lr_scheduler}
-        return parts if scaler is None else parts | {"scaler": scaler}
+    def _parts(self) -> dict[str, Stateful]:
+        own, scaler = self.trainer, self.trainer.accelerator.scaler
+        parts = {"optimizer": own.optimizer, "scheduler": own.lr_scheduler, "scaler": scaler}
+        parts["replica"] = self.replica
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _detach(self) -> None:
         if self.replica is not None:
-            self.replica.detach()
             del self.replica.model.no_sync
-            self.replica = None
+            self.replicas.detach()

@@ -38,18 +38,20 @@ def without_ddp(accelerator: "Accelerator") -> Iterator[None]:
 class NoSync:
     """The attribute ``no_sync`` of a model, which Accelerate enters while it accumulates."""
 
-    def __init__(self, replica: Replica) -> None:
-        """Act on the backwards of ``replica``."""
-        self.replica = replica
+    def __init__(self, *replicas: Replica) -> None:
+        """Act on the backwards of ``replicas``."""
+        self.replicas = replicas
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Exchange no gradients inside the block."""
-        self.replica.set_requires_sync(False)
+        for replica in self.replicas:
+            replica.set_requires_sync(False)
         try:
             yield
         finally:
-            self.replica.set_requires_sync(True)
+            for replica in self.replicas:
+                replica.set_requires_sync(True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy as a context that does nothing: a copy of the model is no replica."""
