@@ -20,7 +20,7 @@ from offbeat.transport.small_gathers import gather_bytes, raise_alike
 from offbeat.transport.world import World
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
-_PARTS: Saved = {"gradients": {}, "parameters": {}, "model": {}}
+_PARTS = "gradients", "parameters", "model"
 _SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
 
 
@@ -132,7 +132,12 @@ def _read(parts: SavedParts, saved: object) -> Resume:
     used = _choose(parts, _entries(saved))
     entry = next(iter(used.values()))
     for key, other in used.items():
-        _require_undamaged(key, other)
+        content = {name: value for name, value in other.items() if name != _SUM}
+        if _SUM in other and other[_SUM] != checksum({key: content}):
+            raise ValueError(
+                f"the state {key!r} is not what was saved: its checksum is wrong; the file was "
+                "damaged or its values were changed or cast since; load another checkpoint"
+            )
     same = entry["algorithm"] == repr(parts.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
@@ -168,8 +173,7 @@ def _entries(saved: object) -> dict[str, Saved]:
             f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
         )
     for key, entry in entries.items():
-        whole = isinstance(entry, dict) and {*_HEAD, *_PARTS} <= {*entry}
-        if not whole or {*entry} - {*_HEAD, *_PARTS, _SUM, _NODES}:
+        if not isinstance(entry, dict) or {*entry} - {_SUM, _NODES} != {*_HEAD, *_PARTS}:
             raise ValueError(
                 f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
                 "after a step()"
@@ -189,10 +193,8 @@ def _choose(parts: SavedParts, entries: Mapping[str, Saved]) -> dict[str, Saved]
     That is its own, or any where the ranks were equal; the others may have residuals to inherit.
     """
     world, own = parts.world, entries.get(parts.key)
-    if own is not None and own["size"] == world.size:
-        return {parts.key: own}
-    # Saved before a loss that this rank has survived.
-    if own is not None and world.size < own["size"] <= world.size + len(world.lost):
+    # A larger size: saved before losses that this rank has survived.
+    if own is not None and world.size <= own["size"] <= world.size + len(world.lost):
         return {parts.key: own}
     key = parts.key if own is not None else _stand_in(parts, entries)
     entry = entries[key]
@@ -232,15 +234,6 @@ def _stand_in(parts: SavedParts, entries: Mapping[str, Saved]) -> str:
 
 def _nodes(world: World) -> list[list[int]]:
     return [list(node) for node in world.nodes]
-
-
-def _require_undamaged(key: str, entry: Saved) -> None:
-    content = {name: value for name, value in entry.items() if name != _SUM}
-    if _SUM in entry and entry[_SUM] != checksum({key: content}):
-        raise ValueError(
-            f"the state {key!r} is not what was saved: its checksum is wrong; the file was damaged "
-            "or its values were changed or cast since; load another checkpoint"
-        )
 
 
 def _require_fitting_model(parts: SavedParts, entry: Saved) -> None:
@@ -306,8 +299,7 @@ def _require_fitting_slot(
 
 def _require_one_moment(parts: SavedParts, found: Resume) -> None:
     """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
-    control = parts.control
-    if control is None:
+    if (control := parts.control) is None:
         return
     facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
     # Groups of ranks measure an order of their own: those of a node, or of a shard.

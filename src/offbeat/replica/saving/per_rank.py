@@ -158,11 +158,17 @@ def _choose(files: RankFiles, replica: Replica, number: int | None) -> tuple[Sav
 def _read(files: RankFiles, save: Save, replica: Replica, parts: dict[str, Stateful]) -> Saved:
     """Return the state of each part: of this rank, or of all ranks if their number has changed."""
     world, ranks = replica.world, sorted(files.saves().get(save, ()))
+    name = next(iter(_replicas(parts)))
+
+    def size(saved: Saved) -> int:
+        found: int = next(iter(saved[name].values()))["size"]
+        return found
+
     own = _load(files, save, world.rank, parts) if world.rank in ranks else None
-    if own is not None and _size(own, parts) == world.size:
+    if own is not None and size(own) == world.size:
         return own
     found = [_load(files, save, rank, parts) for rank in ranks]
-    if not found or (own is None and _size(found[0], parts) == world.size):
+    if not found or (own is None and size(found[0]) == world.size):
         raise ValueError(
             f"rank {world.rank}'s file is missing, found those of the ranks {ranks}: every rank "
             "saves and loads its own; call save_per_rank() on every rank, not on rank 0 alone"
@@ -183,30 +189,20 @@ def _load(files: RankFiles, save: Save, rank: int, parts: dict[str, Stateful]) -
     return saved
 
 
-def _size(saved: Saved, parts: dict[str, Stateful]) -> int:
-    """Return the number of ranks that saved this."""
-    size: int = next(iter(saved[next(iter(_replicas(parts)))].values()))["size"]
-    return size
-
-
 def _load_others(replica: Replica, others: dict[str, Stateful], saved: Saved) -> None:
     """Load what is no replica, on all ranks or on none."""
     before = {}
     try:
         with _alike(replica, "cannot load the per-rank state"):
             for name, part in others.items():
-                before[name] = _kept(part)
+                # An optimizer replaces its tensors and keeps these; others may write into them.
+                state = part.state_dict()
+                before[name] = state if isinstance(part, Optimizer) else copy.deepcopy(state)
                 part.load_state_dict(saved[name])
     except ValueError:
         for name, earlier in before.items():
             others[name].load_state_dict(earlier)
         raise
-
-
-def _kept(part: Stateful) -> Saved:
-    """Return what brings a part back; an optimizer replaces its tensors and keeps these."""
-    state = part.state_dict()
-    return state if isinstance(part, Optimizer) else copy.deepcopy(state)
 
 
 def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
