@@ -20,12 +20,14 @@ class Quadratic(nn.Module):
     Two parameters of different shape and one that is frozen, so that layouts matter.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.float64, vector: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         start = torch.tensor(START, dtype=dtype, device=DEVICE)
         self.matrix = nn.Parameter(start[:6].view(2, 3).clone())
         self.frozen = nn.Parameter(torch.ones(2, dtype=dtype, device=DEVICE), requires_grad=False)
-        self.vector = nn.Parameter(start[6:].clone())
+        self.vector = nn.Parameter(start[6:].to(vector or dtype, copy=True))
         self.register_buffer("mean", torch.zeros(2, dtype=dtype, device=DEVICE))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=DEVICE))
 

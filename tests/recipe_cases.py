@@ -38,7 +38,7 @@ class Case:
     hierarchical: bool = False  # nodes are the participants
     pairs: bool = False  # nodes must be equal: two ranks each, or one where the number is odd
     averages: bool = True  # rests where the mean gradient is zero, although ranks' own are not
-    settles: int = 100  # steps of 1/k until it has forgotten the start
+    settles: int = 60  # steps of 1/k until it has forgotten the start
 
     @property
     def algorithm(self) -> offbeat.Algorithm:
