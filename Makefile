@@ -52,12 +52,18 @@ $(DEMO): pyproject.toml constraints.txt
 	$(call install,demo)
 	@touch $@
 
-# First what runs in threads, then what starts processes (file by file, so that what a module's tests
-# share is set up once), three at a time; last, one by one, what measures times.
-test: lint types  ## lint, types, tests and doctests
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -m "not processes and not quiet and not gpu"
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 -m "processes and not quiet and not gpu"
-	$(BIN)/python -m pytest --durations=10 -m quiet tests
+# First the mathematics, and the types beside them: a broken equation fails within a minute. Then all
+# else, four tests at a time, since many wait for processes and heartbeats; what shares a fixture of
+# its module stays together. Last, one by one, what measures times.
+EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
+
+test: lint  ## lint, types, tests and doctests
+	@$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
+	failed=$$?; wait $$types && exit $$failed
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=10 -m "not quiet and not gpu" \
+		$(addprefix --ignore=,$(EQUATIONS))
+	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab
 
 test-gpu: setup  ## the tests that need a GPU, and those of its kernels, on the first one
 	$(BIN)/python -m pytest -m gpu -rs --durations=10 tests/gpu
