@@ -1,24 +1,25 @@
 """Iteration time of three kinds of models, and the bound of eq. 19 (Table 2 of the LAGS paper).
 
 A ResNet, a net of Inception modules and a language model of two LSTM layers, one process per
-node.
+node. Overlap gains little where the cores compute: ``lags/pauses`` is beside accelerators.
 """
 
-from typing import Annotated
+from functools import partial
 
-import typer
-
+from bench.harness.attached import ALONE
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command
 from bench.harness.effect import Effect
-from bench.harness.report import report
-from bench.lags.turns import ALONE, Times, in_lab, most
+from bench.harness.training import Training, times
+from bench.lags.networks import task
+from bench.lags.ways import attach, most
 
-# S1, S2 and S_max as printed.
+# The paper's model and density, and S1, S2 and S_max as printed.
 PAPER = {
-    "resnet": ("ResNet-50", (2.86, 1.31, 1.52)),
-    "inception": ("Inception-v4", (3.08, 1.28, 1.29)),
-    "lstm": ("LSTM-PTB", (8.52, 1.11, 1.28)),
+    "resnet": ("ResNet-50", "0.001", (2.86, 1.31, 1.52)),
+    "inception": ("Inception-v4", "0.001", (3.08, 1.28, 1.29)),
+    "lstm": ("LSTM-PTB", "0.004", (8.52, 1.11, 1.28)),
 }
 BENCH = Bench(
     name="lags/models",
@@ -27,58 +28,33 @@ BENCH = Bench(
     full_minutes=7,
     evidence={"Table 2": "Faster than dense SGD and than sparsifying all layers at once"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def speedups(found: dict[str, Times], sparse: str) -> tuple[float, float, float]:
-    """S1 = dense / LAGS, S2 = SLGS / LAGS, and S_max of what communication adds to SLGS."""
-    dense, slgs, lags = (found[name] for name in ("ddp", *both(sparse)))
-    return dense.over(lags), slgs.over(lags), most(found[ALONE], slgs)
-
-
-def both(density: str) -> tuple[str, str]:
-    return f"slgs(density={density})", f"lags(density={density})"
-
-
-@app.command(epilog=BENCH.examples("--nodes 8 --full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="20 rounds.")] = False,
-    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    steps: Annotated[int, typer.Option(help="Steps of each method in each round.")] = 3,
-    rounds: Annotated[int, typer.Option(help="Rounds of turns.")] = 5,
-) -> None:
+@command(BENCH, "--nodes 8 --full", full="20 rounds.", steps="Of each method in each round.")
+def app(
+    full: bool = False, nodes: int = 4, rate: str = "250mbit", steps: int = 3, rounds: int = 5
+) -> Result:
     """Time three kinds of models under dense SGD, SLGS and LAGS."""
-    rounds = 20 if full else rounds
-    lines, judged, times = [], [], {}
-    for model, (name, paper) in PAPER.items():
-        sparse = "0.004" if model == "lstm" else "0.001"  # the paper's ratios: 250 and 1000
-        methods = ("ddp", *both(sparse), ALONE)
-        found = in_lab(nodes, rate, [model], methods, steps, rounds)[model]
-        ours = speedups(found, sparse)
-        steps_of = [f"{found[method].step:.3f} s" for method in methods]
-        lines.append(
-            (model, *steps_of, *(f"{o:.2f} ({p})" for o, p in zip(ours, paper, strict=True)))
+    rows, judged, measured = [], [], {}
+    for model, (name, density, paper) in PAPER.items():
+        methods = ("ddp", f"slgs(density={density})", f"lags(density={density})", ALONE)
+        turns = Training(
+            partial(task, model), methods, steps, 20 if full else rounds, attach=attach
         )
+        measured[model] = times(turns, nodes, rate)
+        dense, slgs, lags, alone = measured[model].values()
+        ours = dense.over(lags), slgs.over(lags), most(alone, slgs)
+        beside = (f"{o:.2f} ({p})" for o, p in zip(ours, paper, strict=True))
+        rows.append((model, *(f"{each.step:.3f} s" for each in measured[model].values()), *beside))
+        s1, s2 = ((Effect(p, "x"), Effect(o, "x")) for p, o in zip(paper[:2], ours, strict=False))
         judged += [
-            Claim.effect(f"{name}: LAGS is faster than dense SGD", Effect(paper[0], "x"),
-                         Effect(ours[0], "x"), "Table 2"),
-            # Overlap gains little where the cores compute: lags/pauses is beside accelerators.
-            Claim.effect(f"{name}: LAGS is faster than SLGS on busy cores", Effect(paper[1], "x"),
-                         Effect(ours[1], "x"), GOAL),
-        ]  # fmt: skip
-        times[model] = found
+            Claim.effect(f"{name}: LAGS is faster than dense SGD", *s1, "Table 2"),
+            Claim.effect(f"{name}: LAGS is faster than SLGS on busy cores", *s2, GOAL),
+        ]
     headings = (
-        "model",
-        "dense",
-        "SLGS",
-        "LAGS",
-        "alone",
-        "S1 (paper)",
-        "S2 (paper)",
-        "S_max (paper)",
-    )
-    report(BENCH, f"{nodes} nodes, {rate}", headings, lines, judged, measured=times)
+        "model", "dense", "SLGS", "LAGS", "alone", "S1 (paper)", "S2 (paper)", "S_max (paper)",
+    )  # fmt: skip
+    return Result(f"{nodes} nodes, {rate}", headings, rows, judged, measured)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,16 @@ Layers have the sizes of the paper's models, divided by 16, and pause instead of
 are such that eq. 19 allows about what it allows in the paper. One process per node.
 """
 
-from typing import Annotated
+from functools import partial
 
-import typer
-
+from bench.harness.attached import ALONE
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command
 from bench.harness.effect import Effect
-from bench.harness.report import report
-from bench.lags.turns import ALONE, Times, in_lab, most
+from bench.harness.training import Found, Training, times
+from bench.lags.networks import task
+from bench.lags.ways import attach, most
 
 # S1, S2 and S_max as printed.
 PAPER = {
@@ -35,49 +36,50 @@ BENCH = Bench(
     full_minutes=10,
     evidence={"Table 2": "Faster than dense SGD and than sparsifying all layers at once"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def row(model: str, found: dict[str, Times]) -> tuple[str, ...]:
+def row(model: str, found: Found) -> tuple[str, ...]:
     """Seconds a step, and the speed-ups beside the paper's."""
-    ours = found["ddp"].over(found[LAGS]), found[SLGS].over(found[LAGS])
     s1, s2, bound = PAPER[model]
     return (
         model,
         *(f"{found[method].step:.3f} s" for method in METHODS),
-        f"{ours[0]:.2f} ({s1})",
-        f"{ours[1]:.2f} ({s2})",
+        f"{found['ddp'].over(found[LAGS]):.2f} ({s1})",
+        f"{found[SLGS].over(found[LAGS]):.2f} ({s2})",
         f"{found[SLGS].over(found[ADAPTIVE]):.2f}",
         f"{most(found[ALONE], found[SLGS]):.2f} ({bound})",
     )
 
 
-def claims(model: str, found: dict[str, Times]) -> list[Claim]:
+def claims(model: str, found: Found) -> list[Claim]:
     """The gain over SLGS; that over dense SGD at the paper's densities is in ``lags/models``."""
-    dense, slgs = found["ddp"].over(found[LAGS]), found[SLGS].over(found[LAGS])
     s1, s2, _ = PAPER[model]
     return [
-        Claim.effect(f"{model}: LAGS is faster than SLGS", Effect(s2, "x"), Effect(slgs, "x"),
-                     "Table 2"),
+        Claim.effect(f"{model}: LAGS is faster than SLGS", Effect(s2, "x"),
+                     Effect(found[SLGS].over(found[LAGS]), "x"), "Table 2"),
         Claim.effect(f"{model}: LAGS is faster than dense SGD", Effect(s1, "x"),
-                     Effect(dense, "x"), GOAL),
+                     Effect(found["ddp"].over(found[LAGS]), "x"), GOAL),
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--nodes 8 --full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="20 rounds.")] = False,
-    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    steps: Annotated[int, typer.Option(help="Steps of each method in each round.")] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds of turns.")] = 5,
-) -> None:
+@command(BENCH, "--nodes 8 --full", full="20 rounds.", steps="Of each method in each round.")
+def app(
+    full: bool = False, nodes: int = 4, rate: str = "250mbit", steps: int = 4, rounds: int = 5
+) -> Result:
     """Time dense SGD, SLGS and LAGS where computation uses no core."""
-    times = in_lab(nodes, rate, [*PAPER], METHODS, steps, 20 if full else rounds)
-    lines = [row(model, found) for model, found in times.items()]
-    judged = [claim for model, found in times.items() for claim in claims(model, found)]
-    title = f"{nodes} nodes, {rate}, density {DENSITY}"
-    report(BENCH, title, HEADINGS, lines, judged, measured=times)
+    found = {}
+    for model in PAPER:
+        turns = Training(
+            partial(task, model), METHODS, steps, 20 if full else rounds, attach=attach
+        )
+        found[model] = times(turns, nodes, rate)
+    return Result(
+        f"{nodes} nodes, {rate}, density {DENSITY}",
+        HEADINGS,
+        [row(*each) for each in found.items()],
+        [claim for each in found.items() for claim in claims(*each)],
+        measured=found,
+    )
 
 
 if __name__ == "__main__":

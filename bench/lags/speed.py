@@ -3,42 +3,42 @@
 A GPT of 3.2 million parameters and SGD with momentum, one process per node.
 """
 
-from typing import Annotated
+from math import isnan
 
-import typer
-
+from bench.harness.attached import ALONE, TORCH
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
-from bench.lags.turns import ALONE, FLOOR, HOOK, POWER, TOGETHER, TORCH, Times, in_lab, most
+from bench.harness.gpt import gpt
+from bench.harness.training import Found, Training, times
+from bench.lags.ways import FLOOR, HOOK, POWER, TOGETHER, attach, most
 
 METHODS = (TORCH, "ddp", HOOK, "slgs", "lags", ALONE, TOGETHER, FLOOR)
-UNSHAPED = ("ddp", "lags(density='adaptive')")
+ADAPTIVE = "lags(density='adaptive')"
 # Seconds per step of a prototype on this kind of machine: DDP, LAGS and computation alone.
 PROTOTYPE = {4: (0.85, 0.258, 0.243), 8: (1.22, 0.55, 0.50)}
+HEADINGS = ("nodes", "rate", "method", "a step", "x dense", "alone / step", "sent a step")
 BENCH = Bench(
     name="lags/speed",
     claim="A step of LAGS behind slow links",
     minutes=4,
     full_minutes=12,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def rows(nodes: int, rate: str, found: dict[str, Times]) -> list[tuple[str, ...]]:
+def rows(nodes: int, rate: str, found: Found) -> list[tuple[str, ...]]:
     """One line for each method."""
-    dense = found.get(TORCH, found["ddp"])
-    lines = []
-    for method, times in found.items():
-        share = f"{found[ALONE].over(times):.0%}" if ALONE in found else ""
-        sent = "" if times.sent is None else f"{times.sent / 1e6:.2f} MB"
-        gain = f"{dense.over(times):.2f}"
-        lines.append((f"{nodes}", rate, method, f"{times.step:.3f} s", gain, share, sent))
+    dense, lines = found.get(TORCH, found["ddp"]), []
+    for method, each in found.items():
+        share = f"{found[ALONE].over(each):.0%}" if ALONE in found else ""
+        sent = "" if isnan(each.bytes) else f"{each.bytes / 1e6:.2f} MB"
+        gain = f"{dense.over(each):.2f}"
+        lines.append((f"{nodes}", rate, method, f"{each.step:.3f} s", gain, share, sent))
     return lines
 
 
-def claims(nodes: int, found: dict[str, Times]) -> list[Claim]:
+def claims(nodes: int, found: Found) -> list[Claim]:
     lags, slgs, alone = (found[name] for name in ("lags", "slgs", ALONE))
     near = found[FLOOR].over(lags)
     share, gain, dense = alone.over(lags), slgs.over(lags), found["ddp"].over(lags)
@@ -57,44 +57,43 @@ def claims(nodes: int, found: dict[str, Times]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def power(nodes: int, rate: str, steps: int) -> Times | None:
+def power(rate: str, steps: int) -> Claim:
     """Torch's PowerSGD, on nodes of its own: it may crash its processes."""
+    text, outcome, runs = "4 nodes: torch's PowerSGD hook runs on Gloo", "its processes crash", True
     try:
-        return in_lab(nodes, rate, ["gpt"], [POWER], steps, 1)["gpt"][POWER]
+        found = times(Training(gpt, (POWER,), steps, 1, attach=attach), 4, rate)
+        outcome = f"{found[POWER].step:.3f} s"
     except RuntimeError as error:
         console.print(f"{POWER} failed: {str(error)[-500:]}", markup=False)
-        return None
+        runs = False
+    return Claim(text, "-", outcome, runs)
 
 
-@app.command(epilog=BENCH.examples("--nodes 4 --full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="20 rounds.")] = False,
-    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes.")] = "4,8",
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    steps: Annotated[int, typer.Option(help="Steps of each method in each round.")] = 3,
-    rounds: Annotated[int, typer.Option(help="Rounds of turns.")] = 5,
-) -> None:
+@command(
+    BENCH, "--nodes 4 --full",
+    full="20 rounds.", nodes="Numbers of emulated nodes.", steps="Of each method in each round.",
+)  # fmt: skip
+def app(
+    full: bool = False, nodes: str = "4,8", rate: str = "250mbit", steps: int = 3, rounds: int = 5
+) -> Result:
     """Time LAGS on a GPT behind slow links, and its adaptive mode on fast ones."""
     rounds = 20 if full else rounds
-    lines, judged, times = [], [], {}
-    for count in map(int, nodes.split(",")):
-        found = in_lab(count, rate, ["gpt"], METHODS, steps, rounds)["gpt"]
-        lines += rows(count, rate, found)
-        judged += claims(count, found)
-        times[count] = found
-    fast = in_lab(4, None, ["gpt"], UNSHAPED, 2 * steps, 2 * rounds)["gpt"]
+    lines, judged, found = [], [], {}
+    for count in nodes.split(","):
+        turns = Training(gpt, METHODS, steps, rounds, attach=attach)
+        found[count] = times(turns, int(count), rate)
+        lines += rows(int(count), rate, found[count])
+        judged += claims(int(count), found[count])
+    turns = Training(gpt, ("ddp", ADAPTIVE), 2 * steps, 2 * rounds, attach=attach)
+    fast = found["unlimited"] = times(turns, 4, None)
+    over = fast[ADAPTIVE].over(fast["ddp"]) - 1
+    judged += [
+        Claim("4 nodes, unlimited: adaptive lags costs no more than ddp", "at most 3 % more",
+              f"{over:+.1%}", over <= 0.03),
+        power(rate, steps),
+    ]  # fmt: skip
     lines += rows(4, "unlimited", fast)
-    over = fast[UNSHAPED[1]].over(fast["ddp"]) - 1
-    judged.append(Claim("4 nodes, unlimited: adaptive lags costs no more than ddp",
-                        "at most 3 % more", f"{over:+.1%}", over <= 0.03))  # fmt: skip
-    by_power = power(4, rate, steps)
-    outcome = f"{by_power.step:.3f} s" if by_power else "its processes crash"
-    judged.append(
-        Claim("4 nodes: torch's PowerSGD hook runs on Gloo", "-", outcome, bool(by_power))
-    )
-    times["unlimited"] = fast
-    headings = ("nodes", "rate", "method", "a step", "x dense", "alone / step", "sent a step")
-    report(BENCH, "A step of a GPT, SGD", headings, lines, judged, measured=times)
+    return Result("A step of a GPT, SGD", HEADINGS, lines, judged, found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+"""Training under several methods in turns, on emulated nodes: seconds, bytes and losses.
+
+All methods are attached in the same processes and train copies of one model.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.harness import turns
+from bench.harness.attached import Attached, Build, Task, attach, momentum
+from bench.harness.ranks import on_nodes
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained under which methods, and for how long. Its functions are those of modules.
+
+    A method has had its turns after ``rounds``, or as soon as they have taken ``seconds``.
+    """
+
+    task: Callable[[], Task]
+    methods: tuple[str, ...]
+    steps: int  # of a turn
+    rounds: float = inf
+    seconds: float = inf
+    lead: int = 3  # steps before the first turn
+    optimizer: Build = momentum
+    attach: Callable[[str, nn.Module, Build], Attached] = attach
+
+
+@dataclass
+class Times:
+    """The turns of one method. The first one is the lead: no figure of a step counts it."""
+
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of the slowest rank
+    backward: list[float] = field(default_factory=list)  # share of the seconds, mean of the ranks
+    sent: list[float] = field(default_factory=list)  # bytes of a rank, at most
+    losses: list[float] = field(default_factory=list)  # on held-out data, after each turn
+
+    @property
+    def paces(self) -> list[float]:
+        """Seconds of a step in each turn."""
+        return [s / n for s, n in zip(self.seconds[1:], self.steps[1:], strict=True)]
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, the median over turns."""
+        return median(self.paces)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes sent in a step, the median over turns; NaN where they are not counted."""
+        return median(b / n for b, n in zip(self.sent[1:], self.steps[1:], strict=True))
+
+    @property
+    def share(self) -> float:
+        """The share of the backward pass, the median over turns."""
+        return median(self.backward[1:])
+
+    def over(self, other: "Times") -> float:
+        """The ratio of both times of a step, the median over the rounds that both have run."""
+        return turns.over(self.paces, other.paces)
+
+    def is_due(self, training: Training) -> bool:
+        """Whether another turn follows; there is one at least."""
+        made = len(self.steps) - 1
+        return made < 1 or (made < training.rounds and sum(self.seconds) < training.seconds)
+
+
+Found = dict[str, Times]  # by method
+
+
+def times(
+    training: Training, nodes: int, rate: str | None, procs: int = 1, gpu: bool = False
+) -> Found:
+    """All methods in turns, in processes that start once.
+
+    Raises RuntimeError if one of them fails.
+    """
+    found: Found = on_nodes(alternate, training, nodes, procs, rate, gpu)
+    return found
+
+
+def alternate(training: Training) -> Found:
+    """Take turns, on every rank."""
+    torch.manual_seed(0)
+    task = training.task()
+    runs = {
+        method: training.attach(method, copy.deepcopy(task.model), training.optimizer)
+        for method in training.methods
+    }
+    found = {method: Times() for method in runs}
+    for number in count():
+        due = [method for method in runs if found[method].is_due(training)]
+        if not due:
+            break
+        for method in turns.turn_of(due, number):
+            steps = training.steps if number else runs[method].lead or training.lead
+            turn(runs[method], task, steps, found[method])
+        if dist.get_rank() == 0:
+            print(progress(found, number), flush=True)
+    for run in runs.values():
+        run.close()
+    return found
+
+
+def turn(run: Attached, task: Task, steps: int, found: Times) -> None:
+    """Train for a turn, which all ranks start together."""
+    dist.barrier()
+    before, began = run.sent(), time.perf_counter()
+    backward = sum(run.step(task.loss) for _ in range(steps))
+    task.ended()
+    seconds = time.perf_counter() - began
+    most = torch.tensor([seconds, run.sent() - before], dtype=torch.float64)
+    share = torch.tensor(backward / seconds)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(share)
+    found.steps.append(steps)
+    found.seconds.append(most[0].item())
+    found.backward.append(share.item() / dist.get_world_size())
+    found.sent.append(most[1].item())
+    if task.heldout is not None:
+        found.losses.append(run.evaluate(task.heldout))
+
+
+def progress(found: Mapping[str, Times], number: int) -> str:
+    """Seconds of a step of all methods in the last turn, in one line."""
+    last = (f"{each.seconds[-1] / each.steps[-1]:.3f}" for each in found.values())
+    return f"turn {number}, seconds of a step: {' '.join(last)}"
