@@ -76,6 +76,9 @@ class Attached:
         return found.item() / dist.get_world_size()
 
 
+Attach = Callable[[str, nn.Module, Build], Attached]
+
+
 def attach(method: str, model: nn.Module, build: Build) -> Attached:
     """A recipe of this library, or torch's own; held-out losses are those of the average."""
     if method == TORCH:

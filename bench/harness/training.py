@@ -13,10 +13,9 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from bench.harness import turns
-from bench.harness.attached import Attached, Build, Task, attach, momentum
+from bench.harness.attached import Attach, Attached, Build, Task, attach, momentum
 from bench.harness.ranks import on_nodes
 
 
@@ -34,7 +33,7 @@ class Training:
     seconds: float = inf
     lead: int = 3  # steps before the first turn
     optimizer: Build = momentum
-    attach: Callable[[str, nn.Module, Build], Attached] = attach
+    attach: Attach = attach
 
 
 @dataclass

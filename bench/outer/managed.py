@@ -4,14 +4,15 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torchft.coordination import LighthouseServer
 from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import DiLoCo, LocalSGD
@@ -19,30 +20,31 @@ from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
-from bench.outer.contender import LR, Contender, average, bytes_sent, gpt
+from bench.harness.attached import Attached, Build
+from bench.outer.rounds import EVERY
 
-EVERY = 8
 CLONE_NEWUTS = 0x04000000  # os.unshare exists only from Python 3.12 on
 
 
-def managed(name: str) -> Contender:
+def attach(method: str, model: nn.Module, build: Build) -> Attached:
     """One of ``METHODS``."""
     _hush()
-    model = gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), LR)
     with ExitStack() as stack:
-        module, stepped = METHODS[name](stack, model, optimizer)
+        module, optimizer = METHODS[method](stack, model, build(model.parameters()))
         close = stack.pop_all().close
-    shown = partial(average, model)
-    return Contender(name, model, module, stepped, _nothing, shown, bytes_sent, close)
+    # Nothing is in flight after a multiple of eight steps.
+    return Attached(
+        model, optimizer, module, sent=_bytes_sent, shown=partial(_average, model), close=close,
+        lead=EVERY,
+    )  # fmt: skip
 
 
-def _ddp(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Attached":
+def _ddp(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Parts":
     manager = _manager(stack, is_async=True)
     return DistributedDataParallel(manager, model), OptimizerWrapper(manager, optimizer)
 
 
-def _local_sgd(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Attached":
+def _local_sgd(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Parts":
     manager = _manager(stack, is_async=True)
     stack.enter_context(LocalSGD(manager, model, optimizer, EVERY))
     return model, optimizer
@@ -51,7 +53,7 @@ def _local_sgd(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimi
 def _diloco(
     stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer, parts: int = 1,
     delay: int = 0, one_message: bool = False,
-) -> "Attached":  # fmt: skip
+) -> "Parts":  # fmt: skip
     manager = _manager(stack, is_async=False)
     layers = [*model.layers, model.token, model.position, model.head]
     fragments = [nn.ModuleList(layers[part::parts]) for part in range(parts)]
@@ -67,8 +69,8 @@ def _diloco(
     return model, optimizer
 
 
-Attached = tuple[nn.Module, torch.optim.Optimizer]
-METHODS: dict[str, Callable[..., Attached]] = {
+Parts = tuple[nn.Module, torch.optim.Optimizer]
+METHODS: dict[str, Callable[..., Parts]] = {
     "torchft DDP": _ddp,
     "torchft LocalSGD(8)": _local_sgd,
     "torchft DiLoCo(8)": _diloco,
@@ -121,5 +123,19 @@ def _end(manager: Manager, store: dist.TCPStore) -> None:
     del store
 
 
-def _nothing(loss: Tensor) -> None:
-    pass
+@contextmanager
+def _average(model: nn.Module) -> Iterator[None]:
+    """Show the mean of all ranks' parameters."""
+    own = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        dist.all_reduce(p.detach())
+        p.detach().div_(dist.get_world_size())
+    yield
+    for p, kept in zip(model.parameters(), own, strict=True):
+        p.detach().copy_(kept)
+
+
+def _bytes_sent() -> float:
+    """What has left this node of the lab, headers included."""
+    lines = Path("/proc/self/net/dev").read_text("ascii").splitlines()
+    return next(float(line.split(":")[1].split()[8]) for line in lines if "eth0:" in line)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import typer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
 from bench.harness.ranks import on_nodes
-from bench.harness.report import report
 from bench.harness.resident import forget_peak, resident, return_large_tensors
 
 WIDTH, DEPTH = 2048, 12  # of 12 linear layers, 50.4 million parameters
@@ -52,7 +51,6 @@ BENCH = Bench(
     claim="Memory of a rank under each recipe",
     minutes=3,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Found = dict[str, "Memory | None"]  # by recipe; None where it is refused
 
 
@@ -62,10 +60,6 @@ class Memory:
 
     held: float
     peak: float
-
-    def beside(self, alone: "Memory") -> "Memory":
-        """What a recipe adds to training alone."""
-        return Memory(self.held - alone.held, self.peak - alone.peak)
 
 
 def measure(question: tuple[list[str], int]) -> Found:
@@ -118,54 +112,48 @@ def train(text: str, shards: int, width: int) -> Memory | None:
     return found
 
 
-def rows(whole: Found, sharded: Found) -> list[tuple[str, ...]]:
-    """One line for each recipe, beside training alone."""
-
-    def cells(found: Found, name: str) -> tuple[str, str]:
-        own, alone = found[name], found[ALONE]
-        assert alone is not None, "training alone is never refused"
-        if own is None:
-            return "refused", ""
-        extra = own.beside(alone)
-        return f"{extra.held:.2f}", f"{extra.peak:.2f}"
-
-    return [
-        (name, said, *cells(whole, name), *cells(sharded, name))
-        for name, (said, _) in SAID.items()
+def beside(found: Found) -> Found:
+    """What each recipe adds to training alone."""
+    alone = found[ALONE]
+    assert alone is not None, "training alone is never refused"
+    return {
+        name: own and Memory(own.held - alone.held, own.peak - alone.peak)
+        for name, own in found.items()
         if name != ALONE
-    ]
+    }
 
 
-def claims(whole: Found, sharded: Found) -> list[Claim]:
+def cells(own: Memory | None) -> tuple[str, str]:
+    return (f"{own.held:.2f}", f"{own.peak:.2f}") if own else ("refused", "")
+
+
+def claim(what: str, found: Found, n: int) -> Claim:
     """That nothing takes more than its docstring says."""
-    made = []
-    layouts = (("whole models", whole, RANKS), ("shards", sharded, RANKS // SHARDS))
-    for what, found, n in layouts:
-        alone = found[ALONE]
-        assert alone is not None, "training alone is never refused"
-        over = {
-            name: own.beside(alone).held - SAID[name][1](n)
-            for name, own in found.items()
-            if own is not None
-        }
-        most = max(over, key=over.__getitem__)
-        text = f"{what}: no recipe holds more than its docstring says"
-        ours = f"{over[most]:+.2f} models at most ({most})"
-        made.append(Claim(text, "0.1 models more at most", ours, over[most] <= 0.1))
-    return made
+    over = {name: own.held - SAID[name][1](n) for name, own in found.items() if own}
+    most = max(over, key=over.__getitem__)
+    ours = f"{over[most]:+.2f} models at most ({most})"
+    text = f"{what}: no recipe holds more than its docstring says"
+    return Claim(text, "0.1 models more at most", ours, over[most] <= 0.1)
 
 
-@app.command(epilog=BENCH.examples())
-def main() -> None:
+@command(BENCH)
+def app() -> Result:
     """Train a model of 50 million parameters under each recipe, whole and sharded."""
-    names = list(SAID)
     console.print("whole models, four nodes")
-    whole: Found = on_nodes(measure, (names, 1), RANKS)
+    whole: Found = on_nodes(measure, ([*SAID], 1), RANKS)
     console.print("shards, two nodes with two ranks each")
-    sharded: Found = on_nodes(measure, (names, SHARDS), RANKS // SHARDS, SHARDS)
-    title = "Memory beside training alone, in models (sharded: in shards) of float32"
-    measured = {"whole": whole, "sharded": sharded}
-    report(BENCH, title, HEADINGS, rows(whole, sharded), claims(whole, sharded), measured=measured)
+    sharded: Found = on_nodes(measure, ([*SAID], SHARDS), RANKS // SHARDS, SHARDS)
+    extra = beside(whole), beside(sharded)
+    rows = [
+        (name, SAID[name][0], *cells(extra[0][name]), *cells(extra[1][name])) for name in extra[0]
+    ]
+    return Result(
+        "Memory beside training alone, in models (sharded: in shards) of float32",
+        HEADINGS,
+        rows,
+        [claim("whole models", extra[0], RANKS), claim("shards", extra[1], RANKS // SHARDS)],
+        measured={"whole": whole, "sharded": sharded},
+    )
 
 
 if __name__ == "__main__":

@@ -4,14 +4,10 @@ Four nodes with one rank each. The methods take turns in the same processes; a m
 have taken its budget of seconds stops, so that fast ones make more steps.
 """
 
-from typing import Annotated
-
-import typer
-
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.report import report
-from bench.outer.turns import Race, Rounds, race
+from bench.harness.command import Result, command
+from bench.outer.rounds import Rounds, race
 
 ALONE, DDP = "alone", "ddp"
 DILOCO = "diloco(every=8)"
@@ -36,7 +32,6 @@ BENCH = Bench(
     minutes=9,
     full_minutes=27,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def rows(found: Rounds) -> list[tuple[str, ...]]:
@@ -70,20 +65,17 @@ def claims(found: Rounds) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--seconds 90", "--full --resume"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Three rounds.")] = False,
-    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    seconds: Annotated[float, typer.Option(help="Of each method in each round.")] = 45,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the rounds recorded.")] = False,
-) -> None:
+@command(BENCH, "--seconds 90", "--full --resume", full="Three rounds.")
+def app(
+    full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 45,
+    resume: bool = False,
+) -> Result:  # fmt: skip
     """Train a GPT under all methods in turns, for the same number of seconds each."""
-    found = race(BENCH.name, Race(METHODS, seconds), nodes, rate, 3 if full else 1, resume)
+    found = race(BENCH.name, METHODS, seconds, nodes, rate, 3 if full else 1, resume)
     losses = (f"loss after {seconds:g} s", f"after {found.common_steps} steps")
     headings = ("method", "a step", "x alone", "sent a step", "steps", *losses)
     title = f"A GPT, {nodes} nodes, {rate}; steps in {seconds:g} s, held-out losses"
-    report(BENCH, title, headings, rows(found), claims(found), measured=found.rounds)
+    return Result(title, headings, rows(found), claims(found), found.rounds)
 
 
 if __name__ == "__main__":

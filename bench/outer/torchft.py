@@ -5,15 +5,12 @@ a replica group of its own, with a manager; rank 0 hosts the lighthouse.
 """
 
 from importlib.util import find_spec
-from typing import Annotated
-
-import typer
 
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
-from bench.outer.turns import Race, Rounds, race
+from bench.outer.rounds import Rounds, race
 
 ALONE, DDP, DILOCO, LOCAL = "alone", "ddp", "diloco(every=8)", "local_sgd(every=8)"
 STREAMING = "diloco(every=8,fragments=2,delay=3)"
@@ -38,7 +35,6 @@ BENCH = Bench(
     minutes=8,
     full_minutes=24,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def rows(found: Rounds) -> list[tuple[str, ...]]:
@@ -73,25 +69,21 @@ def claims(found: Rounds) -> list[Claim]:
     return made
 
 
-@app.command(epilog=BENCH.examples("--seconds 60", "--full --resume"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Three rounds.")] = False,
-    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 4,
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    seconds: Annotated[float, typer.Option(help="Of each method in each round.")] = 35,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the rounds recorded.")] = False,
-) -> None:
+@command(BENCH, "--seconds 60", "--full --resume", full="Three rounds.")
+def app(
+    full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 35,
+    resume: bool = False,
+) -> Result:  # fmt: skip
     """Train a GPT with this library and with torchft, in turns."""
     is_there = find_spec("torchft") is not None
     if not is_there:
         console.print(MISSING, markup=False)
     methods = (*(THEIRS if is_there else ()), *OURS)
-    question = Race(methods, seconds, managed=is_there)
-    found = race(BENCH.name, question, nodes, rate, 3 if full else 1, resume)
-    loss = f"loss after {found.common_steps} steps"
-    headings = ("method", "a step", "x alone", "x ours", "sent a step", loss)
+    found = race(BENCH.name, methods, seconds, nodes, rate, 3 if full else 1, resume)
+    headings = ("method", "a step", "x alone", "x ours", "sent a step",
+                f"loss after {found.common_steps} steps")  # fmt: skip
     title = f"A GPT, {nodes} nodes, {rate}; held-out losses"
-    report(BENCH, title, headings, rows(found), claims(found), measured=found.rounds)
+    return Result(title, headings, rows(found), claims(found), found.rounds)
 
 
 if __name__ == "__main__":

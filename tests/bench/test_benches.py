@@ -524,17 +524,19 @@ def test_verdicts_on_lags_follow_from_the_times(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    from bench.harness.training import Times
+
     module = bench(f"lags/{name}")
     times = {**METHODS, "lags": lags}
 
-    def made_up(nodes: int, rate: Any, models: Any, methods: Any, *more: Any) -> Any:
+    def made_up(training: Any, nodes: int, rate: Any) -> Any:
         def of(method: str) -> Any:
             seconds = times.get(method.split("(")[0], 0.35)
-            return module.Times([seconds], [0.1], [0.19], 1e6)
+            return Times([3, 1], [1.0, seconds], [0.65] * 2, [3e6, 1e6])
 
-        return {model: {method: of(method) for method in methods} for model in models}
+        return {method: of(method) for method in training.methods}
 
-    monkeypatch.setattr(module, "in_lab", made_up)
+    monkeypatch.setattr(module, "times", made_up)
     done = CliRunner().invoke(module.app, ["--nodes", "4"])
     assert done.exit_code == 0, done.output + str(done.exception)
     result = json.loads((tmp_path / f"lags/{name}.json").read_text("utf-8"))

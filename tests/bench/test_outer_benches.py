@@ -26,16 +26,16 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def course(step: float, sent: float = 0.0, turns: int = 4, loss: float = 3.0) -> Any:
     """A lead of 15 slower steps, then equal turns; the loss falls by 0.1 in each."""
-    from bench.outer.turns import Course
+    from bench.harness.training import Times
 
     steps = [15] + [8] * turns
     seconds = [30 * step] + [8 * step] * turns
     losses = [loss - 0.1 * turn for turn in range(turns + 1)]
-    return Course(steps, seconds, [sent * count for count in steps], losses)
+    return Times(steps, seconds, [0.5] * len(steps), [sent * count for count in steps], losses)
 
 
 def test_the_lead_counts_for_losses_but_not_for_the_time_of_a_step() -> None:
-    from bench.outer.turns import Rounds
+    from bench.outer.rounds import Rounds
 
     found = {"a": course(2.0, 5.0), "b": course(1.0, turns=6)}
     rounds = Rounds([found], seconds=84.0)
@@ -50,7 +50,7 @@ def test_the_lead_counts_for_losses_but_not_for_the_time_of_a_step() -> None:
 
 
 def test_ratios_compare_the_same_turns_whatever_the_load() -> None:
-    from bench.outer.turns import Rounds
+    from bench.outer.rounds import Rounds
 
     slow, fast = course(2.0), course(1.0, turns=7)
     for one in (slow, fast):  # other load doubles the third turn, and later ones of the fast one
@@ -60,24 +60,26 @@ def test_ratios_compare_the_same_turns_whatever_the_load() -> None:
 
 
 def test_rounds_that_are_recorded_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.outer import turns
+    from bench.outer import rounds
 
     runs = []
 
-    def on_nodes(work: Any, question: Any, nodes: int, rate: str) -> Any:
-        runs.append(question)
-        return {name: course(float(len(runs))) for name in question.methods}
+    def times(training: Any, nodes: int, rate: str) -> Any:
+        runs.append(training)
+        return {name: course(float(len(runs))) for name in training.methods}
 
-    monkeypatch.setattr(turns, "on_nodes", on_nodes)
-    question = turns.Race(("a",), 10.0)
-    first = turns.race("outer/some", question, 4, "250mbit", rounds=1, resume=True)
-    both = turns.race("outer/some", question, 4, "250mbit", rounds=2, resume=True)
+    monkeypatch.setattr(rounds, "times", times)
+
+    def race(count: int, seconds: float = 10.0, resume: bool = True) -> Any:
+        return rounds.race("outer/some", ("a",), seconds, 4, "250mbit", count, resume)
+
+    first, both = race(1), race(2)
     assert len(runs) == 2
     assert both.rounds[0] == first.rounds[0]
     assert both.step("a") == 1.5
-    turns.race("outer/some", turns.Race(("a",), 20.0), 4, "250mbit", rounds=1, resume=True)
+    race(1, seconds=20.0)
     assert len(runs) == 3  # another budget is another race
-    turns.race("outer/some", question, 4, "250mbit", rounds=1, resume=False)
+    race(1, resume=False)
     assert len(runs) == 4
 
 
@@ -85,18 +87,18 @@ def judged(
     name: str, pace: Paces, monkeypatch: pytest.MonkeyPatch, folder: Path, *, found: bool = True
 ) -> tuple[dict[str, Any], dict[str, bool]]:
     """The result of a bench whose methods take the given time, and which claims hold."""
-    from bench.outer.turns import Rounds
+    from bench.outer.rounds import Rounds
 
     module = importlib.import_module(f"bench.outer.{name}")
     if hasattr(module, "find_spec"):
         monkeypatch.setattr(module, "find_spec", lambda package: object() if found else None)
 
-    def race(name: str, question: Any, *more: Any) -> Rounds:
+    def race(name: str, methods: tuple[str, ...], seconds: float, *more: Any) -> Rounds:
         courses = {}
-        for method in question.methods:
+        for method in methods:
             step, sent = pace(method)
             courses[method] = course(step, sent, loss=3.0 + step)
-        return Rounds([courses], question.seconds)
+        return Rounds([courses], seconds)
 
     monkeypatch.setattr(module, "race", race)
     done = CliRunner().invoke(module.app, [])
