@@ -1,36 +1,25 @@
 """Time of a step of `replicate(ddp())` relative to torch's DistributedDataParallel.
 
-Both train the same model in the same processes, in turns. CPU and Gloo, one thread per worker.
+Both train copies of one model in the same processes, in turns. CPU and Gloo, one thread per worker.
 """
 
-import copy
-import json
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-import typer
 from char_gpt import CHARACTERS, GPT
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-import offbeat
+from bench.harness.attached import TORCH, Task
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command
+from bench.harness.training import Times, Training, times
 
-ROUND_SECONDS = 0.2  # long relative to a barrier, short relative to changes of a shared machine
-WARM_UP = 10  # steps
+OURS = "ddp"
+STEPS = {("conv", 2): 17, ("gpt", 2): 5, ("conv", 4): 3, ("gpt", 4): 2}  # of a turn of 0.2 s
 HEADINGS = ("model", "workers", "torch DDP", "offbeat", "ratio", "95 %", "min - max")
 BENCH = Bench(
     name="ddp/overhead",
@@ -38,39 +27,9 @@ BENCH = Bench(
     minutes=4,
     full_minutes=20,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Seconds per step of both, one value per round."""
-
-    model: str
-    parameters: int
-    workers: int
-    steps_per_round: int
-    torch_ddp: list[float]
-    offbeat: list[float]
-
-    def ratio(self) -> float:
-        """offbeat's median over torch's: below 1 offbeat is faster."""
-        return float(np.median(self.offbeat) / np.median(self.torch_ddp))
-
-    def spread(self) -> tuple[float, float]:
-        """The smallest and the largest ratio of a round."""
-        ratios = [ours / theirs for ours, theirs in zip(self.offbeat, self.torch_ddp, strict=True)]
-        return min(ratios), max(ratios)
-
-    def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the ratio: pairs of rounds drawn again, with replacement."""
-        rounds = np.array([self.offbeat, self.torch_ddp])
-        draws = np.random.default_rng(0).integers(rounds.shape[1], size=(4000, rounds.shape[1]))
-        ours, theirs = np.median(rounds[:, draws], axis=2)
-        low, high = np.quantile(ours / theirs, (0.025, 0.975))
-        return float(low), float(high)
-
-
-def convolutional() -> tuple[nn.Module, Tensor, Tensor]:
+def conv() -> tuple[nn.Module, Tensor, Tensor]:
     """A small net for 28 x 28 images, and a batch of noise."""
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
@@ -80,117 +39,57 @@ def convolutional() -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
 
 
-def transformer() -> tuple[nn.Module, Tensor, Tensor]:
-    """The GPT of the examples, and a batch of noise."""
+def gpt() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small GPT of the examples, and a batch of noise."""
     model = nn.Sequential(GPT(width=128, depth=2, heads=4, context=64), nn.Flatten(0, 1))
     tokens = torch.randint(len(CHARACTERS), (2, 8, 64))
     return model, tokens[0], tokens[1].flatten()
 
 
-MODELS = {"conv": convolutional, "gpt": transformer}
-
-
-def trainer(
-    model: nn.Module, replica: offbeat.Replica | None, x: Tensor, y: Tensor
-) -> Callable[[], None]:
-    """One training step of a model that is already attached."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-        if replica is not None:
-            replica.step()
-
-    return step
-
-
-def timed(step: Callable[[], None], steps: int) -> float:
-    """Seconds per step of the slowest rank; all ranks start together."""
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    seconds = torch.tensor((time.perf_counter() - start) / steps, dtype=torch.float64)
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.item()
-
-
-def compare(name: str, rounds: int) -> Result:
-    """Train both in turns."""
-    torch.manual_seed(0)
-    model, *_ = MODELS[name]()
+def task(name: str) -> Task:
+    """A model, and one batch for each rank."""
+    build = {"conv": conv, "gpt": gpt}[name]
+    model, *_ = build()
     torch.manual_seed(1 + dist.get_rank())
-    _, x, y = MODELS[name]()
-    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
-    replica = offbeat.replicate(ours, offbeat.ddp())
-    steps = {
-        "theirs": trainer(DistributedDataParallel(theirs), None, x, y),
-        "ours": trainer(ours, replica, x, y),
-    }
-    _, slowest = (max([timed(step, WARM_UP) for step in steps.values()]) for _ in range(2))
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, msg="the two must train alike")
-    count = max(1, round(ROUND_SECONDS / slowest))  # the same on all ranks, as the times are
-    times: dict[str, list[float]] = {side: [] for side in steps}
-    title = f"{name}, {dist.get_world_size()} workers, {count} steps a round"
-    console.quiet = dist.get_rank() > 0
-    console.print(title)
-    for i in track(range(rounds), "", console=console, disable=not console.is_terminal):
-        # The order alternates, so that a slow drift of the machine favours neither side.
-        for side in sorted(steps, reverse=i % 2 == 0):
-            times[side].append(timed(steps[side], count))
-    replica.detach()
-    size = sum(p.numel() for p in model.parameters())
-    return Result(name, size, dist.get_world_size(), count, times["theirs"], times["ours"])
+    _, x, y = build()
+    return Task(model, lambda module, _: cross_entropy(module(x), y))
 
 
-def work(rank: int, world: int, rounds: int, folder: str) -> None:
-    """One process: compare on every model; rank 0 leaves the results in the folder."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    results = [asdict(compare(name, rounds)) for name in MODELS]
-    if rank == 0:
-        Path(folder, "results.json").write_text(json.dumps(results), encoding="utf-8")
-    dist.destroy_process_group()
+def ratios(ours: Times, theirs: Times) -> tuple[float, float, float]:
+    """The ratio of the medians, and its 95 % bootstrap interval over pairs of rounds."""
+    rounds = np.array([ours.paces, theirs.paces])
+    draws = np.random.default_rng(0).integers(rounds.shape[1], size=(4000, rounds.shape[1]))
+    a, b = np.median(rounds[:, draws], axis=2)
+    low, high = np.quantile(a / b, (0.025, 0.975))
+    return ours.step / theirs.step, float(low), float(high)
 
 
-def rows(results: list[Result]) -> list[tuple[str, ...]]:
-    """One line for each model and number of workers."""
-    lines = []
-    for r in results:
-        milliseconds = [f"{np.median(t) * 1e3:.2f} ms" for t in (r.torch_ddp, r.offbeat)]
-        ranges = [f"{low:.2f} - {high:.2f}" for low, high in (r.interval(), r.spread())]
-        lines.append((r.model, f"{r.workers}", *milliseconds, f"{r.ratio():.3f}", *ranges))
-    return lines
+def judge(model: str, workers: int, ours: Times, theirs: Times) -> tuple[tuple[str, ...], Claim]:
+    """One line of the table, and the verdict: below 1 offbeat is faster."""
+    ratio, low, high = ratios(ours, theirs)
+    every = [a / b for a, b in zip(ours.paces, theirs.paces, strict=True)]
+    row = (
+        model, f"{workers}", f"{theirs.step * 1e3:.2f} ms", f"{ours.step * 1e3:.2f} ms",
+        f"{ratio:.3f}", f"{low:.2f} - {high:.2f}", f"{min(every):.2f} - {max(every):.2f}",
+    )  # fmt: skip
+    text = f"{model}, {workers} workers: a step takes no longer than with torch's DDP"
+    found = f"{ratio:.3f} x ({low:.3f} - {high:.3f})"
+    return row, Claim(text, "at most 1.00 x, within 95 %", found, low <= 1)
 
 
-def claims(results: list[Result]) -> list[Claim]:
-    made = []
-    for r in results:
-        low, high = r.interval()
-        text = f"{r.model}, {r.workers} workers: a step takes no longer than with torch's DDP"
-        ours = f"{r.ratio():.3f} x ({low:.3f} - {high:.3f})"
-        made.append(Claim(text, "at most 1.00 x, within 95 %", ours, low <= 1))
-    return made
-
-
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the rounds.")] = False,
-) -> None:
+@command(BENCH, "--full", full="600 rounds.")
+def app(full: bool = False, rounds: int = 120) -> Result:
     """Compare on both models, with 2 and with 4 workers."""
-    rounds = 600 if full else 120
-    results: list[Result] = []
-    console.print(f"{rounds} rounds for each model and number of workers")
-    for world in (2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(work, (world, rounds, folder), nprocs=world)
-            found = json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))
-        results += [Result(**case) for case in found]
+    rounds, judged, found = 600 if full else rounds, [], {}
+    for (model, workers), steps in STEPS.items():
+        methods, sgd = (TORCH, OURS), partial(torch.optim.SGD, lr=0.01)
+        turns = Training(partial(task, model), methods, steps, rounds, lead=20, optimizer=sgd)
+        each = times(turns, 1, None, workers)
+        judged.append(judge(model, workers, each[OURS], each[TORCH]))
+        found[f"{model}, {workers} workers"] = each
     title = f"Seconds per step of ddp() relative to torch's DDP, {rounds} rounds"
-    report(BENCH, title, HEADINGS, rows(results), claims(results), measured=results)
+    rows, claims = [row for row, _ in judged], [claim for _, claim in judged]
+    return Result(title, HEADINGS, rows, claims, found)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Annotated
 
 import torch
-import typer
 from rich.progress import track
 from torch import Tensor
 
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
 from bench.harness.gpu import device_of, uncached
-from bench.harness.report import report
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
 from offbeat.functional.messages.narrowing import narrow, narrow_bytes
@@ -43,7 +41,6 @@ BENCH = Bench(
     full_minutes=4,
     gpu=True,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Work = Callable[[], object]
 
 
@@ -184,17 +181,15 @@ def claims(found: list[Found]) -> list[Claim]:
     return made
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Ten times the rounds.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Ten times the rounds.")
+def app(full: bool = False) -> Result:
     """Measure all kernels on the layers of GPT-2 small, and top-k in 10 million elements."""
     device = device_of(BENCH)
-    measure(SMALL, LARGE, 200 if full else 20, device, torch.cuda.get_device_name(device))
+    return measure(SMALL, LARGE, 200 if full else 20, device, torch.cuda.get_device_name(device))
 
 
-def measure(shape: Shape, large: int, rounds: int, device: torch.device, name: str) -> None:
-    """Time all passes one after the other, and report."""
+def measure(shape: Shape, large: int, rounds: int, device: torch.device, name: str) -> Result:
+    """Time all passes one after the other."""
     found = []
     works = passes(shape, large, device)
     for each in track(works, "", console=console, disable=not console.is_terminal):
@@ -203,7 +198,7 @@ def measure(shape: Shape, large: int, rounds: int, device: torch.device, name: s
         console.print(f"{each.name}: {found[-1].rate / 1e9:.0f} GB/s", style="dim")
     title = f"Passes over {found[0].numel / 1e6:.0f} million elements, {name}, medians of {rounds}"
     measured = {"gpu": name, "passes": found}
-    report(BENCH, title, HEADINGS, rows(found), claims(found), measured=measured)
+    return Result(title, HEADINGS, rows(found), claims(found), measured)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """The benches of a GPU end without one, and judge by what they measure."""
 
 import importlib
-import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -24,10 +22,9 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Kernels that take a second a call, and copies that take a third; torch takes as long."""
     from bench.gpu import kernels
-    from bench.harness import files
 
     calls = count()
 
@@ -36,8 +33,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         return [1 / 3 if next(calls) < 2 else 1.0] * rounds
 
     monkeypatch.setattr(kernels, "uncached", made_up)
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
     return kernels
 
 
@@ -56,41 +51,39 @@ def test_without_a_gpu_a_bench_says_so(name: str, monkeypatch: pytest.MonkeyPatc
     assert f"gpu/{name} needs a GPU" in done.output
 
 
-def test_a_kernel_is_judged_by_the_bandwidth_of_a_copy(kernels: ModuleType, tmp_path: Path) -> None:
+def test_a_kernel_is_judged_by_the_bandwidth_of_a_copy(kernels: ModuleType) -> None:
     from bench.gpu.gpt2 import Shape
 
-    kernels.measure(Shape(16, 1, 2, 16, 64), 1000, 2, CPU, "none")
-    result = json.loads((tmp_path / "gpu/kernels.json").read_text("utf-8"))
-    assert [row[-1] for row in result["rows"][:2]] == ["100%", f"{14 / 8 / 3:.0%}"]
-    holding = [claim["text"] for claim in result["claims"] if claim["holds"]]
+    result = kernels.measure(Shape(16, 1, 2, 16, 64), 1000, 2, CPU, "none")
+    assert [row[-1] for row in result.rows[:2]] == ["100%", f"{14 / 8 / 3:.0%}"]
+    holding = [claim.text for claim in result.claims if claim.holds]
     # Only its 20 bytes an element, in the time of three copies of 8, make 80 % of their bandwidth.
     assert holding == ["Adasum, combination of 4: bandwidth of a copy"]
-    assert sum("faster than torch.topk" in claim["text"] for claim in result["claims"]) == 2
+    assert sum("faster than torch.topk" in claim.text for claim in result.claims) == 2
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_all_methods_train_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_methods_train_in_turns() -> None:
     from bench.gpu import steps
     from bench.gpu.gpt2 import Shape
+    from bench.harness.training import alternate
 
-    def clock(work: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-
-    monkeypatch.setattr(steps, "seconds_of", clock)
-    found = steps.alternate(steps.Question(Shape(8, 1, 2, 8, 16), turns=1, device="cpu"))
+    found = alternate(steps.training(Shape(8, 1, 2, 8, 16), turns=1, device="cpu"))
     assert list(found) == ["alone", "torch DDP", *steps.METHODS]
-    assert all(len(times) == 1 for times in found.values())
+    assert all(each.steps == [16, 8] and len(each.paces) == 1 for each in found.values())
     assert [row[0] for row in steps.rows(found)] == list(found)
 
 
 def test_ddp_may_take_three_percent_longer() -> None:
     from bench.gpu import steps
+    from bench.harness.training import Times
 
-    times = {name: [1.0, 1.0] for name in ("alone", "torch DDP", *steps.METHODS)}
-    assert steps.claims(times | {"ddp()": [1.03, 1.0]})[0].holds
-    assert not steps.claims(times | {"ddp()": [1.03, 1.05]})[0].holds
+    def times(*seconds: float) -> Times:
+        return Times([1, 1, 1], [9.0, *seconds])
+
+    found = {name: times(1.0, 1.0) for name in ("alone", "torch DDP", *steps.METHODS)}
+    assert steps.claims(found | {"ddp()": times(1.03, 1.0)})[0].holds
+    assert not steps.claims(found | {"ddp()": times(1.03, 1.05)})[0].holds
 
 
 def test_only_a_bench_of_a_gpu_sees_one() -> None:
