@@ -49,6 +49,7 @@ class Attached:
     after: Callable[[Tensor], object] = _nothing
     sent: Callable[[], float] = lambda: nan  # bytes so far
     shown: Callable[[], AbstractContextManager[None]] = nullcontext  # for an evaluation
+    finish: Callable[[], object] = _nothing  # of what is in flight
     close: Callable[[], object] = _nothing
     lead: int | None = None  # steps of the first turn, where they are not those of all
 
@@ -79,12 +80,13 @@ class Attached:
 Attach = Callable[[str, nn.Module, Build], Attached]
 
 
-def attach(method: str, model: nn.Module, build: Build) -> Attached:
+def attach(method: str | offbeat.Algorithm, model: nn.Module, build: Build) -> Attached:
     """A recipe of this library, or torch's own; held-out losses are those of the average."""
     if method == TORCH:
         return wrapped(model, build)
     optimizer = build(model.parameters())
-    replica = offbeat.replicate(model, offbeat.algorithm(method), optimizer=optimizer)
+    algorithm = offbeat.algorithm(method) if isinstance(method, str) else method
+    replica = offbeat.replicate(model, algorithm, optimizer=optimizer)
 
     def after(loss: Tensor) -> None:
         replica.report_loss(loss)
@@ -93,7 +95,9 @@ def attach(method: str, model: nn.Module, build: Build) -> Attached:
     def sent() -> float:
         return float(replica.stats()["total"]["bytes_sent"])
 
-    return Attached(model, optimizer, model, after, sent, replica.consensus, replica.detach)
+    return Attached(
+        model, optimizer, model, after, sent, replica.consensus, replica.finish, replica.detach
+    )
 
 
 def wrapped(

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.harness.attached import Task
+
 
 class Pause(torch.autograd.Function):
     """Sleep, and twice as long backward."""
@@ -35,3 +37,9 @@ class Paused(nn.Module):
         for layer in self.layers:
             x = Pause.apply(layer(x), self.seconds)
         return x
+
+
+def paused(seconds: float, width: int) -> Task:
+    """Such a model on one fixed batch."""
+    x = torch.ones(1, width)
+    return Task(Paused(seconds, width), lambda module, _: module(x).square().mean())

@@ -4,7 +4,7 @@ import copy
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 import offbeat
-from bench.harness.pause import Paused
+from bench.harness.attached import Task, attach
+from bench.harness.gpt import gpt
+from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, read_run
-
-Loss = Callable[[nn.Module], Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,6 @@ class StepTime:
         )
 
 
-def task(pause: tuple[float, int] | None) -> tuple[nn.Module, Loss]:
-    """A model, and its loss on a fixed batch."""
-    torch.manual_seed(0)
-    if pause is not None:
-        model = Paused(*pause)
-        return model, lambda model: model(torch.ones(1, model.width)).square().mean()
-    from char_gpt import CHARACTERS, GPT, loss_of  # imported late: only ranks need it
-
-    text = torch.randint(len(CHARACTERS), (3 * 129,))
-    return GPT(256, 4, 4, 128), lambda model: loss_of(model, text, 129 * torch.arange(3), 128)
-
-
 def step_times(
     cases: Sequence[Timed],
     nodes: int,
@@ -83,40 +70,38 @@ def step_times(
     rate: str,
     pause: tuple[float, int] | None = None,
 ) -> list[StepTime]:
-    """Run all cases in turn: a GPT of 13.0 MB, or a model that pauses for (seconds, width)."""
-    found: list[StepTime] = on_nodes(train_all, (list(cases), pause), nodes, per_node, rate)
+    """Run all cases one by one: a GPT of 13.0 MB, or a model that pauses for (seconds, width)."""
+    found: list[StepTime] = on_nodes(train_task, (list(cases), pause), nodes, per_node, rate)
     return found
 
 
-def train_all(question: tuple[list[Timed], tuple[float, int] | None]) -> list[StepTime]:
+def train_task(question: tuple[list[Timed], tuple[float, int] | None]) -> list[StepTime]:
     """Run all cases, on every rank."""
     cases, pause = question
-    start, loss_of = task(pause)
+    return train_all(cases, paused(*pause) if pause else gpt())
+
+
+def train_all(cases: Sequence[Timed], task: Task) -> list[StepTime]:
+    """Run all cases on copies of the task's model."""
     found = []
     for case in cases:
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, train(case, copy.deepcopy(start), loss_of))
+        dist.all_gather_object(everyone, train(case, task))
         found.append(StepTime.of(everyone, case.warm_up))
         if dist.get_rank() == 0:
             print(f"{case.name}: {found[-1]}", flush=True)
     return found
 
 
-def train(case: Timed, model: nn.Module, loss_of: Loss) -> tuple[Recording, float]:
+def train(case: Timed, task: Task) -> tuple[Recording, float]:
     """One run of this rank: what it recorded, and the seconds it took."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
-        replica = offbeat.replicate(model, case.algorithm)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run = attach(case.algorithm, copy.deepcopy(task.model), torch.optim.AdamW)
         began = time.perf_counter()
         for _ in range(case.steps):
-            loss = loss_of(model)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            replica.report_loss(loss)
-            replica.step()
-        replica.finish()
+            run.step(task.loss)
+        run.finish()
         seconds = time.perf_counter() - began
-        replica.detach()
+        run.close()
         return read_run(Path(folder))[0], seconds

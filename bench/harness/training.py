@@ -109,6 +109,7 @@ def alternate(training: Training) -> Found:
         if dist.get_rank() == 0:
             print(progress(found, number), flush=True)
     for run in runs.values():
+        run.finish()
         run.close()
     return found
 

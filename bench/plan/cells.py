@@ -1,28 +1,22 @@
 """Measured and predicted times of a step, for several methods on one layout and rate."""
 
-import copy
 import json
 import os
-import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 import offbeat
-from bench.harness.pause import Paused
+from bench.harness.gpt import gpt
+from bench.harness.pause import Paused, paused
 from bench.harness.ranks import on_nodes
-from bench.harness.step_times import Loss, task
+from bench.harness.step_times import StepTime, Timed, train, train_all
 from offbeat.lab import Lab
 from offbeat.lab.check import PAYLOAD, LinkMeasurements, measure_links
 from offbeat.plan import Fabric, Profile, Speeds, Stragglers, predict
 from offbeat.plan.measure import profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
-from offbeat.telemetry.recorder import FOLDER_VARIABLE
-from offbeat.telemetry.recording import read_run
 
 WIDTH, PAUSE = 224, 0.2  # of eight layers, 1.6 MB; seconds of a step
 ALONE = 12  # steps of the profile
@@ -40,19 +34,21 @@ class Layout:
     slow: float = 1.0
     computes: bool = False
 
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """Of the number of nodes, or of nodes x ranks: "4", "2x2"."""
+        nodes, _, each = text.partition("x")
+        return cls(int(nodes), int(each or 1))
+
     def __str__(self) -> str:
         kind = f"{self.nodes}" if self.each == 1 else f"{self.nodes}x{self.each}"
         kind += ", computing" if self.computes else ""
         return kind if self.slow == 1 else f"{kind}, one {self.slow:g}x slower"
 
 
-@dataclass(frozen=True)
-class Method:
+def case(text: str, steps: int = 5, warm_up: int = 2) -> Timed:
     """A recipe, the steps that count, a multiple of its period, and those before them."""
-
-    text: str
-    steps: int = 5
-    warm_up: int = 2
+    return Timed(text, offbeat.algorithm(text), warm_up + steps, warm_up)
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ def check(rate: str) -> LinkMeasurements:
 
 
 def cells(
-    methods: list[Method], layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds
+    methods: list[Timed], layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds
 ) -> list[Cell]:
     """Measure all methods in one run, and predict them from the step of a rank alone."""
     profile, times = on_nodes(measure, (methods, layout), layout.nodes, layout.each, rate)
@@ -96,53 +92,23 @@ def cells(
     slower = 1 + (layout.slow - 1) * PAUSE / profile.compute
     stragglers, found = Stragglers(first_factor=slower), []
     for method, measured in zip(methods, times, strict=True):
-        made = predict(offbeat.algorithm(method.text), profile, fabric, stragglers)
+        made = predict(method.algorithm, profile, fabric, stragglers)
         limit = made.parts.limit
-        found.append(Cell(method.text, str(layout), rate, measured, made.seconds, limit))
+        found.append(Cell(method.name, str(layout), rate, measured.step, made.seconds, limit))
     return found
 
 
-def measure(question: tuple[list[Method], Layout]) -> tuple[Profile, list[float]]:
-    """The profile of rank 0 alone, and the seconds of a step of every method; on every rank."""
+def measure(question: tuple[list[Timed], Layout]) -> tuple[Profile, list[StepTime]]:
+    """The profile of rank 0 alone, and the steps of all methods; on every rank."""
     methods, layout = question
-    start, loss_of = task(None if layout.computes else (PAUSE, WIDTH))
-    profile = alone(start, loss_of)
-    if isinstance(start, Paused) and dist.get_rank() == 0:
-        start.seconds *= layout.slow
-    times = []
-    for method in methods:
-        seconds = torch.tensor([train(method, copy.deepcopy(start), loss_of)])
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        times.append(seconds.item())
-        if dist.get_rank() == 0:
-            print(f"{method.text}: {times[-1]:.3f} s", flush=True)
-    return profile, times
-
-
-def alone(start: nn.Module, loss_of: Loss) -> Profile:
-    """Record a rank that exchanges nothing, while the others do the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {FOLDER_VARIABLE: folder, GRADIENTS_VARIABLE: "1"}
-        train(Method("alone", ALONE, 0), copy.deepcopy(start), loss_of)
-        del os.environ[FOLDER_VARIABLE], os.environ[GRADIENTS_VARIABLE]
-        profile = profile_of(read_run(Path(folder)), Speeds.of_bandwidth(1e10))
-    return replace(profile, spread=())
-
-
-def train(method: Method, model: nn.Module, loss_of: Loss) -> float:
-    """Train; the mean seconds of a step after the warm-up, on this rank."""
-    replica = offbeat.replicate(model, offbeat.algorithm(method.text))
-    optimizer = torch.optim.SGD(replica.owned_parameters(), lr=1e-3)
-    ends = [time.perf_counter()]
-    for _ in range(method.warm_up + method.steps):
-        loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        replica.step()
-        ends.append(time.perf_counter())
-    replica.finish()
-    replica.detach()
-    return (ends[-1] - ends[method.warm_up]) / method.steps
+    task = gpt() if layout.computes else paused(PAUSE, WIDTH)
+    os.environ[GRADIENTS_VARIABLE] = "1"
+    recording, _ = train(Timed("alone", offbeat.alone(), ALONE), task)
+    del os.environ[GRADIENTS_VARIABLE]
+    profile = replace(profile_of([recording], Speeds.of_bandwidth(1e10)), spread=())
+    if isinstance(task.model, Paused) and dist.get_rank() == 0:
+        task.model.seconds *= layout.slow
+    return profile, train_all(methods, task)
 
 
 def dump(found: list[Cell], path: Path) -> None:

@@ -4,9 +4,7 @@ The profile is written by hand: 124 million parameters, 0.25 s for a step.
 """
 
 import time
-from typing import Annotated
 
-import typer
 from matplotlib.figure import Figure
 from rich.progress import track
 
@@ -14,8 +12,8 @@ import offbeat
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 from offbeat.kit.quantity import parse_rate
 from offbeat.plan import Fabric, Prediction, Stragglers, predict, read_profile
 
@@ -41,7 +39,6 @@ METHODS = (
 # Steps differ by 3 %, and 1 % of them take three times as long.
 STRAGGLERS = Stragglers(jitter=0.03, late_share=0.01, late_factor=3.0)
 Found = dict[tuple[str, str, int], Prediction]  # by rate, method and number of nodes
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def draw(found: Found, computing: float) -> None:
@@ -63,10 +60,8 @@ def draw(found: Found, computing: float) -> None:
     figure.savefig(files.ASSETS / "plan.png", dpi=110)
 
 
-@app.command(epilog=BENCH.examples("--steps 50"))
-def main(
-    steps: Annotated[int, typer.Option(help="Steps of a prediction, at least.")] = 200,
-) -> None:
+@command(BENCH, "--steps 50", steps="Steps of a prediction, at least.")
+def app(steps: int = 200) -> Result:
     """Predict all methods at three rates, and draw the picture."""
     profile = read_profile(files.ASSETS / "gpt2.json")
     found: Found = {}
@@ -80,10 +75,8 @@ def main(
         largest[rate] += (time.perf_counter() - began) * (nodes == NODES[-1])
     draw(found, profile.compute)
     slowest = max(largest.values())
-    claims = [
-        Claim(f"all methods on 4,096 ranks, {steps} steps", "under 20 s", f"{slowest:.1f} s",
-              slowest < 20),
-    ]  # fmt: skip
+    text = f"all methods on 4,096 ranks, {steps} steps"
+    claims = [Claim(text, "under 20 s", f"{slowest:.1f} s", slowest < 20)]
     rows = [
         (rate, method, *(f"{found[rate, method, nodes].seconds:.3g}" for nodes in NODES))
         for rate in RATES
@@ -91,7 +84,7 @@ def main(
     ]
     headings = ("rate", "method", *(f"{nodes:,} nodes" for nodes in NODES))
     title = "Predicted seconds of a step, 124 M parameters, 0.25 s alone"
-    report(BENCH, title, headings, rows, claims)
+    return Result(title, headings, rows, claims)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ Computing is a pause, so that two cores do not decide. The link is measured once
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Annotated
-
-import typer
 
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
-from bench.plan.cells import Cell, Layout, Method, cells, check, dump, load
+from bench.plan.cells import Cell, Layout, case, cells, check, dump, load
 from offbeat.plan import Speeds
 
 GOAL, MIDDLE = 0.10, 0.05
@@ -27,33 +24,32 @@ BENCH = Bench(
 )
 RATES = ("25mbit", "100mbit", "250mbit")
 METHODS = [
-    Method("ddp"),
-    Method("ddp(wire='bf16')"),
-    Method("lags(density=0.01)"),
-    Method("sgp", 12, 4),
-    Method("sgp(overlap=1)", 12, 4),
-    Method("d_psgd"),
-    Method("adasum"),
-    Method("local_sgd(every=4)", 8, 4),
-    Method("daso(every=4)", 8, 8),
-    Method("diloco(every=4,delay=2)", 8, 8),
-    Method("diloco(every=4,wire='int8')", 8, 4),
-    Method("sparse_loco(every=4)", 8, 4),
-    Method("ad_psgd"),
+    case("ddp"),
+    case("ddp(wire='bf16')"),
+    case("lags(density=0.01)"),
+    case("sgp", 12, 4),
+    case("sgp(overlap=1)", 12, 4),
+    case("d_psgd"),
+    case("adasum"),
+    case("local_sgd(every=4)", 8, 4),
+    case("daso(every=4)", 8, 8),
+    case("diloco(every=4,delay=2)", 8, 8),
+    case("diloco(every=4,wire='int8')", 8, 4),
+    case("sparse_loco(every=4)", 8, 4),
+    case("ad_psgd"),
 ]
 INSIDE = [
-    Method("ddp"),
-    Method("lags(density=0.01)"),
-    Method("sgp(within='local')", 12, 4),
-    Method("d_psgd(within='local')"),
-    Method("adasum(within='local')"),
-    Method("local_sgd(every=4,within='local')", 8, 4),
-    Method("daso(every=4)", 8, 8),
-    Method("diloco(every=4,delay=2,within='local')", 8, 8),
-    Method("ad_psgd(within='local')"),
+    case("ddp"),
+    case("lags(density=0.01)"),
+    case("sgp(within='local')", 12, 4),
+    case("d_psgd(within='local')"),
+    case("adasum(within='local')"),
+    case("local_sgd(every=4,within='local')", 8, 4),
+    case("daso(every=4)", 8, 8),
+    case("diloco(every=4,delay=2,within='local')", 8, 8),
+    case("ad_psgd(within='local')"),
 ]
 EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(4, computes=True), Layout(16)]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def rows(found: Sequence[Cell], rates: Sequence[str]) -> list[tuple[str, ...]]:
@@ -85,48 +81,37 @@ def claims(found: Sequence[Cell]) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--nodes 4 --rates 100mbit", "--full", "--resume"))
-def main(
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full", help="Also 16 nodes, 4x2, one node 4 times slower, and real computing."
-        ),
-    ] = False,
-    nodes: Annotated[str, typer.Option(help="Numbers of nodes, and 2x2.")] = "2,4,8,2x2",
-    rates: Annotated[str, typer.Option(help="Of every node's link.")] = ",".join(RATES),
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells recorded.")] = False,
-) -> None:
+@command(
+    BENCH, "--nodes 4 --rates 100mbit", "--full", "--resume",
+    full="Also 16 nodes, 4x2, one node 4 times slower, and real computing.",
+    nodes="Numbers of nodes, and 2x2.", rates="Of every node's link.",
+)  # fmt: skip
+def app(
+    full: bool = False, nodes: str = "2,4,8,2x2", rates: str = ",".join(RATES),
+    resume: bool = False,
+) -> Result:  # fmt: skip
     """Measure and predict every method on every layout, at every rate."""
-    layouts = [_layout(each) for each in nodes.split(",")]
-    layouts += EXTRA if full else []
+    layouts = [*map(Layout.parse, nodes.split(",")), *(EXTRA if full else ())]
     kept = files.raw(f"{BENCH.name}-cells")
     found = load(kept) if resume else []
-    speeds, asked = Speeds.measure(), rates.split(",")
-    for rate in asked:
+    speeds = Speeds.measure()
+    for rate in rates.split(","):
         links = check(rate)
         console.print(f"{rate}: {links.both_ways_mbit:.1f} Mbit/s, {links.round_trip_ms:.2f} ms")
         for layout in layouts:
             known = {c.method for c in found if (c.layout, c.rate) == (str(layout), rate)}
             methods = METHODS if layout.each == 1 else INSIDE
-            missing = [method for method in methods if method.text not in known]
+            missing = [each for each in methods if each.name not in known]
             if missing:
                 found += cells(missing, layout, rate, links, speeds)
                 dump(found, kept)
     places = list(dict.fromkeys(cell.layout for cell in found))
-    texts = [method.text for method in (*METHODS, *INSIDE)]
+    texts = [each.name for each in (*METHODS, *INSIDE)]
     found.sort(key=lambda cell: (places.index(cell.layout), texts.index(cell.method)))
     shown, headings = list(dict.fromkeys(cell.rate for cell in found)), ["nodes", "method"]
     headings += [f"{rate}, {kind}" for rate in shown for kind in ("measured", "predicted", "error")]
-    report(
-        BENCH, "Seconds of a step, eight layers of 1.6 MB together, 0.2 s of computing", headings,
-        rows(found, shown), claims(found), measured=found,
-    )  # fmt: skip
-
-
-def _layout(text: str) -> Layout:
-    nodes, _, each = text.partition("x")
-    return Layout(int(nodes), int(each or 1))
+    title = "Seconds of a step, eight layers of 1.6 MB together, 0.2 s of computing"
+    return Result(title, headings, rows(found, shown), claims(found), found)
 
 
 if __name__ == "__main__":
