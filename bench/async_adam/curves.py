@@ -1,17 +1,17 @@
 """Loss over passes and over seconds of methods that take turns, and their tuning."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from statistics import median
 
 import matplotlib.pyplot as plt
 
 from bench.async_adam.methods import Method, Training
 from bench.async_adam.sparse_problem import Problem
+from bench.harness.turns import in_turns, over, seconds_of
 
 TURNS = 11  # timed runs of each method
 LONG = 0.15  # seconds of a run, at least: long beside the start of a thread
@@ -62,18 +62,10 @@ def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> l
     of the machine may have changed.
     """
     runs = [method(problem, curve.alpha) for method, curve in zip(methods, curves, strict=True)]
-    passes = ceil(LONG / seconds(runs[0], 1))
-    turns = [[seconds(run, passes) for run in runs] for _ in range(TURNS)]
-    fastest = min(turn[0] for turn in turns)
-    paces = [fastest * median(turn[k] / turn[0] for turn in turns) for k in range(len(runs))]
+    passes = ceil(LONG / seconds_of(partial(runs[0].go, 1)))
+    found = in_turns({k: partial(run.go, passes) for k, run in enumerate(runs)}, TURNS)
+    paces = [min(found[0]) / passes * over(found[k], found[0]) for k in found]
     return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
-
-
-def seconds(run: Training, passes: int) -> float:
-    """Seconds per pass."""
-    start = time.perf_counter()
-    run.go(passes)
-    return (time.perf_counter() - start) / passes
 
 
 def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) -> Curve:

@@ -4,19 +4,16 @@ In sparser rows workers rarely update the same coordinates, in dense ones they a
 """
 
 import os
-from typing import Annotated
 
-import typer
 from rich.progress import track
 
-from bench.async_adam.curves import Curve, draw, timed, tuned
+from bench.async_adam.curves import Curve, timed, tuned
 from bench.async_adam.methods import Method, adam, baseline
 from bench.async_adam.sparse_problem import Problem, generate
-from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)  # the paper's; larger ones diverge here
 HEADINGS = ("rows", "method", "step size", "loss at the end", "test error", "ms a pass")
@@ -26,7 +23,6 @@ BENCH = Bench(
     minutes=2,
     full_minutes=8,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def compared(name: str, problem: Problem, passes: int) -> list[Curve]:
@@ -60,10 +56,8 @@ def claims(drawn: dict[str, list[Curve]]) -> list[Claim]:
     return made
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the passes.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Five times the passes.")
+def app(full: bool = False) -> Result:
     """Tune every method on a sparser and on a dense problem."""
     passes = 100 if full else 20
     problems = {"density 0.001": generate(0.001), "dense": generate(1.0, n=2000, d=256)}
@@ -73,10 +67,8 @@ def main(
          f"{c.pace * 1e3:.2f}")
         for name, curves in drawn.items() for c in curves
     ]  # fmt: skip
-    curves = {name: [vars(curve) for curve in found] for name, found in drawn.items()}
     title = f"Sparser and dense rows, {passes} passes, {os.cpu_count()} cores"
-    report(BENCH, title, HEADINGS, rows, claims(drawn), raw=curves)
-    draw(drawn, files.raw(BENCH.name, ".png"))
+    return Result(title, HEADINGS, rows, claims(drawn), raw=drawn)
 
 
 if __name__ == "__main__":

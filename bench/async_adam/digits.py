@@ -4,21 +4,17 @@ A small net on scikit-learn's digits, dense gradients, two processes that share 
 its best step size of the paper's grid.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated
 
-import matplotlib.pyplot as plt
 import torch
-import typer
 
 from bench.async_adam.digits_net import Case, Curve, data, work
 from bench.async_adam.spread import Spread
-from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 from offbeat.hogwild import launch
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1)  # the paper's; larger ones diverge here
@@ -30,18 +26,15 @@ BENCH = Bench(
     minutes=2,
     full_minutes=6,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def best(curves: list[Curve], label: str) -> list[Curve]:
     """All seeds of a method, at the step size with the lowest mean loss at the end."""
-    own = [curve for curve in curves if curve.case.label == label]
-
-    def mean(alpha: float) -> float:
-        return fmean(curve.loss[-1] for curve in own if curve.case.alpha == alpha)
-
-    alpha = min(GRID, key=mean)
-    return [curve for curve in own if curve.case.alpha == alpha]
+    tried = [
+        [curve for curve in curves if (curve.case.label, curve.case.alpha) == (label, alpha)]
+        for alpha in GRID
+    ]
+    return min(tried, key=lambda seeds: fmean(curve.loss[-1] for curve in seeds))
 
 
 @dataclass(frozen=True)
@@ -54,9 +47,8 @@ class End:
 
     @classmethod
     def of(cls, curves: list[Curve]) -> "End":
-        lasts = ([c.loss[-1] for c in curves], [c.error[-1] for c in curves],
-                 [c.seconds[-1] / (len(c.seconds) - 1) for c in curves])  # fmt: skip
-        return cls(*map(Spread, lasts))
+        lasts = [(c.loss[-1], c.error[-1], c.seconds / (len(c.loss) - 1)) for c in curves]
+        return cls(*map(Spread, zip(*lasts, strict=True)))
 
 
 def claims(serial: End, shared: End, private: End) -> list[Claim]:
@@ -77,23 +69,11 @@ def claims(serial: End, shared: End, private: End) -> list[Claim]:
     ]  # fmt: skip
 
 
-def draw(chosen: dict[str, list[Curve]]) -> None:
-    """Loss and error of the first seed over seconds."""
-    canvas, (loss, error) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    for label, (curve, *_) in chosen.items():
-        loss.semilogy(curve.seconds, curve.loss, label=f"{label}, {curve.case.alpha:g}")
-        error.plot(curve.seconds, curve.error)
-    loss.set(xlabel="seconds", ylabel="training loss")
-    error.set(xlabel="seconds", ylabel="test error")
-    loss.legend()
-    canvas.savefig(files.raw(BENCH.name, ".png"), dpi=80)
-
-
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="30 seeds instead of 10.")] = False,
-    epochs: Annotated[int, typer.Option(help="Passes over the 1,438 training digits.")] = 8,
-) -> None:
+@command(
+    BENCH, "--full",
+    full="30 seeds instead of 10.", epochs="Passes over the 1,438 training digits.",
+)  # fmt: skip
+def app(full: bool = False, epochs: int = 8) -> Result:
     """Tune serial Adam, Shared and Private on a small net, over several seeds."""
     seeds = 30 if full else 10
     console.print(f"{seeds * len(GRID) * len(METHODS)} trainings of {epochs} epochs, two processes")
@@ -110,9 +90,7 @@ def main(
         for label, end in ends.items()
     ]  # fmt: skip
     title = f"A net of 64-64-10 on the digits, {epochs} epochs, {seeds} seeds"
-    report(BENCH, title, HEADINGS, rows, claims(*ends.values()),
-           raw=[asdict(curve) for own in chosen.values() for curve in own])  # fmt: skip
-    draw(chosen)
+    return Result(title, HEADINGS, rows, claims(*ends.values()), raw=chosen)
 
 
 if __name__ == "__main__":

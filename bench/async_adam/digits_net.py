@@ -1,7 +1,7 @@
 """A small net on scikit-learn's digits that one or two processes train together."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from sklearn.datasets import load_digits
@@ -34,14 +34,14 @@ class Case:
         return self, model, optimizer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Curve:
-    """Training loss and test error after each epoch, seconds of training alone."""
+    """Training loss and test error before each epoch and at the end; seconds of training alone."""
 
     case: Case
-    seconds: list[float]
-    loss: list[float]
-    error: list[float]
+    seconds: float = 0.0
+    loss: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
 
 
 def data() -> Split:
@@ -72,22 +72,23 @@ def work(
     curves = []
     for case, model, optimizer in built:
         random = torch.Generator().manual_seed(10 * case.seed + number)
-        curve = Curve(case, [0.0], [], [])
+        curve = Curve(case)
         for epoch in range(epochs + 1):
             if number == 0:
                 with torch.no_grad():
                     curve.loss.append(cross_entropy(model(x), y).item())
                     curve.error.append((model(test_x).argmax(1) != test_y).float().mean().item())
             barrier(number, arrived)
+            if epoch == epochs:
+                break
             start = time.perf_counter()
-            if number < case.workers and epoch < epochs:
+            if number < case.workers:
                 batches = torch.randperm(len(y), generator=random).split(BATCH)
                 for rows in batches[number :: case.workers]:
                     optimizer.zero_grad()
                     cross_entropy(model(x[rows]), y[rows]).backward()
                     optimizer.step()
             barrier(number, arrived)
-            if epoch < epochs:
-                curve.seconds.append(curve.seconds[-1] + time.perf_counter() - start)
+            curve.seconds += time.perf_counter() - start
         curves.append(curve)
     return curves

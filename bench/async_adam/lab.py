@@ -7,17 +7,13 @@ held-out loss over seconds.
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import Annotated
-
-import matplotlib.pyplot as plt
-import typer
+from dataclasses import dataclass
 
 from bench.harness import files, ranks
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 
 SCRIPT = files.EXAMPLES / "skipgram.py"
 RATE = "250mbit"
@@ -28,7 +24,6 @@ BENCH = Bench(
     claim="Nodes that exchange train as far as one worker",
     minutes=2,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -82,21 +77,8 @@ def claims(found: list[Outcome]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def draw(found: list[Outcome]) -> None:
-    """Loss over seconds, one line per case."""
-    canvas, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    for each in found:
-        style = "--" if each.algorithm == "alone()" else "-"
-        axis.plot(*zip(*each.curve, strict=True), style, label=f"{each.label}, {each.algorithm}")
-    axis.set(xlabel="seconds", ylabel="held-out loss", title=f"skip-gram, {os.cpu_count()} cores")
-    axis.legend()
-    canvas.savefig(files.raw(BENCH.name, ".png"), dpi=100)
-
-
-@app.command(epilog=BENCH.examples("--steps 8000"))
-def main(
-    steps: Annotated[int, typer.Option(help="Steps of a node's workers together.")] = 3000,
-) -> None:
+@command(BENCH, "--steps 8000", steps="Steps of a node's workers together.")
+def app(steps: int = 3000) -> Result:
     """Train word vectors on one and two nodes, with one and two workers each."""
     found = [run(*case, steps) for case in CASES]
     rows = [
@@ -104,9 +86,7 @@ def main(
         for o in found
     ]
     title = f"Skip-gram, {steps} steps a node, {RATE}, {os.cpu_count()} cores for all workers"
-    outcomes = [asdict(each) for each in found]
-    report(BENCH, title, HEADINGS, rows, claims(found), raw=outcomes)
-    draw(found)
+    return Result(title, HEADINGS, rows, claims(found), raw=found)
 
 
 if __name__ == "__main__":

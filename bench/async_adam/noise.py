@@ -7,9 +7,7 @@ which gives their course by passes on any hardware; two threads on two cores sta
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Annotated
 
-import typer
 from rich.progress import track
 
 from bench.async_adam.curves import record
@@ -19,8 +17,8 @@ from bench.async_adam.spread import Spread
 from bench.async_adam.turns import turns
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
@@ -37,7 +35,6 @@ BENCH = Bench(
         "Fig. 5": "With large steps, more threads end higher",
     },
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -96,10 +93,8 @@ def above(text: str, ours: Spread, serial: Spread, paper: str, source: str) -> C
     return Claim(text, paper, shown, ours.is_above(serial), source)
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="30 seeds instead of 10.")] = False,
-) -> None:
+@command(BENCH, "--full", full="30 seeds instead of 10.")
+def app(full: bool = False) -> Result:
     """Train with one and with twelve workers, at a small, a medium and a large step."""
     problem, seeds = generate(), 30 if full else 10
     work = track(cases(seeds), "training", console=console)
@@ -107,7 +102,7 @@ def main(
     small, medium, crowds = found[:3], found[3:8], found[8:]
     title = f"Losses by passes, {seeds} seeds, mean ± standard error"
     rows = [each.row for each in found]
-    report(BENCH, title, HEADINGS, rows, claims(small, medium, crowds), raw=found)
+    return Result(title, HEADINGS, rows, claims(small, medium, crowds), raw=found)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ from core to core is a larger share. Therefore passes are timed with whole rows 
 """
 
 import os
-from typing import Annotated
 
-import typer
 from rich.progress import track
 
 from bench.async_adam.curves import Curve, draw, record, timed, tuned
@@ -21,8 +19,8 @@ from bench.async_adam.sparse_problem import generate, whole
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)  # section 4.2
 THREAD_GRID = (0.01, 0.03, 0.05, 0.075, 0.1, 0.3, 0.5, 0.75, 1.0)  # section 4.3.2
@@ -43,7 +41,6 @@ BENCH = Bench(
         "Fig. 4": "With the best step, two threads beat one; more do not",
     },
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Drawn = dict[str, list[Curve]]
 
 
@@ -111,10 +108,8 @@ def claims(sparse: Drawn, rows: Drawn) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the passes.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Five times the passes.")
+def app(full: bool = False) -> Result:
     """Tune every method on the paper's grid and draw figures 1, 3 and 4."""
     sparse, rows = figures(100 if full else 20)
     table = [
@@ -122,10 +117,9 @@ def main(
          f"{c.pace * 1e3:.2f}", f"{w.pace * 1e3:.0f}")
         for name, curves in sparse.items() for c, w in zip(curves, rows[name], strict=True)
     ]  # fmt: skip
-    picture = {name: [vars(curve) for curve in curves] for name, curves in rows.items()}
-    title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
-    report(BENCH, title, HEADINGS, table, claims(sparse, rows), picture=picture)
     draw({FIGURES[n]: c for n, c in rows.items()}, files.result(BENCH.name, ".png"))
+    title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
+    return Result(title, HEADINGS, table, claims(sparse, rows), picture=rows)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,18 @@ embedding of 1,000,000 x 64 with 1,000 rows touched, beside `torch.optim.SparseA
 in turns. Updates per second are those of the fastest turn, ratios are medians over turns.
 """
 
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from statistics import median
-from typing import Annotated
+from functools import partial
 
 import torch
-import typer
 
-from bench.async_adam.methods import adam
+from bench.async_adam.methods import Training, adam
 from bench.async_adam.sparse_problem import BATCH, Problem, generate
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.report import report
+from bench.harness.command import Result, command
+from bench.harness.turns import in_turns, over
 from offbeat.hogwild import AsyncAdam
 
 ORIGINAL = {1: 15.5e3, 2: 29.4e3}  # updates/s of the original C++ on such a machine
@@ -34,34 +31,28 @@ BENCH = Bench(
     minutes=1,
     full_minutes=5,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Case = tuple[int, str, str]
 
 
 def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
     """Updates per second of each case in every turn."""
-    runs: dict[Case, list[Callable[[int], object]]] = {
+    runs: dict[Case, list[Training]] = {
         (threads, moments, kind): [
-            adam(moments, threads)(replace(problem, x=problem.x.astype(kind)), 0.01).go
+            adam(moments, threads)(replace(problem, x=problem.x.astype(kind)), 0.01)
         ]
         for threads, moments, kind in CASES
     }
-    runs[COPIES] = [adam()(problem, 0.01).go for _ in range(2)]
+    runs[COPIES] = [adam()(problem, 0.01) for _ in range(2)]
     updates = PASSES * (problem.x.shape[0] // BATCH)
-    pace: dict[Case, list[float]] = {case: [] for case in runs}
     with ThreadPoolExecutor(2) as pool:
-        for _ in range(turns):
-            for case, copies in runs.items():
-                start = time.perf_counter()
-                for _ in pool.map(lambda go: go(PASSES), copies):
-                    pass
-                pace[case].append(updates * len(copies) / (time.perf_counter() - start))
-    return pace
+        found = in_turns({case: partial(together, pool, run) for case, run in runs.items()}, turns)
+    return {case: [updates * len(runs[case]) / s for s in found[case]] for case in runs}
 
 
-def ratio(paces: list[float], others: list[float]) -> float:
-    """How many times as fast as the others of the same turn, the median over turns."""
-    return median(pace / other for pace, other in zip(paces, others, strict=True))
+def together(pool: ThreadPoolExecutor, runs: list[Training]) -> None:
+    """Train all at once."""
+    for _ in pool.map(lambda run: run.go(PASSES), runs):
+        pass
 
 
 def sparse_steps(turns: int) -> dict[str, list[float]]:
@@ -70,31 +61,23 @@ def sparse_steps(turns: int) -> dict[str, list[float]]:
     rows = torch.randint(1_000_000, (1, 1000), generator=torch.Generator().manual_seed(0))
     values = torch.randn(1000, 64)
     gradient = torch.sparse_coo_tensor(rows, values, (1_000_000, 64), check_invariants=False)
-    optimizers = {}
+    ways = {}
     for build in (torch.optim.SparseAdam, AsyncAdam):
         weight = torch.nn.Parameter(torch.zeros(1_000_000, 64))
-        optimizers[build.__name__] = build([weight])
+        optimizer = build([weight])
         weight.grad = gradient
-    pace: dict[str, list[float]] = {name: [] for name in optimizers}
-    for _ in range(turns):
-        for name, optimizer in optimizers.items():
-            start = time.perf_counter()
-            for _ in range(5):
-                optimizer.step()
-            pace[name].append(5 / (time.perf_counter() - start))
-    return pace
+        ways[build.__name__] = lambda optimizer=optimizer: [optimizer.step() for _ in range(5)]
+    return {name: [5 / s for s in found] for name, found in in_turns(ways, turns).items()}
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the runs.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Five times the runs.")
+def app(full: bool = False) -> Result:
     """Measure everything in turns."""
     turns = 75 if full else 15
     pace, steps = paces(generate(), turns), sparse_steps(turns)
     one, two, copies = pace[CASES[0]], pace[CASES[1]], pace[COPIES]
-    gain, ceiling, share = ratio(two, one), ratio(copies, one), ratio(two, copies)
-    sparse = ratio(steps["AsyncAdam"], steps["SparseAdam"])
+    gain, ceiling, share = over(two, one), over(copies, one), over(two, copies)
+    sparse = over(steps["AsyncAdam"], steps["SparseAdam"])
     claims = [
         Claim("1 thread, updates/s", "200,000", f"{max(one):,.0f}", max(one) >= 200e3),
         Claim("2 threads, x 1 thread", "1.85", f"{gain:.2f}", gain >= 1.85),
@@ -104,13 +87,12 @@ def main(
               sparse >= 5),
     ]  # fmt: skip
     rows = [
-        (str(case[0]), *case[1:], f"{max(p):,.0f}", f"{ratio(p, pace[1, 'shared', case[2]]):.2f}",
+        (str(case[0]), *case[1:], f"{max(p):,.0f}", f"{over(p, pace[1, 'shared', case[2]]):.2f}",
          f"{max(p) / ORIGINAL[case[0]]:.1f}") for case, p in pace.items()
     ]  # fmt: skip
     measured = {"steps_per_second": {name: max(found) for name, found in steps.items()}}
     raw = {" ".join(map(str, case)): found for case, found in pace.items()} | steps
-    title = "The paper's problem"
-    report(BENCH, title, HEADINGS, rows, claims, measured=measured, raw=raw)
+    return Result("The paper's problem", HEADINGS, rows, claims, measured, raw=raw)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,19 @@ A run is `AsyncAdamClassifier.fit`, which starts fewer threads where each would 
 they would be slower than one. Runs take turns; ratios are medians over turns.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median, median_high
-from typing import Annotated
+from functools import partial
+from statistics import median_high
 
-import typer
 from rich.progress import track
 
 from bench.async_adam.sparse_problem import L2, Problem, generate, words
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.turns import in_turns, over
 from offbeat.hogwild import AsyncAdamClassifier
 
 MILLION, GOAL = "a million words", 1.6
@@ -29,23 +28,13 @@ BENCH = Bench(
     minutes=2,
     full_minutes=6,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@dataclass(frozen=True)
-class Case:
-    """Rows, and how many passes a run makes."""
-
-    name: str
-    build: Callable[[], Problem]
-    passes: tuple[int, ...]
-
-
-CASES = (
-    Case("the paper's", generate, (1, 10, 400)),
-    Case("47,236 words", lambda: words(20_000, 47_236), (1, 5, 150)),
-    Case(MILLION, lambda: words(200_000, 1_000_000), (1, 24)),
-    Case("dense, 256 features", lambda: generate(1.0, n=2000, d=256), (1, 800)),
+CASES: tuple[tuple[str, Callable[[], Problem], tuple[int, ...]], ...] = (  # and passes of a run
+    ("the paper's", generate, (1, 10, 400)),
+    ("47,236 words", lambda: words(20_000, 47_236), (1, 5, 150)),
+    (MILLION, lambda: words(200_000, 1_000_000), (1, 24)),
+    ("dense, 256 features", lambda: generate(1.0, n=2000, d=256), (1, 800)),
 )
 
 
@@ -62,7 +51,7 @@ class Outcome:
     @property
     def gain(self) -> float:
         """How many times as fast two threads are, the median over turns."""
-        return median(a / b for a, b in zip(self.one, self.two, strict=True))
+        return over(self.one, self.two)
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -71,19 +60,17 @@ class Outcome:
 
 
 def measured(name: str, problem: Problem, passes: int, turns: int) -> Outcome:
-    """Runs of one and two threads in turns."""
+    """Runs of one and two threads in turns, the first of which compile."""
     settings = {"l2": L2, "max_iter": passes, "tol": None, "random_state": 0}
-    models = [AsyncAdamClassifier(n_jobs=threads, **settings) for threads in (1, 2)]
-    seconds: list[list[float]] = [[], []]
-    chosen = []
-    for turn in range(turns + 1):
-        for model, taken in zip(models, seconds, strict=True):
-            start = time.perf_counter()
-            model.fit(problem.x, problem.y)
-            if turn:  # the first one compiles
-                taken.append(time.perf_counter() - start)
-        chosen.append(models[1].descent_.fastest or 1)
-    return Outcome(name, passes, median_high(chosen), *seconds)
+    models = {threads: AsyncAdamClassifier(n_jobs=threads, **settings) for threads in (1, 2)}
+    chosen: dict[int, list[int]] = {1: [], 2: []}
+
+    def run(threads: int) -> None:
+        model = models[threads].fit(problem.x, problem.y)
+        chosen[threads].append(model.descent_.fastest or 1)
+
+    found = in_turns({threads: partial(run, threads) for threads in models}, turns, warm_up=1)
+    return Outcome(name, passes, median_high(chosen[2]), found[1], found[2])
 
 
 def claims(found: list[Outcome]) -> list[Claim]:
@@ -98,19 +85,17 @@ def claims(found: list[Outcome]) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Three times the runs.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Three times the runs.")
+def app(full: bool = False) -> Result:
     """Time one and two threads on each problem."""
     found = []
-    for case in track(CASES, "problems", console=console):
-        problem = case.build()
-        for passes in case.passes:
-            turns = (4 if case.name == MILLION else 9) * (3 if full else 1)
-            found.append(measured(case.name, problem, passes, turns))
+    for name, build, every in track(CASES, "problems", console=console):
+        problem = build()
+        for passes in every:
+            turns = (4 if name == MILLION else 9) * (3 if full else 1)
+            found.append(measured(name, problem, passes, turns))
     title = "One thread and two, shared moments, float32"
-    report(BENCH, title, HEADINGS, [each.row for each in found], claims(found), raw=found)
+    return Result(title, HEADINGS, [each.row for each in found], claims(found), raw=found)
 
 
 if __name__ == "__main__":

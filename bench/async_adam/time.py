@@ -5,10 +5,8 @@ first method is that of its fastest run, the others' follow by ratios within tur
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
-import typer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from bench.async_adam.curves import Curve, record, timed
@@ -16,7 +14,7 @@ from bench.async_adam.methods import Method, Training, adam
 from bench.async_adam.sparse_problem import L2, Problem, Vector, generate
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.report import report
+from bench.harness.command import Result, command
 
 GRID = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1)
 NEAR = (1.05, 1.01)  # of the optimum's loss, to which all are timed
@@ -26,7 +24,6 @@ BENCH = Bench(
     claim="Two threads reach a loss sooner than one",
     minutes=1,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class HeldOut(Problem):
@@ -63,39 +60,42 @@ def soonest(methods: Sequence[Method], problem: Problem, loss: float, passes: in
     return timed(curves, methods, problem)
 
 
-@app.command(epilog=BENCH.examples("--passes 60"))
-def main(passes: Annotated[int, typer.Option(help="Passes at most.")] = 30) -> None:
+@command(BENCH, "--passes 60", passes="Passes at most.")
+def app(passes: int = 30) -> Result:
     """Time one and two threads, and SGDClassifier, to losses near the optimum's."""
     problem = generate()
     held_out = HeldOut(problem.x, problem.y, problem.test_x, problem.test_y)
     solver = LogisticRegression(C=1 / (L2 * len(problem.y)), fit_intercept=False, tol=1e-6)
     best = solver.fit(problem.x, problem.y).coef_[0].astype(np.float32)
-    claims, rows, curves = [], [], []
+    ours, claims, rows, curves = [adam(), adam(threads=2)], [], [], []
     for near in NEAR:
-        goal, held = near * problem.loss(best), near * held_out.loss(best)
-        one, two = soonest([adam(), adam(threads=2)], problem, goal, passes)
-        ours, both, theirs = soonest(
-            [adam(), adam(threads=2), sgd_classifier], held_out, held, passes
-        )
-        ms = [1e3 * c.seconds_to(goal) for c in (one, two)]
-        held_ms = [1e3 * c.seconds_to(held) for c in (ours, both, theirs)]
-        claims += [
-            Claim(f"training loss {goal:.4f} ({near} of the optimum's) sooner with 2 threads",
-                  f"1 thread {ms[0]:.2f} ms", f"{ms[1]:.2f} ms", ms[1] < ms[0]),
-            Claim(f"held-out loss {held:.4f} sooner than SGDClassifier, 1 thread",
-                  f"{held_ms[2]:.2f} ms", f"{held_ms[0]:.2f} ms", held_ms[0] < held_ms[2]),
-            Claim(f"held-out loss {held:.4f} sooner than SGDClassifier, 2 threads",
-                  f"{held_ms[2]:.2f} ms", f"{held_ms[1]:.2f} ms", held_ms[1] < held_ms[2]),
-        ]  # fmt: skip
-        kinds = [("training", c, goal) for c in (one, two)]
-        kinds += [("held-out", c, held) for c in (ours, both, theirs)]
-        rows += [
-            (f"{kind} {loss:.4f}", c.label, f"{c.alpha:g}", f"{c.passes_to(loss):.2f}",
-             f"{1e3 * c.pace:.2f}", f"{1e3 * c.seconds_to(loss):.2f}") for kind, c, loss in kinds
-        ]  # fmt: skip
-        curves += [vars(c) for _, c, _ in kinds]
+        for kind, of, methods in (
+            ("training", problem, ours), ("held-out", held_out, [*ours, sgd_classifier])
+        ):  # fmt: skip
+            goal = near * of.loss(best)
+            found = soonest(methods, of, goal, passes)
+            ms = [1e3 * curve.seconds_to(goal) for curve in found]
+            claims += judged(kind, goal, near, ms)
+            rows += [
+                (f"{kind} {goal:.4f}", c.label, f"{c.alpha:g}", f"{c.passes_to(goal):.2f}",
+                 f"{1e3 * c.pace:.2f}", f"{each:.2f}") for c, each in zip(found, ms, strict=True)
+            ]  # fmt: skip
+            curves += found
     title = "Time to a loss, each at its best step size (0: its own schedule)"
-    report(BENCH, title, HEADINGS, rows, claims, raw=curves)
+    return Result(title, HEADINGS, rows, claims, raw=curves)
+
+
+def judged(kind: str, goal: float, near: float, ms: list[float]) -> list[Claim]:
+    """On milliseconds of one thread and of two, and of SGDClassifier for held-out losses."""
+    one, two, *theirs = ms
+    if not theirs:
+        text = f"training loss {goal:.4f} ({near} of the optimum's) sooner with 2 threads"
+        return [Claim(text, f"1 thread {one:.2f} ms", f"{two:.2f} ms", two < one)]
+    return [
+        Claim(f"held-out loss {goal:.4f} sooner than SGDClassifier, {threads}",
+              f"{theirs[0]:.2f} ms", f"{ours:.2f} ms", ours < theirs[0])
+        for threads, ours in (("1 thread", one), ("2 threads", two))
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
