@@ -5,23 +5,17 @@ paper's nets take about 14,000 steps at density 0.001; here density is higher in
 steps are fewer.
 """
 
-from typing import Annotated
-
-import matplotlib
-import typer
+from matplotlib.figure import Figure
 from torch import nn
 
 import offbeat
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
-from bench.harness.report import report
+from bench.harness.command import Result, command
 from bench.lags.networks import resnet
 from bench.lags.runs import DENSE, LAGS, SLGS, Runs, measure
 from bench.lags.training import LOOKS, MOMENTUM, Curve, Task, accuracy, digits
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 TRICKS = "LAGS, warm-up, momentum correction"
 BENCH = Bench(
@@ -31,7 +25,6 @@ BENCH = Bench(
     full_minutes=110,
     evidence={"Table 1, Fig. 3": "As accurate as dense SGD"},  # with lags/language
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def vgg(width: int = 16) -> nn.Module:
@@ -63,7 +56,8 @@ def methods(steps: int) -> dict[str, offbeat.Algorithm]:
 
 def draw(curves: dict[str, dict[str, Curve]], steps: int) -> None:
     """Figure 3."""
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(TASKS))
     for axis, task in zip(axes, TASKS, strict=True):
         for name, curve in curves[task.name].items():
             axis.plot([steps * (i + 1) / LOOKS for i in range(len(curve))], curve, label=name)
@@ -82,13 +76,8 @@ def claims(runs: Runs) -> list[Claim]:
     ]
 
 
-@app.command(epilog=BENCH.examples("--seeds 1", "--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Four times the steps, 16 workers.")] = False,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 400,
-    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 3,
-) -> None:
+@command(BENCH, "--seeds 1", "--full", full="Four times the steps, 16 workers.")
+def app(full: bool = False, steps: int = 400, workers: int = 4, seeds: int = 3) -> Result:
     """Train two kinds of models under four methods, and draw their scores."""
     steps, workers = (4 * steps, 16) if full else (steps, workers)
     algorithms = methods(steps)
@@ -99,12 +88,15 @@ def main(
         (runs.task.name, *(runs.end(name, 4) for name in algorithms), str(runs.task.paper))
         for runs in found
     ]
-    judged = [claim for runs in found for claim in claims(runs)]
-    ends = {runs.task.name: runs.ends for runs in found}
-    raw = {runs.task.name: runs.curves for runs in found}
-    title = f"held-out accuracy, {workers} workers, {steps} steps, seeds: {seeds}"
-    headings = ("model", *algorithms, "paper: dense, SLGS, LAGS")
-    report(BENCH, title, headings, lines, judged, measured=ends, picture=curves, raw=raw)
+    return Result(
+        f"held-out accuracy, {workers} workers, {steps} steps, seeds: {seeds}",
+        ("model", *algorithms, "paper: dense, SLGS, LAGS"),
+        lines,
+        [claim for runs in found for claim in claims(runs)],
+        measured={runs.task.name: runs.ends for runs in found},
+        picture=curves,
+        raw={runs.task.name: runs.curves for runs in found},
+    )
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@ is sent to zero, as in deep gradient compression. The LAGS paper measures none o
 """
 
 from dataclasses import replace
-from typing import Annotated
-
-import typer
 
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
-from bench.harness.report import report
+from bench.harness.command import Result, command
 from bench.lags.runs import DENSE, LAGS, Runs, measure
 from bench.lags.training import LSTM, MOMENTUM
 
@@ -32,7 +29,6 @@ BENCH = Bench(
     claim="Masking trains worse, 16-bit values do not",
     minutes=4,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -45,12 +41,8 @@ def claims(runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--steps 800"))
-def main(
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 400,
-    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 3,
-) -> None:
+@command(BENCH, "--steps 800")
+def app(steps: int = 400, workers: int = 4, seeds: int = 3) -> Result:
     """Train an LSTM with and without the techniques of deep gradient compression."""
     runs = measure(TASK, METHODS, steps, workers, seeds)
     lines = [(name, runs.end(name, 2), str(runs.change(name))) for name in METHODS]
@@ -58,7 +50,7 @@ def main(
         f"held-out perplexity, {workers} workers, {steps} steps, density {DENSITY}, seeds: {seeds}"
     )
     headings = ("method", "perplexity", "against dense")
-    report(BENCH, title, headings, lines, claims(runs), measured=runs.ends, raw=runs.curves)
+    return Result(title, headings, lines, claims(runs), runs.ends, raw=runs.curves)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ characters, 16 virtual workers.
 
 from collections.abc import Callable
 from statistics import median
-from typing import Annotated
 
 import torch
-import typer
 from char_gpt import CHARACTERS, read_corpus
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -17,8 +15,9 @@ from torch.nn.functional import cross_entropy
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
+from bench.lags.networks import Reader
 from offbeat.methods import deltas
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
@@ -32,22 +31,8 @@ BENCH = Bench(
     full_minutes=20,
     evidence={"Fig. 2": "Assumption 1 holds: delta stays below 1 in every layer"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Found = dict[str, dict[str, list[float]]]  # by model and layer; the loss beside the layers
 Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
-
-
-class Reader(nn.Module):
-    """A character language model of two LSTM layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(len(CHARACTERS), 32)
-        self.lstm = nn.LSTM(32, 96, num_layers=2, batch_first=True)
-        self.head = nn.Linear(96, len(CHARACTERS))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0]).flatten(0, 1)
 
 
 def images() -> tuple[Callable[[], nn.Module], Batch, float]:
@@ -68,7 +53,7 @@ def images() -> tuple[Callable[[], nn.Module], Batch, float]:
 
 
 def text() -> tuple[Callable[[], nn.Module], Batch, float]:
-    """The LSTM, windows of 24 characters."""
+    """A language model of two LSTM layers, windows of 24 characters."""
     train, _ = read_corpus()
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -76,7 +61,7 @@ def text() -> tuple[Callable[[], nn.Module], Batch, float]:
         window = train[starts[:, None] + torch.arange(25)]
         return window[:, :-1], window[:, 1:].flatten()
 
-    return Reader, batch, 0.5
+    return lambda: Reader(len(CHARACTERS), 96, 32), batch, 0.5
 
 
 def train(
@@ -121,10 +106,8 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Ten times the steps.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Ten times the steps.")
+def app(full: bool = False) -> Result:
     """Train both models and record delta."""
     torch.set_num_threads(1)
     steps = 1500 if full else 150
@@ -138,7 +121,7 @@ def main(
         )[0]
         console.print(f"{name}: trained", style="dim")
     title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
-    report(BENCH, title, HEADINGS, rows(found), claims(found), raw=found)
+    return Result(title, HEADINGS, rows(found), claims(found), raw=found)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,9 @@ times that of its convolutional nets. It is raised here as theirs is in
 :mod:`bench.lags.convergence`: in the ratio of 14,000 steps to ours.
 """
 
-from typing import Annotated
-
-import typer
-
 import offbeat
 from bench.harness.bench import Bench
-from bench.harness.report import report
+from bench.harness.command import Result, command
 from bench.lags.runs import DENSE, LAGS, SLGS, measure
 from bench.lags.training import LSTM
 
@@ -22,7 +18,6 @@ BENCH = Bench(
     full_minutes=60,
     evidence={"Table 1, Fig. 3": ""},  # with lags/convergence
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def methods(steps: int) -> dict[str, offbeat.Algorithm]:
@@ -31,13 +26,8 @@ def methods(steps: int) -> dict[str, offbeat.Algorithm]:
     return {DENSE: offbeat.ddp(), SLGS: offbeat.slgs(density), LAGS: offbeat.lags(density)}
 
 
-@app.command(epilog=BENCH.examples("--seeds 1", "--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="16 workers.")] = False,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 1600,
-    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 6,
-) -> None:
+@command(BENCH, "--seeds 1", "--full", full="16 workers.")
+def app(full: bool = False, steps: int = 1600, workers: int = 4, seeds: int = 6) -> Result:
     """Train an LSTM under three methods."""
     workers = 16 if full else workers
     runs = measure(LSTM, methods(steps), steps, workers, seeds)
@@ -48,7 +38,7 @@ def main(
     judged = [runs.near(LAGS), runs.near(SLGS), runs.near(LAGS, SLGS)]
     title = f"held-out perplexity, {workers} workers, {steps} steps, seeds: {seeds}"
     headings = ("method", "perplexity", "against dense", "paper", "against dense, paper")
-    report(BENCH, title, headings, lines, judged, measured=runs.ends, raw=runs.curves)
+    return Result(title, headings, lines, judged, runs.ends, raw=runs.curves)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,12 @@ class Inception(nn.Module):
 
 
 class Reader(nn.Module):
-    """A language model of two LSTM layers; half of its weights in embedding and softmax."""
+    """A language model of two LSTM layers, with as wide an embedding or a narrow one."""
 
-    def __init__(self, words: int, width: int) -> None:
+    def __init__(self, words: int, width: int, embedding: int | None = None) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.embedding = nn.Embedding(words, embedding or width)
+        self.lstm = nn.LSTM(embedding or width, width, num_layers=2, batch_first=True)
         self.head = nn.Linear(width, words)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
 """Time and recall of top-k selection, beside `torch.topk`, on one CPU thread."""
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.turns import in_turns
 from offbeat.functional import count_kept, sampled_top_k, top_k
 from offbeat.kernels.top_k import scanned_top_k
 
@@ -25,7 +25,6 @@ BENCH = Bench(
     minutes=1,
     full_minutes=5,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def full(x: Tensor, k: int) -> Tensor:
@@ -43,25 +42,13 @@ def recall(x: Tensor, chosen: Tensor, k: int) -> float:
     return float((x[chosen].abs() >= threshold).double().mean())
 
 
-def timed(select: Select, x: Tensor, k: int) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    select(x, k)
-    return time.perf_counter() - start
-
-
 def measure(numel: int, density: float, rounds: int) -> dict[str, Any]:
     """All ways in turns on the same numbers."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     k = count_kept(numel, density)
-    times: dict[str, list[float]] = {way: [] for way in (*WAYS, READING)}
-    for select in WAYS.values():
-        select(x, k)
-    for _ in range(rounds):
-        for way, select in WAYS.items():
-            times[way].append(timed(select, x, k))
-        times[READING].append(timed(lambda x, k: x.sum(), x, k))
-    found = {way: recall(x, select(x, k), k) for way, select in WAYS.items()}
+    ways = {way: partial(select, x, k) for way, select in WAYS.items()}
+    times = in_turns({**ways, READING: x.sum}, rounds, warm_up=1)
+    found = {way: recall(x, select(), k) for way, select in ways.items()}
     console.print(f"{numel:,} elements, density {density}", style="dim")
     return {"numel": numel, "density": density, "seconds": times, "recall": found}
 
@@ -78,28 +65,22 @@ def rows(cases: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def claims(cases: Sequence[dict[str, Any]]) -> list[Claim]:
-    made = []
-    for case in cases:
-        if case["numel"] == max(SIZES):
-            seconds = case["seconds"]
-            faster = median(seconds[TORCH]) / median(seconds[CHOSEN])
-            text = f"{case['numel']:,} elements, density {case['density']}: faster than torch.topk"
-            made.append(Claim(text, "10 x", f"{faster:.1f} x", faster >= 10))
-    return made
+def claim(case: dict[str, Any]) -> Claim:
+    faster = median(case["seconds"][TORCH]) / median(case["seconds"][CHOSEN])
+    text = f"{case['numel']:,} elements, density {case['density']}: faster than torch.topk"
+    return Claim(text, "10 x", f"{faster:.1f} x", faster >= 10)
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the rounds.")] = False,
-) -> None:
+@command(BENCH, "--full", full="Five times the rounds.")
+def app(full: bool = False) -> Result:
     """Measure three sizes and three densities."""
     torch.set_num_threads(1)
     rounds = 35 if full else 7
     cases = [measure(numel, density, rounds) for numel in SIZES for density in DENSITIES]
     headings = ("elements", "density", *WAYS, READING, "faster", "recall")
     title = f"The k largest magnitudes, one CPU thread, medians of {rounds}"
-    report(BENCH, title, headings, rows(cases), claims(cases), measured=cases)
+    claims = [claim(case) for case in cases if case["numel"] == max(SIZES)]
+    return Result(title, headings, rows(cases), claims, cases)
 
 
 if __name__ == "__main__":
