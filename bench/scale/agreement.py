@@ -4,11 +4,10 @@ Virtual workers: the equations without a network. A small network learns another
 samples; every worker has its own.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import dataclass
+from statistics import fmean
 
 import torch
-import typer
 from rich.progress import track
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -17,8 +16,8 @@ import offbeat
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command, numbers
 from bench.harness.console import console
-from bench.harness.report import report
 from bench.scale.picture import draw
 from bench.scale.spread import amplification, gap
 from offbeat.testing.virtual import VirtualWorkers
@@ -38,7 +37,6 @@ BENCH = Bench(
     minutes=1,
     full_minutes=4,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,8 @@ def gossip(name: str, size: int, steps: int) -> Run:
             spreads.append(RATE * rms(grads) * (size / (size - 1)) ** 0.5)
             pulls.append(RATE * pull(before, grads))
             losses.append(task.loss(workers))
-    predicted = mean(spreads) * amplification(topology, size, steps, 1 - mean(pulls))
-    return Run(mean(distances), predicted, mean(losses), gap(topology, size))
+    predicted = fmean(spreads) * amplification(topology, size, steps, 1 - fmean(pulls))
+    return Run(fmean(distances), predicted, fmean(losses), gap(topology, size))
 
 
 def adasum_step(size: int, steps: int) -> tuple[float, float]:
@@ -115,7 +113,7 @@ def adasum_step(size: int, steps: int) -> tuple[float, float]:
         average = -RATE * workers.rows.grad.mean(0)
         moved = workers.rows.detach()[0] - before
         ratios.append(float(moved @ average / (average @ average)))
-    return mean(ratios[:5]), mean(ratios[-steps // 4 :])
+    return fmean(ratios[:5]), fmean(ratios[-steps // 4 :])
 
 
 def virtual(algorithm: offbeat.Algorithm, size: int) -> VirtualWorkers:
@@ -135,10 +133,6 @@ def pull(rows: Tensor, grads: Tensor) -> float:
     apart = rows - rows.mean(0)
     squares = float(apart.square().sum())
     return float((apart * (grads - grads.mean(0))).sum()) / squares if squares > 1e-9 else 0.0
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def claims(found: dict[str, dict[int, Run]], steps: dict[int, tuple[float, float]]) -> list[Claim]:
@@ -164,19 +158,16 @@ def claims(found: dict[str, dict[int, Run]], steps: dict[int, tuple[float, float
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Four times as many steps.")] = False,
-    worlds: Annotated[str, typer.Option(help="Numbers of workers.")] = "4,16,64,256,1024",
-    steps: Annotated[int, typer.Option(help="Steps of a run.")] = 200,
-) -> None:
+@command(BENCH, "--full", full="Four times as many steps.", worlds="Numbers of workers.")
+def app(full: bool = False, worlds: str = "4,16,64,256,1024", steps: int = 200) -> Result:
     """Follow virtual workers under five graphs and Adasum."""
-    sizes, count = sorted(map(int, worlds.split(","))), steps * (4 if full else 1)
+    sizes, count = sorted(numbers(worlds)), steps * (4 if full else 1)
     runs = [(name, size) for name in GRAPHS for size in sizes]
     found: dict[str, dict[int, Run]] = {name: {} for name in GRAPHS}
     for name, size in track(runs, "gossip", console=console):
         found[name][size] = gossip(name, size, count)
     tree = {size: adasum_step(size, count) for size in track(sizes, "Adasum", console=console)}
+    draw(found, tree, files.ASSETS / "agreement.png")
     rows = [
         (name, f"{size}", f"{run.gap:.2g}", f"{run.distance:.3g}", f"{run.predicted:.3g}",
          f"{run.loss:.4f}")
@@ -185,11 +176,9 @@ def main(
     rows += [
         ("Adasum", f"{size}", "", "", "", f"step {a:.1f}, {b:.1f}") for size, (a, b) in tree.items()
     ]
-    measured = {name: {n: asdict(run) for n, run in each.items()} for name, each in found.items()}
-    draw(found, tree, files.ASSETS / "agreement.png")
     headings = ("graph", "workers", "gap", "distance", "predicted", "loss of the mean")
     title = f"Distance of workers and loss after {count} steps"
-    report(BENCH, title, headings, rows, claims(found, tree), measured=measured)
+    return Result(title, headings, rows, claims(found, tree), found)
 
 
 if __name__ == "__main__":

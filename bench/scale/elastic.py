@@ -8,14 +8,11 @@ import multiprocessing as mp
 from collections.abc import Sequence
 from math import inf
 from statistics import median
-from typing import Annotated
-
-import typer
 
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command
+from bench.harness.growth import sweep
 from bench.scale.churn import Run, churn
 from bench.scale.worker import PATIENCE
 
@@ -30,27 +27,18 @@ BENCH = Bench(
     minutes=6,
     full_minutes=130,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def row(run: Run) -> tuple[str, ...]:
-    loss = f"{run.losses[0]:.3g} to {run.losses[-1]:.3g}" if run.losses else "-"
+    counts = run.returned, run.new, run.given_up, len(run.lost), len(run.joined)
+    stalls = f"{median(run.stalls):.2f}, at most {max(run.stalls):.2f} s" if run.stalls else "-"
     return (
-        f"{run.seed}",
-        f"{run.steps:,}",
-        f"{len(run.killed)}",
-        f"{run.returned}",
-        f"{run.new}",
-        f"{run.given_up}",
-        f"{len(run.lost)}",
-        f"{len(run.joined)}",
+        f"{run.seed}", f"{run.steps:,}", f"{len(run.killed)}", *map(str, counts),
         "; ".join(run.hung) or "none",
-        "yes" if run.is_agreed else "NO",
-        "yes" if run.is_told else "NO",
-        loss,
-        f"{1000 * run.step:.1f} ms",
-        f"{median(run.stalls):.2f}, at most {max(run.stalls):.2f} s" if run.stalls else "-",
-    )
+        *("yes" if holds else "NO" for holds in (run.is_agreed, run.is_told)),
+        f"{run.losses[0]:.3g} to {run.losses[-1]:.3g}" if run.losses else "-",
+        f"{1000 * run.step:.1f} ms", stalls,
+    )  # fmt: skip
 
 
 def falls(run: Run) -> bool:
@@ -90,24 +78,20 @@ def stall(runs: Sequence[Run]) -> Claim:
     )
 
 
-@app.command(epilog=BENCH.examples("--full", "--seeds 3 --seconds 60"))
-def main(
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs.")] = 3,
-    seconds: Annotated[float, typer.Option("--seconds", help="Of kills and joins.")] = 60.0,
-    workers: Annotated[int, typer.Option("--workers", help="Of each run.")] = 6,
-    full: Annotated[bool, typer.Option("--full", help="20 seeds of 5 minutes.")] = False,
-) -> None:
+@command(
+    BENCH, "--full", "--seeds 3 --seconds 60",
+    seeds="Number of runs.", seconds="Of kills and joins.", workers="Of each run.",
+    full="20 seeds of 5 minutes.",
+)  # fmt: skip
+def app(seeds: int = 3, seconds: float = 60.0, workers: int = 6, full: bool = False) -> Result:
     """Kill and start workers at random for some time, then let all finish; once for each seed."""
     count, length = (20, 300.0) if full else (seeds, seconds)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["bench.scale.churn"])
-    runs = []
-    for seed in range(1, count + 1):
-        console.print(f"seed {seed} of {count}: {workers} workers, {length:.0f} s")
-        runs.append(churn(context, seed, length, workers))
-        console.print("  ".join(row(runs[-1])))
+    cases = [(context, seed, length, workers) for seed in range(1, count + 1)]
+    runs = sweep(cases, churn, row)
     title = f"{workers} workers of sgp(overlap=1), kills and joins for {length:.0f} s"
-    report(BENCH, title, HEADINGS, [*map(row, runs)], claims(runs), measured=runs)
+    return Result(title, HEADINGS, [*map(row, runs)], claims(runs), runs)
 
 
 if __name__ == "__main__":

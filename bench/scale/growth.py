@@ -5,11 +5,10 @@ the models of the methods say that are behind ``offbeat plan``.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import typer
 from rich.progress import track
 from torch import nn
 from torch.optim import SGD
@@ -17,9 +16,9 @@ from torch.optim import SGD
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
+from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.report import report
-from bench.scale.laws import EVERY, LAWS
+from bench.scale.laws import EVERY, LAWS, Law
 from bench.scale.lifetime import WAIT, sockets
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 from offbeat.testing import ThreadWorld
@@ -39,11 +38,10 @@ BENCH = Bench(
     claim="What a method sends and connects grows as stated",
     minutes=3,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
-class Result:
+class Counted:
     """Of one method in one world: the largest rank's models a step, and sockets per rank."""
 
     method: str
@@ -52,14 +50,18 @@ class Result:
     sockets: float
 
     @property
+    def law(self) -> Law:
+        return LAWS[self.method]
+
+    @property
     def error(self) -> float:
         """The relative error of the law."""
-        return abs(float(self.models) / LAWS[self.method].bytes(self.ranks) - 1)
+        return abs(self.models / self.law.bytes(self.ranks) - 1)
 
     @property
     def excess(self) -> float:
         """How many sockets there are beside those of the law."""
-        return abs(self.sockets - LAWS[self.method].sockets(self.ranks))
+        return abs(self.sockets - self.law.sockets(self.ranks))
 
 
 def network() -> nn.Module:
@@ -77,7 +79,7 @@ def predicted(method: str, ranks: int) -> tuple[float, float]:
     return found.memory / size, sum(found.sent.values()) / size
 
 
-def measure(method: str, ranks: int) -> Result:
+def measure(method: str, ranks: int) -> Counted:
     """Train a world of threads for two intervals, after one that is not measured."""
     barrier, before, found = threading.Barrier(ranks, timeout=WAIT), sockets(), set[str]()
 
@@ -105,48 +107,46 @@ def measure(method: str, ranks: int) -> Result:
     local = LAWS[method].local
     nodes = tuple(tuple(range(first, first + local)) for first in range(0, ranks, local))
     models = max(ThreadWorld(nodes=nodes).run(work, timeout=WAIT))
-    return Result(method, ranks, models, len(found) / ranks)
+    return Counted(method, ranks, models, len(found) / ranks)
 
 
-def rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
-    for method, law in LAWS.items():
-        found = {each.ranks: each for each in results if each.method == method}
-        yield (
-            method,
-            *(f"{found[n].models:.3g}" for n in SIZES),
-            f"{law.bytes(LARGE):.3g}",
-            law.formula,
-            f"{found[SIZES[-1]].sockets:.1f}",
-            f"{law.sockets(LARGE):,.1f}",
-            f"{law.hops(LARGE):,}",
-            *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
-        )
+def row(law: Law, method: str, found: Mapping[int, Counted]) -> tuple[str, ...]:
+    return (
+        method,
+        *(f"{found[n].models:.3g}" for n in SIZES),
+        f"{law.bytes(LARGE):.3g}",
+        law.formula,
+        f"{found[SIZES[-1]].sockets:.1f}",
+        f"{law.sockets(LARGE):,.1f}",
+        f"{law.hops(LARGE):,}",
+        *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
+    )
 
 
-def claims(results: Sequence[Result]) -> list[Claim]:
+def claims(worlds: Sequence[Counted]) -> list[Claim]:
     # ad_psgd exchanges when partners have time.
-    exact = [each for each in results if each.method != "ad_psgd"]
-    worst = max(exact, key=lambda each: each.error / LAWS[each.method].tolerance)
-    most = max(results, key=lambda each: each.excess)
-    allowed = LAWS[worst.method].tolerance
+    exact = [each for each in worlds if each.method != "ad_psgd"]
+    worst = max(exact, key=lambda each: each.error / each.law.tolerance)
+    most = max(worlds, key=lambda each: each.excess)
+    allowed = worst.law.tolerance
+    text = f"bytes follow the law (worst: {worst.method} at {worst.ranks})"
     return [
-        Claim(
-            f"bytes follow the law (worst: {worst.method} at {worst.ranks})",
-            f"within {allowed:.0%}",
-            f"{worst.error:.1%}",
-            worst.error <= allowed,
-        ),
+        Claim(text, f"within {allowed:.0%}", f"{worst.error:.1%}", worst.error <= allowed),
         Claim("sockets follow the law", "exactly", f"{most.excess:.1f} more", most.excess < 0.5),
     ]
 
 
-@app.command(epilog=BENCH.examples())
-def main() -> None:
+@command(BENCH)
+def app() -> Result:
     """Count what every method sends and connects in worlds of 4 to 32 ranks."""
     cases = [(method, ranks) for method in LAWS for ranks in SIZES]
-    results = [measure(*case) for case in track(cases, "worlds", console=console)]
+    worlds = [measure(*case) for case in track(cases, "worlds", console=console)]
+    rows = [
+        row(law, method, {each.ranks: each for each in worlds if each.method == method})
+        for method, law in LAWS.items()
+    ]
     title = "Models of bytes sent per step and rank, and sockets per rank"
-    report(BENCH, title, HEADINGS, [*rows(results)], claims(results), measured=results)
+    return Result(title, HEADINGS, rows, claims(worlds), worlds)
 
 
 if __name__ == "__main__":

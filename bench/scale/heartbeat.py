@@ -6,15 +6,12 @@ All ranks wait in a call, on one real TCPStore; then three neighbours are killed
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-import numpy as np
-import typer
+from math import inf
 
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command
+from bench.harness.growth import sweep
 from bench.scale.swarm import VICTIMS, Swarm, cores
 
 SETTLE = 10.0  # seconds after the start, which are not measured
@@ -29,11 +26,10 @@ BENCH = Bench(
     minutes=10,
     full_minutes=72,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
-class Result:
+class Beats:
     """Of one swarm; rates are per rank and second, without the victims."""
 
     ranks: int
@@ -49,8 +45,18 @@ class Result:
     missing: int  # ranks without a verdict at the end
     verdicts: list[float]  # seconds from the death
 
+    @property
+    def row(self) -> tuple[str, ...]:
+        return (
+            f"{self.ranks:,}", "loaded" if self.is_loaded else "free",
+            "frozen" if self.is_frozen else "killed", f"{self.seconds:.0f}", f"{self.beats:.2f}",
+            f"{self.calls:.2f}", f"{self.keys:.1f}", f"{self.store_cpu:.1%}",
+            f"{self.false_verdicts}",
+            *(f"{end(self.verdicts, default=inf):.1f} s" for end in (min, max)),
+        )  # fmt: skip
 
-def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Result:
+
+def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Beats:
     """Let ranks wait for some time, then kill or freeze three of them."""
     swarm = Swarm(ranks, cores() if is_loaded else 0)
     try:
@@ -67,7 +73,7 @@ def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Res
         swarm.end()
     made = after - before
     calls = sum(made.values()) - made["keys"]
-    return Result(
+    return Beats(
         ranks, is_loaded, is_frozen, elapsed,
         made["set"] / living / elapsed, calls / living / elapsed,
         made["keys"] / max(1, made["multi_get"]), (cpu - cpu_before) / elapsed, false,
@@ -75,27 +81,12 @@ def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Res
     )  # fmt: skip
 
 
-def row(each: Result) -> tuple[str, ...]:
-    return (
-        f"{each.ranks:,}",
-        "loaded" if each.is_loaded else "free",
-        "frozen" if each.is_frozen else "killed",
-        f"{each.seconds:.0f}",
-        f"{each.beats:.2f}",
-        f"{each.calls:.2f}",
-        f"{each.keys:.1f}",
-        f"{each.store_cpu:.1%}",
-        f"{each.false_verdicts}",
-        *(f"{end(each.verdicts, default=np.inf):.1f} s" for end in (min, max)),
-    )
-
-
-def claims(results: Sequence[Result]) -> list[Claim]:
-    most = max(each.calls for each in results)
-    false = sum(each.false_verdicts for each in results)
-    last = max(max(each.verdicts, default=np.inf) for each in results)
-    is_one = all(len(each.texts) == 1 and each.missing == 0 for each in results)
-    longest = max(results, key=lambda each: each.seconds * each.ranks)
+def claims(swarms: Sequence[Beats]) -> list[Claim]:
+    most = max(each.calls for each in swarms)
+    false = sum(each.false_verdicts for each in swarms)
+    last = max(max(each.verdicts, default=inf) for each in swarms)
+    is_one = all(len(each.texts) == 1 and each.missing == 0 for each in swarms)
+    longest = max(swarms, key=lambda each: each.seconds * each.ranks)
     waited = f"none, {longest.ranks:,} ranks in {longest.seconds:.0f} s among them"
     return [
         Claim("calls of the store per rank and second", "at most 2.1", f"{most:.2f}", most <= 2.1),
@@ -105,30 +96,25 @@ def claims(results: Sequence[Result]) -> list[Claim]:
     ]
 
 
-@app.command(epilog=BENCH.examples("--full", "--ranks 1024 --loaded --seconds 600"))
-def main(
-    ranks: Annotated[list[int] | None, typer.Option("--ranks", help="Numbers of ranks.")] = None,
-    loaded: Annotated[bool, typer.Option("--loaded", help="With --ranks: all cores busy.")] = False,
-    frozen: Annotated[bool, typer.Option("--frozen", help="Stop, not kill.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", help="Of waiting.")] = 60.0,
-    full: Annotated[bool, typer.Option("--full", help="Ten minutes, 4,096 ranks too.")] = False,
-) -> None:
+@command(
+    BENCH, "--full", "--ranks 1024 --loaded --seconds 600",
+    ranks="Numbers of ranks.", loaded="With --ranks: all cores busy.", frozen="Stop, not kill.",
+    seconds="Of waiting.", full="Ten minutes, 4,096 ranks too.",
+)  # fmt: skip
+def app(
+    ranks: list[int] | None = None, loaded: bool = False, frozen: bool = False,
+    seconds: float = 60.0, full: bool = False,
+) -> Result:  # fmt: skip
     """Measure swarms of 64 to 1,024 ranks, the largest also with all cores busy, and frozen."""
-    sizes = ranks or [64, 256, 1024, *([4096] if full else [])]
-    cases = [(size, loaded, frozen) for size in sizes]
-    if ranks is None:
-        cases = [
-            *((size, False, False) for size in sizes),
-            (1024, True, False),
-            (1024, False, True),
-        ]
-    results = []
-    for size, is_loaded, is_frozen in cases:
-        console.print(f"{size} ranks, cores {'loaded' if is_loaded else 'free'}")
-        results.append(measure(size, is_loaded, is_frozen, 600.0 if full else seconds))
-        console.print("  ".join(row(results[-1])))
+    wait = 600.0 if full else seconds
+    cases = [(size, loaded, frozen, wait) for size in ranks or ()] or [
+        *((size, False, False, wait) for size in (64, 256, 1024, *([4096] if full else []))),
+        (1024, True, False, wait),
+        (1024, False, True, wait),
+    ]
+    swarms = sweep(cases, measure, lambda swarm: swarm.row)
     title = "Heartbeats on one TCPStore, rates per rank and second"
-    report(BENCH, title, HEADINGS, [*map(row, results)], claims(results), measured=results)
+    return Result(title, HEADINGS, [each.row for each in swarms], claims(swarms), swarms)
 
 
 if __name__ == "__main__":
