@@ -1,6 +1,6 @@
 """Loss over passes and over seconds of methods that take turns, and their tuning."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,6 +26,12 @@ class Curve:
     loss: list[float]
     error: list[float]
     pace: float = float("nan")  # seconds per pass
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Of a table: the method, its step size, how it ends and milliseconds of a pass."""
+        ends = f"{self.loss[-1]:.4f}", f"{self.error[-1]:.4f}"
+        return self.label, f"{self.alpha:g}", *ends, f"{1e3 * self.pace:.2f}"
 
     @property
     def seconds(self) -> list[float]:
@@ -68,10 +74,12 @@ def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> l
     return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
 
 
-def tuned(method: Method, problem: Problem, passes: int, grid: Sequence[float]) -> Curve:
-    """The curve of the step size with the lowest loss at the end."""
-    curves = [record(method(problem, alpha), problem, passes) for alpha in grid]
-    return min(curves, key=lambda curve: curve.loss[-1])
+def tuned(
+    method: Method, problem: Problem, passes: int, grid: Sequence[float],
+    by: Callable[[Curve], float] = lambda curve: curve.loss[-1],
+) -> Curve:  # fmt: skip
+    """The curve of the step size that is best: with the lowest loss at the end."""
+    return min((record(method(problem, alpha), problem, passes) for alpha in grid), key=by)
 
 
 def draw(drawn: dict[str, list[Curve]], file: Path) -> None:

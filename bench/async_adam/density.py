@@ -62,11 +62,7 @@ def app(full: bool = False) -> Result:
     passes = 100 if full else 20
     problems = {"density 0.001": generate(0.001), "dense": generate(1.0, n=2000, d=256)}
     drawn = {name: compared(name, p, passes) for name, p in problems.items()}
-    rows = [
-        (name, c.label, f"{c.alpha:g}", f"{c.loss[-1]:.4f}", f"{c.error[-1]:.4f}",
-         f"{c.pace * 1e3:.2f}")
-        for name, curves in drawn.items() for c in curves
-    ]  # fmt: skip
+    rows = [(name, *curve.cells) for name, curves in drawn.items() for curve in curves]
     title = f"Sparser and dense rows, {passes} passes, {os.cpu_count()} cores"
     return Result(title, HEADINGS, rows, claims(drawn), raw=drawn)
 

@@ -113,10 +113,10 @@ def app(full: bool = False) -> Result:
     """Tune every method on the paper's grid and draw figures 1, 3 and 4."""
     sparse, rows = figures(100 if full else 20)
     table = [
-        (FIGURES[name], c.label, f"{c.alpha:g}", f"{c.loss[-1]:.4f}", f"{c.error[-1]:.4f}",
-         f"{c.pace * 1e3:.2f}", f"{w.pace * 1e3:.0f}")
-        for name, curves in sparse.items() for c, w in zip(curves, rows[name], strict=True)
-    ]  # fmt: skip
+        (FIGURES[name], *curve.cells, f"{whole.pace * 1e3:.0f}")
+        for name, curves in sparse.items()
+        for curve, whole in zip(curves, rows[name], strict=True)
+    ]
     draw({FIGURES[n]: c for n, c in rows.items()}, files.result(BENCH.name, ".png"))
     title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
     return Result(title, HEADINGS, table, claims(sparse, rows), picture=rows)

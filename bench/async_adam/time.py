@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
-from bench.async_adam.curves import Curve, record, timed
+from bench.async_adam.curves import Curve, timed, tuned
 from bench.async_adam.methods import Method, Training, adam
 from bench.async_adam.sparse_problem import L2, Problem, Vector, generate
 from bench.harness.bench import Bench
@@ -52,11 +52,11 @@ def sgd_classifier(problem: Problem, alpha: float) -> Training:
 
 def soonest(methods: Sequence[Method], problem: Problem, loss: float, passes: int) -> list[Curve]:
     """Each method at the step size that needs the fewest passes to ``loss``, with its pace."""
-    curves = []
-    for method in methods:
-        grid = (0.0, *GRID) if method is sgd_classifier else GRID
-        found = [record(method(problem, alpha), problem, passes) for alpha in grid]
-        curves.append(min(found, key=lambda curve: curve.passes_to(loss)))
+    grids = [(0.0, *GRID) if method is sgd_classifier else GRID for method in methods]
+    curves = [
+        tuned(method, problem, passes, grid, lambda curve: curve.passes_to(loss))
+        for method, grid in zip(methods, grids, strict=True)
+    ]
     return timed(curves, methods, problem)
 
 

@@ -18,32 +18,27 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
-def compact(value: Any) -> Any:
-    """The value with every longer series of numbers replaced by its summary."""
+def plain(value: Any, digits: int | None = None, is_summarized: bool = False) -> Any:
+    """The value as JSON allows it: keys are strings, dataclasses are dictionaries.
+
+    Numbers keep so many significant digits, longer series of them become their summary.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
+    if is_summarized and _is_series(value):
+        value = summary(value)
     if isinstance(value, Mapping):
-        return {str(key): compact(each) for key, each in value.items()}
+        return {str(key): plain(each, digits, is_summarized) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return compact(summary(value)) if _is_series(value) else [*map(compact, value)]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return [plain(each, digits, is_summarized) for each in value]
+    if isinstance(value, float) and digits is not None:
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 
-def drawn(value: Any) -> Any:
-    """The value with its series whole and its numbers as precise as a picture shows them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): drawn(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(drawn, value)]
-    return float(f"{value:.{DRAWN_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _is_series(values: Sequence[Any]) -> bool:
-    return len(values) > KEPT and all(_is_number(value) for value in values)
+def _is_series(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and len(value) > KEPT
+    return is_list and all(_is_number(each) for each in value)
 
 
 def _is_number(value: Any) -> bool:
@@ -55,7 +50,7 @@ def dumps(value: Any, depth: int = 0) -> str:
     flat = json.dumps(value)
     if len(flat) + depth <= WIDTH or not isinstance(value, dict | list):
         return flat
-    if isinstance(value, list) and _is_series(value):
+    if _is_series(value):
         return flat
     pad = " " * (depth + 1)
     if isinstance(value, dict):

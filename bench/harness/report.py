@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from bench.harness import claim, files
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.compact import compact, drawn, dumps
+from bench.harness.compact import DIGITS, DRAWN_DIGITS, dumps, plain
 from bench.harness.console import console
 from bench.harness.table import Row, markdown, terminal
 
@@ -53,19 +53,10 @@ def report(
 def write(bench: Bench, result: dict[str, Any], measured: Any, picture: Any) -> None:
     """Write the result as JSON, and its verdicts as Markdown."""
     if measured is not None:
-        result = result | {"measured": compact(measured)}
+        result = result | {"measured": plain(measured, DIGITS, is_summarized=True)}
     if picture is not None:
-        result = result | {"picture": drawn(picture)}
+        result = result | {"picture": plain(picture, DRAWN_DIGITS)}
     files.result(bench.name).write_text(dumps(result) + "\n", encoding="utf-8")
     if verdicts := [Claim(**each).row for each in result["claims"]]:
         table = markdown(claim.HEADINGS, verdicts)
         files.result(bench.name, ".md").write_text(table, encoding="utf-8")
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON allows it: keys are strings, dataclasses are dictionaries."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    return [*map(plain, value)] if isinstance(value, list | tuple) else value

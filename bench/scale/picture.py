@@ -2,28 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from matplotlib.figure import Figure
 
 
-class Drawn(Protocol):
-    """What is drawn of a run."""
-
-    @property
-    def distance(self) -> float: ...
-    @property
-    def predicted(self) -> float: ...
-    @property
-    def loss(self) -> float: ...
-
-
 def draw(
-    runs: Mapping[str, Mapping[int, Drawn]],
+    runs: Mapping[str, Mapping[int, Any]],
     adasum: Mapping[int, tuple[float, float]],
     file: Path,
 ) -> None:
-    """Distance and loss of every graph, measured and predicted, and the step of Adasum."""
+    """Distance and loss of the runs of every graph, as predicted too, and the step of Adasum."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     distance, loss, step = figure.subplots(1, 3)
     for name, by_size in runs.items():
