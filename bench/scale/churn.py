@@ -21,38 +21,22 @@ WITNESS = 0  # a rank that is never killed: it has seen all who came and went
 
 @dataclass
 class Run:
-    """What has happened in one run.
+    """What has happened in one run; who was lost and who joined, as the witness says."""
 
-    Attributes:
-        seed: of the times, victims and delays.
-        steps: its length.
-        killed: ranks in the order of their deaths.
-        returned: how many of those came back under their old number.
-        new: how many came under a new one.
-        given_up: how many workers were alive, but silent for so long that the others went on.
-        hung: what did not come in time, and workers that ended by themselves.
-        lost: the ranks that were lost, as the witness says.
-        joined: the ranks that have joined, as the witness says.
-        is_told: whether it lists all losses and joins that the killer knows of.
-        is_agreed: whether all models were equal at the end.
-        losses: mean loss of the witness in each tenth of the run.
-        stalls: seconds of the longest step() around each admission, on the rank where it took
-            longest of those that took part and have lived to the end.
-        step: the median seconds of a step() of the witness.
-    """
-
-    seed: int
+    seed: int  # of the times, victims and delays
     steps: int = 0
-    killed: list[int] = field(default_factory=list)
-    returned: int = 0
-    new: int = 0
-    given_up: int = 0
-    hung: list[str] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)  # ranks in the order of their deaths
+    returned: int = 0  # under their old number
+    new: int = 0  # under a new one
+    given_up: int = 0  # alive, but silent for so long that the others went on
+    hung: list[str] = field(default_factory=list)  # what did not come; who ended by themselves
     lost: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
-    is_told: bool = False
-    is_agreed: bool = False
-    losses: list[float] = field(default_factory=list)
+    is_told: bool = False  # whether these list all losses and joins that the killer knows of
+    is_agreed: bool = False  # whether all models were equal at the end
+    losses: list[float] = field(default_factory=list)  # the witness's mean in each tenth of the run
+    # Seconds of the longest step() around each admission, on the rank where it took longest of
+    # those that took part and have lived to the end; the median seconds of a step() of the witness.
     stalls: list[float] = field(default_factory=list)
     step: float = 0.0
 
@@ -83,7 +67,8 @@ class Churn:
         while (left := until - time.monotonic()) > 0 and not self.run.hung:
             self._hear(min(left, self._draws.uniform(0.02, 0.15) * seconds))
             victims = [*(r for r in self._living if r != WITNESS), *range(-len(self._coming), 0)]
-            for victim in self._draws.sample(victims, min(len(victims), self._victims())):
+            count = min(len(victims), self._draws.choice([1, 1, 1, 2]))
+            for victim in self._draws.sample(victims, count):
                 self._kill(victim)
             self._hear(min(max(0.0, until - time.monotonic()), self._draws.uniform(0.0, 3.0)))
             while len(self._living) + len(self._coming) < self._size:
@@ -111,9 +96,6 @@ class Churn:
             run.losses = [*_tenths(losses)]
             run.stalls = _longest(stalls for *_, stalls, _ in self._ends.values())
         return run
-
-    def _victims(self) -> int:
-        return self._draws.choice([1, 1, 1, 2])
 
     def _start(self, rank: int | None) -> None:
         port, seed = self._store.port, self.run.seed

@@ -1,0 +1,82 @@
+"""The engines of the benches: turns that alternate, budgets of turns, growth, and commands."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+def test_ways_take_turns_in_an_order_that_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.harness import turns
+
+    clock, ran = [0.0], []
+
+    def way(name: str, seconds: float) -> turns.Work:
+        def work() -> None:
+            ran.append(name)
+            clock[0] += seconds * len(ran)  # the machine becomes slower
+
+        return work
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    found = turns.in_turns({"a": way("a", 1), "b": way("b", 2)}, rounds=2, warm_up=1)
+    assert ran == ["a", "b", "b", "a", "a", "b"]
+    assert found == {"a": [4, 5], "b": [6, 12]}
+    assert turns.over(found["b"], found["a"]) == pytest.approx((6 / 4 + 12 / 5) / 2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns"), [({"rounds": 3}, 3), ({"seconds": 25.0}, 2), ({"seconds": 0.0}, 1)]
+)
+def test_turns_end_after_their_number_or_their_seconds(limits: Any, turns: int) -> None:
+    from bench.harness.gpt import gpt
+    from bench.harness.training import Times, Training
+
+    training, found = Training(gpt, ("ddp",), steps=2, **limits), Times()
+    while found.is_due(training):
+        found.steps.append(2)
+        found.seconds.append(10.0)
+    assert len(found.steps) == 1 + turns  # the lead takes its seconds too
+
+
+def test_the_exponent_of_growth() -> None:
+    from bench.harness.growth import exponent
+
+    assert exponent([2, 4, 16], [3 * n**1.5 for n in (2, 4, 16)]) == pytest.approx(1.5)
+
+
+def test_parameters_of_a_measurement_are_the_options_of_its_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.harness import files
+    from bench.harness.bench import Bench
+    from bench.harness.command import Result, command
+
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
+
+    @command(
+        Bench(name="sgp/some", claim="", minutes=1),
+        "--nodes 2",
+        full="Twice the steps.",
+        ranks="Sizes.",
+    )
+    def app(full: bool = False, nodes: int = 4, ranks: list[int] | None = None) -> Result:
+        """Measure something."""
+        return Result("title", ("a",), [(f"{nodes} {ranks} {full}",)], [])
+
+    done = CliRunner().invoke(app, ["--help"])
+    assert all(text in done.output for text in ("Measure something", "Twice", "Emulated nodes"))
+    done = CliRunner().invoke(app, ["--nodes", "8", "--full", "--ranks", "1", "--ranks", "2"])
+    assert "8 [1, 2] True" in done.output
+    assert (tmp_path / "sgp/some.json").exists()
