@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 
-def main(module: str, name: str, path: str) -> None:
-    """Call the function with the pickled case; the result of rank 0 replaces the case."""
+def main(caller: str, path: str) -> None:
+    """Call the pickled function with its case; the result of rank 0 replaces both."""
     file = Path(path)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = getattr(importlib.import_module(module), name)
-    found = work(pickle.loads(file.read_bytes()))
+    sys.modules["__main__"] = importlib.import_module(caller)
+    work, case = pickle.loads(file.read_bytes())
+    found = work(case)
     dist.barrier()
     if dist.get_rank() == 0:
         file.write_bytes(pickle.dumps(found))

@@ -57,21 +57,17 @@ def on_nodes(
 ) -> Any:
     """Call ``work(case)`` on every rank; returns the result of rank 0. With ``gpu`` all see GPUs.
 
-    ``work`` is a function of a module, and the case and the result can be pickled.
+    ``work`` is a function of a module; it, the case and the result can be pickled.
     """
     with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate) as runner:
         file = Path(folder, "case")
-        file.write_bytes(pickle.dumps(case))
-        command = [sys.executable, "-m", "bench.harness.rank", *reference(work), str(file)]
+        file.write_bytes(pickle.dumps((work, case)))
+        command = [sys.executable, "-m", "bench.harness.rank", caller(), str(file)]
         run(runner, command, gpu=gpu)
         return pickle.loads(file.read_bytes())
 
 
-def reference(work: Callable[..., Any]) -> tuple[str, str]:
-    """Module and name of a function, by which another process finds it."""
-    module = work.__module__
-    if module == "__main__":  # a bench that runs with python -m
-        spec = sys.modules["__main__"].__spec__
-        assert spec is not None, "benches run with python -m"
-        module = spec.name
-    return module, work.__name__
+def caller() -> str:
+    """The module that runs as ``__main__``, by which ranks find the functions that it defines."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec is not None and spec.name.startswith("bench.") else "bench"
