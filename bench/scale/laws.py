@@ -50,13 +50,6 @@ def _mesh(n: int) -> float:
     return _connected(n, None) + n
 
 
-def _graph(topology: Topology) -> Callable[[int], float]:
-    def sockets(n: int) -> float:
-        return _connected(n, None) + _connected(n, lambda rank, n: neighbours(topology, rank, n))
-
-    return sockets
-
-
 def _halves(n: int) -> float:
     others = lambda rank, n: [peer for peer in range(n) if (peer - rank) % 2]  # noqa: E731
     return _connected(n, None) + _connected(n, others)
@@ -64,6 +57,25 @@ def _halves(n: int) -> float:
 
 def _all_reduce(n: int) -> float:
     return 2 * (n - 1) / n
+
+
+def _averaged(
+    share: float, formula: str, sockets: Callable[[int], float] = _ring, tolerance: float = 0.02
+) -> Law:
+    """All-reduces of a share of the model in each step."""
+    return Law(lambda n: share * _all_reduce(n), formula, sockets, lambda n: 2 * (n - 1), tolerance)
+
+
+def _gossip(topology: Topology, peers: int) -> Law:
+    """A model to each of so many peers, beside a group for collectives."""
+    return Law(lambda n: peers, f"{peers}", _graph(topology), lambda n: peers)
+
+
+def _graph(topology: Topology) -> Callable[[int], float]:
+    def sockets(n: int) -> float:
+        return _connected(n, None) + _connected(n, lambda rank, n: neighbours(topology, rank, n))
+
+    return sockets
 
 
 def _top_k(density: float) -> Law:
@@ -110,9 +122,9 @@ def _adasum_hops(n: int) -> float:
 
 
 LAWS = {
-    "ddp": Law(_all_reduce, "2 (n-1)/n", _ring, lambda n: 2 * (n - 1)),
-    "sgp": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
-    "sgp(overlap=1)": Law(lambda n: 1, "1", _graph(offbeat.Exponential()), lambda n: 1),
+    "ddp": _averaged(1, "2 (n-1)/n"),
+    "sgp": _gossip(offbeat.Exponential(), 1),
+    "sgp(overlap=1)": _gossip(offbeat.Exponential(), 1),
     f"sgp(outer='SGD(lr=1,momentum=0.6)',outer_every={EVERY})": Law(
         lambda n: 1 + _all_reduce(n) / EVERY,
         "1 + 2 (n-1)/n / every",
@@ -133,16 +145,10 @@ LAWS = {
         lambda n: 2 * (n // LOCAL - 1) + 2 * (LOCAL - 1),
         local=LOCAL,
     ),
-    "d_psgd": Law(lambda n: 2, "2", _graph(offbeat.Ring()), lambda n: 2),
-    f"local_sgd(every={EVERY})": Law(
-        lambda n: _all_reduce(n) / EVERY, "2 (n-1)/n / every", _ring, lambda n: 2 * (n - 1)
-    ),
-    f"diloco(every={EVERY})": Law(
-        lambda n: _all_reduce(n) / EVERY, "2 (n-1)/n / every", _ring, lambda n: 2 * (n - 1)
-    ),
-    f"diloco(every={EVERY},wire='int8')": Law(
-        lambda n: _all_reduce(n) / 4 / EVERY, "(n-1)/2n / every", _mesh, lambda n: 2 * (n - 1), 0.1
-    ),
+    "d_psgd": _gossip(offbeat.Ring(), 2),
+    f"local_sgd(every={EVERY})": _averaged(1 / EVERY, "2 (n-1)/n / every"),
+    f"diloco(every={EVERY})": _averaged(1 / EVERY, "2 (n-1)/n / every"),
+    f"diloco(every={EVERY},wire='int8')": _averaged(1 / 4 / EVERY, "(n-1)/2n / every", _mesh, 0.1),
     f"sparse_loco(every={EVERY})": Law(
         lambda n: (n - 1) * KEPT * WORD / 4 / EVERY,
         "0.007 (n-1) / every",
