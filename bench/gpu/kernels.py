@@ -10,12 +10,12 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from bench.gpu.device import device_of, uncached
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.command import Result, command
 from bench.harness.console import console
-from bench.harness.gpu import device_of, uncached
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
 from offbeat.functional.messages.narrowing import narrow, narrow_bytes

@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bench.gpu.device import device_of
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
 from bench.harness.attached import ALONE, TORCH, Task
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.command import Result, command
-from bench.harness.gpu import device_of
 from bench.harness.training import Found, Training, times
 
 OURS = "ddp()"
