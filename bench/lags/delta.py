@@ -4,7 +4,7 @@ The assumption holds where delta is at most 1. A convolutional net on noisy patt
 characters, 16 virtual workers.
 """
 
-from collections.abc import Callable
+import copy
 from statistics import median
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import offbeat
+from bench.harness.attached import Task
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
 from bench.harness.command import Result, command
@@ -32,51 +33,50 @@ BENCH = Bench(
     evidence={"Fig. 2": "Assumption 1 holds: delta stays below 1 in every layer"},
 )
 Found = dict[str, dict[str, list[float]]]  # by model and layer; the loss beside the layers
-Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 
 
-def images() -> tuple[Callable[[], nn.Module], Batch, float]:
+def images() -> Task:
     """A small convolutional net, batches of 8 x 8 patterns made from ten noisy prototypes."""
     prototypes = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
 
-    def net() -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
-        )  # fmt: skip
+    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
+        labels = torch.randint(10, (16,), generator=random)
+        noise = torch.randn(16, 1, 8, 8, generator=random)
+        return cross_entropy(module(prototypes[labels] + noise), labels)
 
-    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(10, (16,), generator=generator)
-        return prototypes[labels] + torch.randn(16, 1, 8, 8, generator=generator), labels
-
-    return net, batch, 0.05
+    return Task(net, loss)
 
 
-def text() -> tuple[Callable[[], nn.Module], Batch, float]:
+def text() -> Task:
     """A language model of two LSTM layers, windows of 24 characters."""
     train, _ = read_corpus()
 
-    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(train) - 25, (8,), generator=generator)
+    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
+        starts = torch.randint(len(train) - 25, (8,), generator=random)
         window = train[starts[:, None] + torch.arange(25)]
-        return window[:, :-1], window[:, 1:].flatten()
+        return cross_entropy(module(window[:, :-1]), window[:, 1:].flatten())
 
-    return lambda: Reader(len(CHARACTERS), 96, 32), batch, 0.5
+    return Task(Reader(len(CHARACTERS), 96, 32), loss)
 
 
-def train(
-    world: World, model: nn.Module, batch: Batch, lr: float, steps: int, every: int
-) -> dict[str, list[float]]:
-    """One worker: delta of every layer, every few steps, and its loss."""
+TASKS = {"conv": (images, 0.05), "lstm": (text, 0.5)}  # and learning rates
+
+
+def train(world: World, task: Task, lr: float, steps: int) -> dict[str, list[float]]:
+    """One worker: delta of every layer, 15 times, and its loss."""
+    model = copy.deepcopy(task.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     replica = offbeat.replicate(model, offbeat.lags(density=0.001), mesh=world, optimizer=optimizer)
-    generator = torch.Generator().manual_seed(world.rank)
+    random = torch.Generator().manual_seed(world.rank)
     seen: dict[str, list[float]] = {}
     for step in range(steps):
-        x, y = batch(generator)
-        loss = cross_entropy(model(x), y)
+        loss = task.loss(model, random)
         loss.backward()
-        if step % every == 0:
+        if step % (steps // 15) == 0:
             for name, value in {**deltas(replica.gradients), LOSS: loss.item()}.items():
                 seen.setdefault(name, []).append(value)
         optimizer.step()
@@ -112,12 +112,10 @@ def app(full: bool = False) -> Result:
     torch.set_num_threads(1)
     steps = 1500 if full else 150
     found: Found = {}
-    for name, task in {"conv": images, "lstm": text}.items():
-        build, batch, lr = task()
-        models = [build() for _ in range(WORKERS)]
+    for name, (build, lr) in TASKS.items():
+        task = build()
         found[name] = ThreadWorld(WORKERS).run(
-            lambda g, m=models, b=batch, r=lr: train(g, m[g.rank], b, r, steps, steps // 15),
-            timeout=3600,
+            lambda world, task=task, lr=lr: train(world, task, lr, steps), timeout=3600
         )[0]
         console.print(f"{name}: trained", style="dim")
     title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
