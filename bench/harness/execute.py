@@ -5,10 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -23,7 +22,6 @@ from bench.harness.console import console
 from bench.harness.environment import environment
 
 Command = Callable[[Bench, bool], list[str]]
-ALMOST = 0.97  # of a bar, at most, before its task has ended
 
 
 @dataclass(frozen=True)
@@ -46,44 +44,26 @@ def minutes(bench: Bench, full: bool) -> float:
     return bench.full_minutes if full and bench.full_minutes is not None else bench.minutes
 
 
-class Expected(Progress):
-    """Bars that fill with time: in each task as fast as it is expected to take."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Both bars, at this moment."""
-        for task in self.tasks:
-            spent = min(task.elapsed or 0.0, ALMOST * (task.total or 0.0))
-            task.completed = spent
-        yield self.make_tasks_table(self.tasks)
-
-
 def execute(
     benches: Sequence[Bench], full: bool = False, command: Command = command_of
 ) -> list[Outcome]:
     """Run all, whichever of them fail; those that an interrupt prevents are left out."""
     total = sum(minutes(bench, full) for bench in benches)
     console.print(f"{len(benches)} benchmarks, about {total:g} minutes")
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24)
+    times = TimeElapsedColumn(), TextColumn("of about {task.total:g} min")
     outcomes: list[Outcome] = []
-    with _progress() as progress:
-        whole = progress.add_task("", total=60 * total, about=f"of about {total:g} min")
+    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=total)
         try:
             for number, bench in enumerate(benches, 1):
-                progress.update(whole, description=f"{number} of {len(benches)}")
-                took = minutes(bench, full)
-                about = f"of about {took:g} min"
-                current = progress.add_task(bench.name, total=60 * took, about=about)
+                shown = f"{number} of {len(benches)}, {bench.name}, {minutes(bench, full):g} min"
+                progress.update(bar, description=shown)
                 outcomes.append(_run(bench, command(bench, full)))
-                progress.remove_task(current)
+                progress.advance(bar, minutes(bench, full))
         except KeyboardInterrupt:
             console.print("interrupted")
-        progress.remove_task(whole)
     return outcomes
-
-
-def _progress() -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24))
-    times = (TimeElapsedColumn(), TextColumn("{task.fields[about]}"))
-    return Expected(*columns, *times, console=console, disable=not console.is_terminal)
 
 
 def _run(bench: Bench, command: Sequence[str]) -> Outcome:
