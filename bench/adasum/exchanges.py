@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import offbeat
+from bench.harness.turns import turn_of
 from offbeat.functional import Layout
 from offbeat.methods.adasum.method import build_reduction, choose
 from offbeat.methods.adasum.operands import Operands
@@ -146,8 +147,8 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
         once = sum([seconds(exchange) for exchange in timed.values()])  # connections and buffers
         rounds = min(100, max(3, int(case["budget"] / once)))
         times: dict[str, list[float]] = {name: [] for name in timed}
-        for i in range(rounds):
-            for name in sorted(timed, reverse=i % 2 == 0):
+        for number in range(rounds):
+            for name in turn_of([*timed], number):
                 times[name].append(seconds(timed[name]))
         idle = idle_share(timed[ALL_REDUCE], sorted(times[ALL_REDUCE])[rounds // 2])
         cases.append({"kib": kib, "seconds": times, "idle": idle})

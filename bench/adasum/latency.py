@@ -6,23 +6,22 @@ to the committed result, or replaces them. Needs root.
 
 import json
 from itertools import product
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from bench.adasum.exchanges import ALL_REDUCE, LAYERS, MESSAGES, PASSES, measure
 from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command, numbers
 from bench.harness.compact import summary
 from bench.harness.ranks import on_nodes
-from bench.harness.report import report
 from offbeat.methods.adasum.method import choose
 
-KIB = (1, 16, 64, 256, 1024, 4096, 16384)
+KIB, LARGE = (1, 16, 64, 256, 1024, 4096, 16384), (65536, 262144)
 UNLIMITED = "unlimited"
 PAPER = 1.45  # times an all-reduce, at most, up to 256 MiB
 NAMES = ("auto", "gather", "gram", "rvhdd", "gram bf16", MESSAGES, "floor")
+HEADINGS = ("where", "KiB", ALL_REDUCE, "cores idle", *NAMES)
 BENCH = Bench(
     name="adasum/latency",
     claim="Adasum takes 1.05 x an all-reduce (Fig. 1)",
@@ -31,7 +30,6 @@ BENCH = Bench(
     evidence={"Fig. 1": "Adasum takes at most 1.45 times as long as an all-reduce"},
 )
 BySetting = dict[str, list[dict[str, Any]]]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def earlier() -> BySetting:
@@ -82,28 +80,28 @@ def row(setting: str, case: dict[str, Any]) -> tuple[str, ...]:
     return (setting, f"{case['kib']}", f"{base:.2f} ms", f"{case['idle']:.0%}", *columns)
 
 
-@app.command(epilog=BENCH.examples("--rate 250mbit,unlimited --nodes 4"))
-def main(
-    nodes: Annotated[str, typer.Option(help="Ranks, one on each node.")] = "2,4,8",
-    rate: Annotated[str, typer.Option(help="Limits of every link.")] = f"250mbit,1gbit,{UNLIMITED}",
-    full: Annotated[bool, typer.Option("--full", help="Up to 256 MiB, and more rounds.")] = False,
-) -> None:
+@command(
+    BENCH, "--rate 250mbit,unlimited --nodes 4", nodes="Ranks, one on each node.",
+    rate="Limits of every link.", full="Up to 256 MiB, and more rounds.",
+)  # fmt: skip
+def app(
+    nodes: str = "2,4,8", rate: str = f"250mbit,1gbit,{UNLIMITED}", full: bool = False
+) -> Result:
     """Time Adasum beside an all-reduce."""
-    sizes = [*KIB, 65536, 262144] if full else list(KIB)
-    case = {"sizes": sizes, "budget": 20.0 if full else 4.0}
+    case = {"sizes": [*KIB, *LARGE] if full else KIB, "budget": 20.0 if full else 4.0}
     settings, raw = earlier(), {}
-    for limit, count in product(rate.split(","), nodes.split(",")):
-        real = None if limit == UNLIMITED else limit
+    for limit, count in product(rate.split(","), numbers(nodes)):
         setting = f"{count} nodes, {limit}"
-        raw[setting] = on_nodes(measure, case, int(count), rate=real)
+        raw[setting] = on_nodes(measure, case, count, rate=None if limit == UNLIMITED else limit)
         settings[setting] = [
             each | {"seconds": {n: summary(s) for n, s in each["seconds"].items()}}
             for each in raw[setting]
         ]
-    rows = [row(setting, case) for setting in sorted(settings) for case in settings[setting]]
-    judged = [claim for setting in sorted(settings) for claim in claims(setting, settings[setting])]
-    headings = ("where", "KiB", ALL_REDUCE, "cores idle", *NAMES)
-    report(BENCH, "Adasum, x an all-reduce", headings, rows, judged, measured=settings, raw=raw)
+    every = sorted(settings.items())
+    rows = [row(setting, case) for setting, cases in every for case in cases]
+    judged = [claim for each in every for claim in claims(*each)]
+    title = "Adasum, x an all-reduce"
+    return Result(title, HEADINGS, rows, judged, measured=settings, raw=raw)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,16 @@ exists only after backward, so nothing of Adasum overlaps; its goal is computati
 an all-reduce that does not overlap either, which is `local_sgd(every=1)`.
 """
 
-import statistics
-import time
-from typing import Annotated, Any
-
-import torch
-import torch.distributed as dist
-import typer
-
-import offbeat
+from bench.harness.attached import ALONE
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
-from bench.harness.ranks import on_nodes
-from bench.harness.report import report
+from bench.harness.command import Result, command, numbers
+from bench.harness.gpt import BATCH, gpt
+from bench.harness.training import Training, times
 
-ALONE, REDUCE, DDP = "alone", "local_sgd(every=1)", "ddp"
-FP32, BF16 = "adasum", "adasum(wire='bf16')"
+REDUCE, DDP, FP32, BF16 = "local_sgd(every=1)", "ddp", "adasum", "adasum(wire='bf16')"
 METHODS = (ALONE, REDUCE, DDP, FP32, BF16)
-BATCH, CONTEXT, WIDTH, DEPTH = 3, 128, 256, 4
+HEADINGS = ("nodes", "method", "a step", "samples/s", "x all-reduce")
 BENCH = Bench(
     name="adasum/throughput",
     claim="At most 13 % of throughput is lost (Table 3)",
@@ -30,42 +22,6 @@ BENCH = Bench(
     full_minutes=10,
     evidence={"Table 3": "At most 13 % of throughput is lost beside an all-reduce"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def measure(case: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of every step of every method, of the slowest rank."""
-    from char_gpt import GPT, loss_of, read_corpus  # imported late: only ranks need it
-
-    text, random = read_corpus()[0], torch.Generator().manual_seed(dist.get_rank())
-    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
-    steps = {}
-    for method in METHODS:
-        torch.manual_seed(0)
-        model = GPT(WIDTH, DEPTH, 4, CONTEXT)
-        replica = offbeat.replicate(model, offbeat.algorithm(method))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        steps[method] = model, replica, optimizer
-
-    def one(model: torch.nn.Module, replica: offbeat.Replica, optimizer: Any) -> float:
-        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=random)
-        dist.barrier()
-        started = time.perf_counter()
-        loss_of(model, text, starts, CONTEXT).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        replica.step()
-        spent = torch.tensor(time.perf_counter() - started)
-        dist.all_reduce(spent, dist.ReduceOp.MAX)
-        return spent.item()
-
-    for number in range(case["rounds"] + 1):
-        for method, parts in steps.items():
-            spent = [one(*parts) for _ in range(2)]
-            seconds[method] += spent if number else []
-    for _, replica, _ in steps.values():
-        replica.detach()
-    return seconds
 
 
 def claims(nodes: int, seconds: dict[str, float]) -> list[Claim]:
@@ -83,25 +39,20 @@ def claims(nodes: int, seconds: dict[str, float]) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--nodes 4"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Four times the rounds.")] = False,
-    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes.")] = "2,4,8",
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-) -> None:
+@command(BENCH, "--nodes 4", full="Four times the rounds.", nodes="Numbers of emulated nodes.")
+def app(full: bool = False, nodes: str = "2,4,8", rate: str = "250mbit") -> Result:
     """Time whole training steps of a GPT behind slow links."""
-    rows, judged, every = [], [], {}
-    for count in map(int, nodes.split(",")):
+    rows, judged, measured = [], [], {}
+    for count in numbers(nodes):
         rounds = (4 if count < 8 else 2) * (4 if full else 1)
-        every[count] = on_nodes(measure, {"rounds": rounds}, count, rate=rate)
-        seconds = {method: statistics.median(times) for method, times in every[count].items()}
+        found = times(Training(gpt, METHODS, steps=2, rounds=rounds), count, rate)
+        seconds = {method: found[method].step for method in METHODS}
+        measured[count] = found
         judged += claims(count, seconds)
         for method, step in seconds.items():
-            samples = count * BATCH / step
-            share = f"{seconds[REDUCE] / step:.2f}"
-            rows.append((f"{count}", method, f"{step:.3f} s", f"{samples:.1f}", share))
-    headings = ("nodes", "method", "a step", "samples/s", "x all-reduce")
-    report(BENCH, f"A step of a GPT, {rate}", headings, rows, judged, measured=every)
+            samples, share = f"{count * BATCH / step:.1f}", f"{seconds[REDUCE] / step:.2f}"
+            rows.append((f"{count}", method, f"{step:.3f} s", samples, share))
+    return Result(f"A step of a GPT, {rate}", HEADINGS, rows, judged, measured=measured)
 
 
 if __name__ == "__main__":

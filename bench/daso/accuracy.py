@@ -6,29 +6,25 @@ The number of samples is the same for all world sizes, and the learning rate gro
 of workers, as in the paper.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import partial
-from statistics import fmean
-from typing import Annotated
-
-import typer
+from collections.abc import Iterator
 
 import offbeat
-from bench.daso.picture import draw
-from bench.daso.task import DIGITS, SHAPES, Case, Outcome, in_threads
+from bench.daso.course import Course, draw, follow
+from bench.daso.tasks import SHAPES, TASKS
 from bench.harness import files
 from bench.harness.bench import Bench
+from bench.harness.case import Case, Outcome
 from bench.harness.claim import GOAL, Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command
+from bench.harness.effect import NEAR
+from bench.harness.seeds import Runs, in_threads, over_seeds
 
-Recipe = Callable[[int], offbeat.Algorithm]  # of the number of steps
-SAMPLES = {DIGITS: 16_000, SHAPES: 6_000}
-DRAWN = 8  # workers of the runs that are followed, and of those that leave a part out
-FIGURE_9 = "Fig. 7, 9"  # daso/workers has Figure 7
-PARTS = ("no cool-down", "B = 2", "B = 8", "B = 16")
-DRAWN_METHODS = ("ddp", "DASO", "no cool-down", "B = 16")
+PER_NODE = 2
+WORLDS = FEW, DRAWN, MANY = (4, 8, 16)  # DRAWN: are followed, and leave a part out
+DDP, DASO, NO_COOL_DOWN = "ddp", "DASO", "no cool-down"
+EVERY = {DASO: 4, NO_COOL_DOWN: 4, "B = 2": 2, "B = 8": 8, "B = 16": 16}
+RARER = ("B = 2", DASO, "B = 8", "B = 16")
+DRAWN_METHODS = (DDP, DASO, NO_COOL_DOWN, "B = 16")
 HEADINGS = ("task", "workers", "method", "steps", "held out", "against ddp")
 BENCH = Bench(
     name="daso/accuracy",
@@ -37,113 +33,91 @@ BENCH = Bench(
     full_minutes=18,
     evidence={"Fig. 7, 9": ""},  # with daso/workers
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Found = dict[tuple[str, int, str], list[Outcome]]  # by task, workers, method; one for each seed
+Found = dict[tuple[str, int, str], Runs]  # by task, workers, method
 
 
-def ddp(steps: int) -> offbeat.Algorithm:
-    return offbeat.ddp()
+def halved(step: int, steps: int) -> float:
+    """The paper's: warmed up in 5 of 90 epochs, halved six times."""
+    return min(1.0, 18 * step / steps + 1 / steps) * 0.5 ** int(6 * step / steps)
 
 
-def daso(every: int, cool_down: bool, steps: int) -> offbeat.Algorithm:
+def algorithm(name: str, steps: int) -> offbeat.Algorithm:
     """Plateaus are counted in windows of a fiftieth of the run, five of them: a tenth."""
-    phase = max(1, steps // 20)
-    return offbeat.daso(
-        every=every,
-        total_steps=steps,
-        warmup_steps=phase,
-        cooldown_steps=phase if cool_down else 0,
-        report_every=max(1, steps // 50),
-        patience=5,
-    )
+    phase, window = max(1, steps // 20), max(1, steps // 50)
+    cool_down = 0 if name == NO_COOL_DOWN else phase
+    return offbeat.ddp() if name == DDP else offbeat.daso(
+        every=EVERY[name], total_steps=steps, warmup_steps=phase, cooldown_steps=cool_down,
+        report_every=window, patience=5,
+    )  # fmt: skip
 
 
-def recipe(name: str) -> Recipe:
-    if name == "ddp":
-        return ddp
-    return partial(daso, int(name[4:]) if name.startswith("B") else 4, name != "no cool-down")
+def cases(share: float) -> Iterator[Case]:
+    """All runs of one seed, with this share of the images."""
+    wanted = [(workers, name) for workers in WORLDS for name in (DDP, DASO)]
+    wanted += [(DRAWN, name) for name in EVERY if name != DASO]
+    for task, (images, rate) in TASKS.items():
+        for workers, name in wanted:
+            steps = task.steps(share * images, workers)
+            method = algorithm(name, steps)
+            yield Case(name, task, method, workers, steps, rate * workers, halved,
+                       per_node=PER_NODE)  # fmt: skip
 
 
-def cases(worlds: list[int], samples: float) -> list[Case]:
-    """All runs of one seed."""
-    wanted = [(task, w, name) for task in SAMPLES for w in worlds for name in ("ddp", "DASO")]
-    wanted += [(task, DRAWN, name) for task in SAMPLES for name in PARTS]
+def claims(task: str, found: Found, apart: float) -> list[Claim]:
+    """``apart`` are the replicas at the end of a run without a cool-down."""
+    of = {key[1:]: runs.mean for key, runs in found.items() if key[0] == task}
+    gaps = [of[workers, DASO] - of[workers, DDP] for workers in WORLDS]
+    fall = {name: of[FEW, name] - of[MANY, name] for name in (DDP, DASO)}
+    parts = [of[DRAWN, name] for name in RARER]
+    gain = of[DRAWN, DASO] - of[DRAWN, NO_COOL_DOWN]
     return [
-        Case(name, task, recipe(name), w, int(samples * SAMPLES[task]), follow=w == DRAWN)
-        for task, w, name in wanted
-    ]
-
-
-def quality(found: Found, task: str, workers: int, name: str) -> float:
-    """In per cent; the mean over seeds."""
-    return 100 * fmean(outcome.quality for outcome in found[task, workers, name])
-
-
-def rows(found: Found) -> list[tuple[str, ...]]:
-    return [
-        (
-            task, f"{workers}", name, f"{len(outcomes[0].losses)}",
-            f"{quality(found, task, workers, name):.1f}%",
-            f"{quality(found, task, workers, name) - quality(found, task, workers, 'ddp'):+.1f}%",
-        )
-        for (task, workers, name), outcomes in found.items()
+        Claim(f"{task}: DASO comes near ddp but with the most workers",
+              "similar up to 128 GPUs", ", ".join(f"{gap:+.1f} %" for gap in gaps),
+              min(gaps[:-1]) > -NEAR, GOAL),
+        Claim(f"{task}: many workers are worse, with DASO more so", "at 256 GPUs below 75 %",
+              f"ddp {fall[DDP]:.1f} %, DASO {fall[DASO]:.1f} %", fall[DASO] > fall[DDP] > 0, GOAL),
+        Claim(f"{task}: the cool-down makes up for deviations", "reduces slight errors",
+              f"{gain:+.1f} %, replicas were {apart:.2g} apart", gain > 0, GOAL),
+        Claim(f"{task}: rarer exchanges are worse, B = 2, 4, 8, 16", "B = 4 was chosen",
+              ", ".join(f"{value:.1f} %" for value in parts), parts[-1] < parts[0], GOAL),
     ]  # fmt: skip
 
 
-def claims(found: Found, worlds: list[int]) -> list[Claim]:
-    made = []
-    few, many = min(worlds), max(worlds)
-    for task in SAMPLES:
-        of = partial(quality, found, task.name)
-        gaps = [of(w, "DASO") - of(w, "ddp") for w in worlds]
-        fall = {name: of(few, name) - of(many, name) for name in ("ddp", "DASO")}
-        apart = found[task.name, DRAWN, "no cool-down"][0].course.distance[-1]
-        parts = {name: of(DRAWN, name) for name in ("B = 2", "DASO", "B = 8", "B = 16")}
-        made += [
-            Claim(f"{task.name}: DASO comes near ddp but with the most workers",
-                  "similar up to 128 GPUs", ", ".join(f"{gap:+.1f} %" for gap in gaps),
-                  min(gaps[:-1]) > -1.0, GOAL),
-            Claim(f"{task.name}: many workers are worse, with DASO more so",
-                  "at 256 GPUs below 75 %", f"ddp {fall['ddp']:.1f} %, DASO {fall['DASO']:.1f} %",
-                  fall["DASO"] > fall["ddp"] > 0, GOAL),
-            Claim(f"{task.name}: the cool-down makes up for deviations",
-                  "reduces slight errors",
-                  f"{of(DRAWN, 'DASO') - of(DRAWN, 'no cool-down'):+.1f} %, replicas were "
-                  f"{apart:.2g} apart", of(DRAWN, "DASO") > of(DRAWN, "no cool-down"), GOAL),
-            Claim(f"{task.name}: rarer exchanges are worse, B = 2, 4, 8, 16", "B = 4 was chosen",
-                  ", ".join(f"{value:.1f} %" for value in parts.values()),
-                  parts["B = 16"] < parts["B = 2"], GOAL),
-        ]  # fmt: skip
-    runs = (few, "ddp"), (many, "ddp"), (many, "DASO")
-    baseline, *with_most = (quality(found, SHAPES.name, *run) for run in runs)
-    text = f"shapes: with {many} workers neither reaches ddp with {few} (Fig. 9)"
+def figure_9(found: Found) -> Claim:
+    """Its source has Figure 7 too, that of daso/workers."""
+    runs = (FEW, DDP), (MANY, DDP), (MANY, DASO)
+    baseline, *with_most = (found[SHAPES.name, *run].mean for run in runs)
+    text = f"shapes: with {MANY} workers neither reaches ddp with {FEW} (Fig. 9)"
     ours = f"ddp {with_most[0]:.1f} %, DASO {with_most[1]:.1f} % against {baseline:.1f} %"
-    is_worse = max(with_most) < baseline - 1.0
-    return [*made, Claim(text, "neither matches the baseline", ours, is_worse, FIGURE_9)]
+    is_worse = max(with_most) < baseline - NEAR
+    return Claim(text, "neither matches the baseline", ours, is_worse, "Fig. 7, 9")
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Three seeds instead of one.")] = False,
-    worlds: Annotated[str, typer.Option(help="Numbers of workers, 8 among them.")] = "4,8,16",
-    samples: Annotated[float, typer.Option(help="Share of the usual number of images.")] = 1.0,
-) -> None:
+@command(BENCH, "--full", full="Three seeds instead of one.", images="Share of the usual number.")
+def app(full: bool = False, images: float = 1.0) -> Result:
     """Compare DASO and averaged gradients on two tasks."""
-    counts = sorted(map(int, worlds.split(",")))
     found: Found = {}
-    for case in cases(counts, samples):
-        runs = [in_threads(replace(case, seed=seed)) for seed in range(3 if full else 1)]
-        found[case.task.name, case.workers, case.name] = runs
-    picture = {
-        task: {name: found[task.name, DRAWN, name][0] for name in DRAWN_METHODS} for task in SAMPLES
-    }
+    courses: dict[str, dict[str, Course]] = {task.name: {} for task in TASKS}
+    rows: list[tuple[str, ...]] = []
+
+    def train(case: Case) -> Outcome:
+        if case.workers != DRAWN or case.seed:
+            return in_threads(case)
+        outcome, courses[case.task.name][case.name] = follow(case)
+        return outcome
+
+    for case in cases(images):
+        task, workers, name = case.task.name, case.workers, case.name
+        runs = found[task, workers, name] = over_seeds(train, case, 3 if full else 1)
+        against = f"{runs.mean - found[task, workers, DDP].mean:+.1f}%"
+        rows.append((task, f"{workers}", name, f"{case.steps}", f"{runs.mean:.1f}%", against))
+    ends = {task: drawn[NO_COOL_DOWN].distance[-1] for task, drawn in courses.items()}
+    judged = [claim for task, apart in ends.items() for claim in claims(task, found, apart)]
+    picture = {task: {n: drawn[n] for n in DRAWN_METHODS} for task, drawn in courses.items()}
     draw(picture, f"{DRAWN} workers", files.result(BENCH.name, ".png"))
-    measured = {f"{t}, {w}, {n}": [asdict(o) for o in each] for (t, w, n), each in found.items()}
     title = "Figures 7 and 9: held-out accuracy and IoU"
-    shown = {task.name: runs for task, runs in picture.items()}
-    judged = claims(found, counts)
-    report(BENCH, title, HEADINGS, rows(found), judged, picture=shown, raw=measured)
-    console.print(f"picture: {files.result(BENCH.name, '.png').name}")
+    raw = {", ".join(map(str, key)): runs for key, runs in found.items()}
+    return Result(title, HEADINGS, rows, [*judged, figure_9(found)], picture=picture, raw=raw)
 
 
 if __name__ == "__main__":

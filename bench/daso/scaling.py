@@ -4,21 +4,16 @@ The number of samples is the same for all world sizes, so that twice the nodes t
 Computation is a pause, as on an accelerator.
 """
 
-from typing import Annotated
-
-import typer
-
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.console import console
+from bench.harness.command import Result, command, numbers
 from bench.harness.effect import Effect
-from bench.harness.report import report
 from bench.harness.step_times import StepTime, Timed, step_times
 
 PER_NODE = 2
 DDP, HALF, DASO = "ddp", "ddp, 16 bits", "DASO"
-SAVED = 35.0  # % of time, up to 32 nodes (Fig. 8); 25 % in Fig. 6
+SAVED = Effect(35.0)  # % of time, up to 32 nodes (Fig. 8); 25 % in Fig. 6
 HEADINGS = ("nodes", "method", "steps", "training", "a step", "less time than ddp")
 BENCH = Bench(
     name="daso/scaling",
@@ -27,8 +22,6 @@ BENCH = Bench(
     full_minutes=18,
     evidence={"Fig. 6, 8": "25 to 35 % less time of training"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Found = dict[int, dict[str, StepTime]]
 
 
 def cases(steps: int) -> list[Timed]:
@@ -48,27 +41,16 @@ def less(found: dict[str, StepTime], than: str = DDP, name: str = DASO) -> float
     return 1 - found[name].whole / found[than].whole
 
 
-def rows(found: Found, samples: int) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{nodes}", name, f"{samples // nodes}", f"{pace.whole:.1f} s", f"{pace.step:.3f} s",
-            f"{less(methods, DDP, name):.0%}",
-        )
-        for nodes, methods in found.items()
-        for name, pace in methods.items()
-    ]  # fmt: skip
-
-
-def claims(found: Found) -> list[Claim]:
+def claims(found: dict[int, dict[str, StepTime]]) -> list[Claim]:
     few, many = min(found), max(found)
     saved, half = ([less(methods, than) for methods in found.values()] for than in (DDP, HALF))
     gain = found[few][DASO].whole / found[many][DASO].whole
     ideal = many / few
     return [
-        Claim.effect("DASO takes less time than ddp at every number of nodes (least)",
-                     Effect(SAVED), Effect(100 * min(saved))),
-        Claim.effect("also where gradients are sent in 16 bits, as the paper's do (least)",
-                     Effect(SAVED), Effect(100 * min(half))),
+        Claim.effect("DASO takes less time than ddp at every number of nodes (least)", SAVED,
+                     Effect(100 * min(saved))),
+        Claim.effect("also where gradients are sent in 16 bits, as the paper's do (least)", SAVED,
+                     Effect(100 * min(half))),
         Claim.effect(f"{ideal:g} times the nodes train faster", Effect(ideal, "x"),
                      Effect(gain, "x")),
         Claim("with the most nodes less is saved, since there are fewer steps",
@@ -77,26 +59,27 @@ def claims(found: Found) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Four times the samples.")] = False,
-    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes, at least two.")] = "2,4,8",
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "25mbit",
-    pause: Annotated[float, typer.Option(help="Seconds that a step computes.")] = 0.25,
-    samples: Annotated[int, typer.Option(help="Steps of all nodes together.")] = 96,
-) -> None:
+@command(
+    BENCH, "--full", full="Four times the samples.", nodes="Numbers of nodes, at least two.",
+    pause="Seconds that a step computes.", samples="Steps of all nodes together.",
+)  # fmt: skip
+def app(
+    full: bool = False,
+    nodes: str = "2,4,8",
+    rate: str = "25mbit",
+    pause: float = 0.25,
+    samples: int = 96,
+) -> Result:
     """Compare the time of whole runs on 2, 4 and 8 nodes."""
-    console.print(
-        f"{PER_NODE} processes per node, {rate} between nodes, {pause:g} s of computation"
-    )
-    samples *= 4 if full else 1
-    found: Found = {}
-    for count in sorted(map(int, nodes.split(","))):
-        line_up = cases(samples // count)
-        timed = step_times(line_up, count, PER_NODE, rate, (pause, 156))
-        found[count] = {case.name: pace for case, pace in zip(line_up, timed, strict=True)}
+    rows, found = [], {}
+    for count in sorted(numbers(nodes)):
+        steps = samples * (4 if full else 1) // count
+        timed = found[count] = step_times(cases(steps), count, PER_NODE, rate, (pause, 156))
+        for name, pace in timed.items():
+            times = f"{pace.whole:.1f} s", f"{pace.step:.3f} s", f"{less(timed, DDP, name):.0%}"
+            rows.append((f"{count}", name, f"{steps}", *times))
     title = f"Figures 6 and 8: time of training, {PER_NODE} processes per node ({rate})"
-    report(BENCH, title, HEADINGS, rows(found, samples), claims(found), measured=found)
+    return Result(title, HEADINGS, rows, claims(found), measured=found)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,15 @@ A GPT of 3.2 million parameters, two processes per node. The floor of cycling is
 gradients are averaged inside the nodes only.
 """
 
-from typing import Annotated
-
-import typer
-
 import offbeat
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command, numbers
 from bench.harness.step_times import StepTime, Timed, step_times
 from offbeat.methods import Mean
 
 WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
-DDP, FLOOR, ALONE = "torch DDP", "mean in the node only", "compute only"
+DDP, FLOOR = "torch DDP", "mean in the node only"
 HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum in flight")
 BENCH = Bench(
     name="daso/speed",
@@ -25,8 +20,7 @@ BENCH = Bench(
     minutes=5,
     full_minutes=12,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Found = dict[str, list[StepTime]]
+Found = dict[str, StepTime]
 
 
 def cycling(every: int, wait: int) -> Timed:
@@ -40,74 +34,58 @@ def whole(wait: int, steps: int) -> Timed:
     return Timed(f"whole run, {steps} steps", algorithm, steps, 0)
 
 
-def measure(nodes: int, rate: str, steps: int, rounds: int) -> Found:
-    """All methods in one run; those that are compared take turns."""
+def cases(nodes: int, steps: int, rounds: int) -> list[Timed]:
+    """All methods; those that are compared take turns."""
     turns = [
         Timed(DDP, offbeat.torch_ddp(), 4, 1),
         Timed("hierarchical mean", offbeat.local_sgd(every=1, within="local"), 4, 1),
-        Timed(ALONE, offbeat.alone(), 6),
+        Timed("compute only", offbeat.alone(), 6),
         Timed(FLOOR, offbeat.Algorithm(Mean(over="local")), 34),
         cycling(8, WAITS[nodes]),
         cycling(4, 1),
     ]
-    cases = [*turns * rounds, Timed("ddp()", offbeat.ddp(), 4, 1), whole(WAITS[nodes], steps)]
-    found: Found = {case.name: [] for case in cases}
-    for case, pace in zip(cases, step_times(cases, nodes, 2, rate), strict=True):
-        found[case.name].append(pace)
-    return found
+    return [*turns * rounds, Timed("ddp()", offbeat.ddp(), 4, 1), whole(WAITS[nodes], steps)]
 
 
-def least(found: Found, name: str, what: str = "step") -> float:
-    """The least of all rounds: other load on the machine can only add time."""
-    return min(getattr(pace, what) for pace in found[name])
-
-
-def rows(nodes: int, found: Found) -> list[tuple[str, ...]]:
-    def line(name: str) -> tuple[str, ...]:
-        step, in_flight = least(found, name), least(found, name, "in_flight")
-        waiting = "" if name == DDP else f"{least(found, name, 'stalled'):.3f} s"
-        return (
-            f"{nodes}", name, f"{step:.3f} s", f"{least(found, DDP) / step:.2f}",
-            f"{least(found, FLOOR) / step:.2f}", waiting, f"{in_flight:.2f} s" if in_flight else "",
-        )  # fmt: skip
-
-    return [line(name) for name in found]
+def row(nodes: int, name: str, found: Found) -> tuple[str, ...]:
+    pace = found[name]
+    ratios = [f"{found[other].step / pace.step:.2f}" for other in (DDP, FLOOR)]
+    waiting = "" if name == DDP else f"{pace.stalled:.3f} s"
+    flight = f"{pace.in_flight:.2f} s" if pace.in_flight else ""
+    return f"{nodes}", name, f"{pace.step:.3f} s", *ratios, waiting, flight
 
 
 def claims(nodes: int, found: Found, steps: int) -> list[Claim]:
     wait, where = WAITS[nodes], f"{nodes} nodes of 2"
-    cycle = cycling(8, wait).name
-    step, in_flight = least(found, cycle), least(found, cycle, "in_flight")
-    share = least(found, FLOOR) / step
+    cycle = found[cycling(8, wait).name]
+    share = found[FLOOR].step / cycle.step
     # The steps of DDP are all alike, so that a few tell what a whole run takes.
-    faster = steps * least(found, DDP) / least(found, whole(wait, steps).name, "whole")
+    faster = steps * found[DDP].step / found[whole(wait, steps).name].whole
     return [
         Claim(f"{where}: cycling is as fast as a mean in the node (B = 8, W = {wait})",
               "at least 0.95", f"{share:.2f}", share >= 0.95),
         Claim(f"{where}: the sum is in flight while W steps are computed",
-              f"at most {wait * step:.2f} s", f"{in_flight:.2f} s", in_flight <= wait * step),
+              f"at most {wait * cycle.step:.2f} s", f"{cycle.in_flight:.2f} s",
+              cycle.in_flight <= wait * cycle.step),
         Claim(f"{where}: a whole run is faster than torch DDP",
               "1.34 - 1.54 x; goal 2 x", f"{faster:.2f} x", faster >= 2),
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--nodes 2 --full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five rounds instead of two.")] = False,
-    nodes: Annotated[str, typer.Option(help="Numbers of emulated nodes: 2, 4.")] = "2,4",
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "250mbit",
-    steps: Annotated[int, typer.Option(help="Optimizer steps of a whole run.")] = 20,
-) -> None:
+@command(
+    BENCH, "--nodes 2 --full", full="Five rounds instead of two.", nodes="Of the lab: 2, 4.",
+    steps="Optimizer steps of a whole run.",
+)  # fmt: skip
+def app(full: bool = False, nodes: str = "2,4", rate: str = "250mbit", steps: int = 20) -> Result:
     """Time DASO on a GPT behind slow links, beside torch's DDP and a hierarchical mean."""
-    console.print(f"two processes per node, {rate} between nodes")
-    lines, judged, measured = [], [], {}
-    for count in map(int, nodes.split(",")):
-        found = measure(count, rate, steps, 5 if full else 2)
-        lines += rows(count, found)
+    rows, judged, measured = [], [], {}
+    for count in numbers(nodes):
+        found = step_times(cases(count, steps, 5 if full else 2), count, 2, rate)
+        rows += [row(count, name, found) for name in found]
         judged += claims(count, found, steps)
         measured[count] = found
     title = f"A step of a GPT, two processes per node, {rate}"
-    report(BENCH, title, HEADINGS, lines, judged, measured=measured)
+    return Result(title, HEADINGS, rows, judged, measured=measured)
 
 
 if __name__ == "__main__":

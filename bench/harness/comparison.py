@@ -8,9 +8,20 @@ from typing import Any
 
 from bench.harness.console import console
 from bench.harness.environment import environment
-from offbeat.compare import Comparison, Experiment, Result, Session, open_runner
+from bench.harness.files import EXAMPLES
+from offbeat.compare import (
+    Comparison,
+    Experiment,
+    Result,
+    Session,
+    open_runner,
+    parse_methods,
+)
+from offbeat.compare.quantity import size
 from offbeat.compare.result import Spread
 
+SCRIPT = EXAMPLES / "char_gpt.py"
+GPT = ("--width", "256", "--depth", "4", "--context", "128", "--batch-size", "3")  # 13 MB
 FIGURES = ("seconds_per_step", "share_of_floor", "bytes_per_step", "stall_per_step",
            "final_loss", "heldout_loss", "seconds_to_target")  # fmt: skip
 
@@ -35,6 +46,31 @@ def compare(
     if failed := [result for result in comparison.results if result.state != "done"]:
         raise RuntimeError("\n".join(failed[0].last_lines))
     return comparison
+
+
+def beside_torch(
+    algorithms: str, nodes: int, rate: str, steps: int, rounds: int, procs: int = 1
+) -> Comparison:
+    """Methods that train a GPT of 3.2 million parameters, torch's DDP and no communication."""
+    methods, baseline = parse_methods(algorithms, baseline="torch-ddp", compute_only=True)
+    arguments = (*GPT, "--report-every", str(steps), "--windows", "8")
+    return compare(Experiment(SCRIPT, methods, baseline, arguments, steps, rounds), nodes, rate,
+                   procs)  # fmt: skip
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Name, time of a step, speed beside the baseline, share of the floor, and bytes."""
+    baseline = next(seconds(result) for result in comparison.results if result.is_baseline)
+    return [
+        (
+            result.name,
+            f"{seconds(result):.3f} s",
+            f"{baseline / seconds(result):.2f}",
+            f"{result.share_of_floor.median:.0%}" if result.share_of_floor else "",
+            size(result.bytes_per_step.median) if result.bytes_per_step else "",
+        )
+        for result in comparison.results
+    ]
 
 
 def figures(comparison: Comparison) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 SHARE = 1 / 3  # of a paper's effect, at least, that ours must have
+NEAR = 1.0  # %, a difference of accuracies that does not count
 ERRORS = 2  # standard errors, at least, by which ours must differ from none
 
 
@@ -22,6 +23,12 @@ class Effect:
         """The effect in the mean of independent runs."""
         error = stdev(sizes) / sqrt(len(sizes)) if len(sizes) > 1 else 0.0
         return cls(fmean(sizes), unit, error)
+
+    @classmethod
+    def between(cls, ours: Sequence[float], others: Sequence[float], unit: str = "%") -> "Effect":
+        """By how much, or with "x" how many times, ours are more than the others, run by run."""
+        pairs = zip(ours, others, strict=True)
+        return cls.mean([a / b if unit == "x" else a - b for a, b in pairs], unit)
 
     @property
     def gain(self) -> float:

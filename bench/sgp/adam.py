@@ -3,21 +3,19 @@
 The GPT of the examples instead of a translation model, held-out loss instead of BLEU, 8 nodes.
 """
 
-from typing import Annotated
-
-import typer
-
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.comparison import compare, figures, middle, seconds
+from bench.harness.command import Result, command
+from bench.harness.comparison import SCRIPT, compare, figures, middle, seconds
 from bench.harness.effect import Effect
-from bench.harness.files import EXAMPLES
-from bench.harness.report import report
-from offbeat.compare import Comparison, Experiment, Result, parse_methods
+from offbeat.compare import Experiment, parse_methods
+from offbeat.compare import Result as Measured
 
-SCRIPT = EXAMPLES / "char_gpt.py"
-BATCHES = {"small": 2, "large": 8}  # windows of 64 characters for each node and step
-PAPER = {"small": 2.0, "large": 1.5}  # how much faster SGP runs
+BATCHES = {  # windows of 64 characters for each node and step, and how much faster SGP runs
+    "small": (2, 2.0),
+    "large": (8, 1.5),
+}
+HEADINGS = ("batch", "method", "a step", "paper, x AR", "ours, x AR", "held-out loss")
 BENCH = Bench(
     name="sgp/adam",
     claim="SGP with Adam on a transformer (Fig. 3)",
@@ -25,58 +23,41 @@ BENCH = Bench(
     full_minutes=20,
     evidence={"Fig. 3": "Faster with Adam on a transformer, and as much progress a step"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def train(batch: int, nodes: int, rate: str, steps: int) -> Comparison:
-    """Train with all-reduce and with SGP."""
-    arguments = ("--batch-size", str(batch), "--report-every", str(max(1, steps // 5)))
-    methods, baseline = parse_methods("ddp,sgp")
-    experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds=1)
-    return compare(experiment, nodes, rate)
-
-
-def loss(result: Result) -> float:
-    return middle(result.heldout_loss)
-
-
-def claims(size: str, comparison: Comparison) -> list[Claim]:
-    ar, sgp = comparison.results
+def claims(size: str, paper: float, ar: Measured, sgp: Measured) -> list[Claim]:
     faster = seconds(ar) / seconds(sgp)
-    reached = [result.seconds_to_target for result in (ar, sgp)]
-    in_time = [f"{each.median:.1f} s" if each else "never" for each in reached]
+    theirs, ours = middle(ar.heldout_loss), middle(sgp.heldout_loss)
+    then, now = (middle(each.seconds_to_target) for each in (ar, sgp))  # NaN for never
+    in_time = ["never" if each != each else f"{each:.1f} s" for each in (now, then)]
     return [
-        Claim.effect(f"{size} batch: SGP runs faster", Effect(PAPER[size], "x"),
-                     Effect(faster, "x")),
+        Claim.effect(f"{size} batch: SGP runs faster", Effect(paper, "x"), Effect(faster, "x")),
         Claim(f"{size} batch: SGP makes slightly more progress per step", "better",
-              f"held-out loss {loss(sgp):.3f} against {loss(ar):.3f}", loss(sgp) < loss(ar)),
+              f"held-out loss {ours:.3f} against {theirs:.3f}", ours < theirs),
         Claim(f"{size} batch: SGP reaches the common loss sooner", "sooner",
-              f"{in_time[1]} against {in_time[0]}",
-              bool(reached[0] and reached[1] and reached[1].median < reached[0].median)),
+              " against ".join(in_time), now < then),
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Ten times the steps.")] = False,
-    nodes: Annotated[int, typer.Option(help="Emulated nodes.")] = 8,
-    rate: Annotated[str, typer.Option(help="Of every node's link.")] = "50mbit",
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 50,
-) -> None:
+@command(BENCH, "--full", full="Ten times the steps.")
+def app(full: bool = False, nodes: int = 8, rate: str = "50mbit", steps: int = 50) -> Result:
     """Train a GPT with Adam on 8 nodes, by all-reduce and by SGP."""
     rows, judged, found = [], [], {}
-    for size, batch in BATCHES.items():
-        comparison = train(batch, nodes, rate, steps * (10 if full else 1))
-        for name, result in zip(("AR-Adam", "SGP-Adam"), comparison.results, strict=True):
-            step = f"{seconds(result) * 1e3:.0f} ms"
-            factor = f"{seconds(comparison.results[0]) / seconds(result):.2f}"
-            paper = f"{PAPER[size]:.1f}" if name == "SGP-Adam" else "1.0"
-            rows.append((size, name, step, paper, factor, f"{loss(result):.3f}"))
-        judged += claims(size, comparison)
+    steps *= 10 if full else 1
+    methods, baseline = parse_methods("ddp,sgp")
+    for size, (batch, paper) in BATCHES.items():
+        arguments = ("--batch-size", str(batch), "--report-every", str(max(1, steps // 5)))
+        experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds=1)
+        comparison = compare(experiment, nodes, rate)
+        ar, sgp = comparison.results
+        for name, result, theirs in (("AR-Adam", ar, 1.0), ("SGP-Adam", sgp, paper)):
+            factors = f"{theirs:.1f}", f"{seconds(ar) / seconds(result):.2f}"
+            loss = f"{middle(result.heldout_loss):.3f}"
+            rows.append((size, name, f"{seconds(result) * 1e3:.0f} ms", *factors, loss))
+        judged += claims(size, paper, ar, sgp)
         found[size] = figures(comparison)
-    headings = ("batch", "method", "a step", "paper, x AR", "ours, x AR", "held-out loss")
     title = f"Figure 3: Adam on a transformer, {nodes} nodes, {rate}"
-    report(BENCH, title, headings, rows, judged, measured=found)
+    return Result(title, HEADINGS, rows, judged, measured=found)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,18 @@ Measured once per epoch, after the gradient step and before the exchange, on a s
 peer) and on a complete one.
 """
 
-from collections import defaultdict
-from typing import Annotated
-
 import numpy as np
 import torch
-import typer
-from torch import Tensor, nn
+from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector
 
 import offbeat
 from bench.harness.bench import Bench
+from bench.harness.case import Case
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.report import report
-from bench.sgp.task import BATCH, Case, in_threads
+from bench.harness.command import Result, command
+from bench.harness.seeds import in_threads
+from bench.sgp.task import digits_case
 
 EPOCHS = 90
 GRAPHS = {"sparse": offbeat.sgp(), "dense": offbeat.sgp("complete")}
@@ -30,31 +27,28 @@ BENCH = Bench(
     full_minutes=10,
     evidence={"Fig. 2": "Replicas are as far apart as the rate and the graph allow"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def deviations(case: Case) -> list[list[float]]:
-    """Distances of all nodes from their mean, at the end of each epoch."""
-    models: dict[int, dict[int, Tensor]] = defaultdict(dict)
+def deviations(case: Case) -> NDArray[np.float64]:
+    """Distances of all nodes from their mean at the end of each epoch, (epochs, nodes)."""
+    models = [[torch.empty(0)] * case.workers for _ in range(EPOCHS)]
     every = case.steps // EPOCHS
 
-    def look(rank: int, step: int, model: nn.Module) -> None:
+    def look(replica: offbeat.Replica, step: int) -> None:
         if (step + 1) % every == 0:
-            models[step // every][rank] = parameters_to_vector(model.parameters()).detach()
+            vector = parameters_to_vector(replica.model.parameters()).detach()
+            models[step // every][replica.world.rank] = vector
 
     in_threads(case, look)
-    stacked = [torch.stack([by_rank[r] for r in sorted(by_rank)]) for by_rank in models.values()]
-    return [(each - each.mean(0)).norm(dim=1).tolist() for each in stacked]
+    stacked = [torch.stack(each) for each in models]
+    return np.array([(each - each.mean(0)).norm(dim=1).tolist() for each in stacked])
 
 
-def claims(case: Case, found: dict[str, list[list[float]]]) -> list[Claim]:
-    mean = {graph: np.array(all_nodes).mean(1) for graph, all_nodes in found.items()}
-    every = case.steps // EPOCHS
-    rates = np.array([case.lr((epoch + 1) * every - 1) for epoch in range(EPOCHS)])
-    sparse, dense = mean["sparse"], mean["dense"]
+def claims(rates: NDArray[np.float64], found: dict[str, NDArray[np.float64]]) -> list[Claim]:
+    sparse, dense = (found[graph].mean(1) for graph in GRAPHS)
     drops = [float(sparse[e - 3 : e].mean() / sparse[e + 3 : e + 6].mean()) for e in (30, 60, 80)]
     alike = float(np.corrcoef(np.log(rates), np.log(sparse))[0, 1])
-    unlike = float(np.median([max(nodes) / min(nodes) for nodes in found["sparse"]]))
+    unlike = float(np.median(found["sparse"].max(1) / found["sparse"].min(1)))
     above = float(np.median(sparse / dense))
     return [
         Claim("deviations follow the learning rate", "proportional",
@@ -71,26 +65,22 @@ def claims(case: Case, found: dict[str, list[list[float]]]) -> list[Claim]:
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="Five times the steps.")] = False,
-    world: Annotated[int, typer.Option(help="Virtual workers.")] = 16,
-    steps: Annotated[int, typer.Option(help="Steps of an epoch.")] = 4,
-) -> None:
+@command(BENCH, "--full", full="Five times the steps.", steps="Of an epoch.")
+def app(full: bool = False, workers: int = 16, steps: int = 4) -> Result:
     """Follow the parameters of 16 workers over 90 epochs, on a sparse and on a dense graph."""
     count = EPOCHS * steps * (5 if full else 1)
-    cases = {n: Case(n, graph, world, BATCH * world * count) for n, graph in GRAPHS.items()}
-    console.print(f"{world} workers, {count} steps on each graph")
-    found = {name: deviations(case) for name, case in cases.items()}
+    cases = [digits_case(name, graph, workers, count) for name, graph in GRAPHS.items()]
+    found = {case.name: deviations(case) for case in cases}
+    rates = [cases[0].lr((epoch + 1) * count // EPOCHS - 1) for epoch in range(EPOCHS)]
     rows = []
-    for epoch in SHOWN:
-        rate = cases["sparse"].lr(epoch * count // EPOCHS - 1)
-        cells = [f"{np.mean(f[epoch - 1]):.2e} ({min(f[epoch - 1]):.1e} - {max(f[epoch - 1]):.1e})"
-                 for f in found.values()]  # fmt: skip
-        rows.append((f"{epoch}", f"{rate:.1e}", *cells))
-    title = f"Figure 2: distance from the mean of {world} nodes (least - most)"
+    for number in SHOWN:
+        nodes = [each[number - 1] for each in found.values()]
+        cells = [f"{each.mean():.2e} ({each.min():.1e} - {each.max():.1e})" for each in nodes]
+        rows.append((f"{number}", f"{rates[number - 1]:.1e}", *cells))
+    title = f"Figure 2: distance from the mean of {workers} nodes (least - most)"
     headings = ("epoch", "learning rate", *GRAPHS)
-    report(BENCH, title, headings, rows, claims(cases["sparse"], found), raw=found)
+    raw = {graph: each.tolist() for graph, each in found.items()}
+    return Result(title, headings, rows, claims(np.array(rates), found), raw=raw)
 
 
 if __name__ == "__main__":

@@ -5,28 +5,24 @@ One of 8 workers is killed with SIGKILL at a random step. Needs root.
 
 import random
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import dataclass
 
 import numpy as np
-import typer
-from rich.progress import track
 
 from bench.harness.bench import Bench
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.report import report
+from bench.harness.command import Result, command
 from bench.sgp.regression import RATE, run
 
 WORKERS, STEPS = 8, 150
 NEAR = 20  # steps over which a loss is averaged
+SOON = 30.0  # s
+HEADINGS = ("seed", "killed", "s until training went on", "loss before", "at the end", "equal")
 BENCH = Bench(
     name="sgp/loss",
     claim="Training continues after a rank is killed",
     minutes=5,
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,17 @@ class Recovery:
     after: float  # and at the end
     apart: float  # largest difference between the survivors' models after finish()
     named: bool  # all survivors report the lost rank and the step from which they went on
+
+    @property
+    def is_equal(self) -> bool:
+        return self.named and self.apart == 0
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        losses = f"{self.before:.4f}", f"{self.after:.4f}"
+        equal = "yes" if self.is_equal else "NO"
+        killed = f"rank {self.rank} at {self.step}"
+        return f"{self.seed}", killed, f"{self.seconds:.1f}", *losses, equal
 
 
 def measure(seed: int) -> Recovery:
@@ -57,48 +64,34 @@ def measure(seed: int) -> Recovery:
         seed,
         victim,
         fatal,
-        max(float(np.diff(worker["times"]).max()) for worker in printed.values()),
-        float(losses[fatal - NEAR : fatal].mean()),
-        float(losses[-NEAR:].mean()),
-        float(np.ptp(models, axis=0).max()),
-        all(each == lost[0] and [loss["rank"] for loss in each] == [victim] for each in lost),
+        seconds=max(float(np.diff(worker["times"]).max()) for worker in printed.values()),
+        before=float(losses[fatal - NEAR : fatal].mean()),
+        after=float(losses[-NEAR:].mean()),
+        apart=float(np.ptp(models, axis=0).max()),
+        named=all(each == lost[0] and [one["rank"] for one in each] == [victim] for each in lost),
     )
 
 
-def show(losses: Sequence[Recovery]) -> None:
-    rows = [
-        (
-            str(loss.seed),
-            f"rank {loss.rank} at {loss.step}",
-            f"{loss.seconds:.1f}",
-            f"{loss.before:.4f}",
-            f"{loss.after:.4f}",
-            "yes" if loss.named and loss.apart == 0 else "NO",
-        )
-        for loss in losses
-    ]
-    longest = max(loss.seconds for loss in losses)
-    falling = sum(loss.after < loss.before for loss in losses)
-    equal = sum(loss.named and loss.apart == 0 for loss in losses)
-    claims = [
+def claims(found: list[Recovery]) -> list[Claim]:
+    longest = max(each.seconds for each in found)
+    equal = sum(each.is_equal for each in found)
+    falling = sum(each.after < each.before for each in found)
+    return [
         Claim("survivors train to the end, report the lost rank and are equal after finish()",
-              "every run", f"{equal} of {len(losses)}", equal == len(losses)),
-        Claim("training continues within 30 s of the loss", "every run", f"{longest:.1f} s at most",
-              longest < 30),
-        Claim("the loss keeps falling", "every run", f"{falling} of {len(losses)}",
-              falling == len(losses)),
+              "every run", f"{equal} of {len(found)}", equal == len(found)),
+        Claim(f"training continues within {SOON:g} s of the loss", "every run",
+              f"{longest:.1f} s at most", longest < SOON),
+        Claim("the loss keeps falling", "every run", f"{falling} of {len(found)}",
+              falling == len(found)),
     ]  # fmt: skip
-    headings = ("seed", "killed", "s until training went on", "loss before", "at the end", "equal")
-    title = f"One of {WORKERS} workers killed, {STEPS} steps, {RATE}"
-    report(BENCH, title, headings, rows, claims, measured=[*map(asdict, losses)])
 
 
-@app.command(epilog=BENCH.examples("--seeds 3"))
-def main(
-    seeds: Annotated[int, typer.Option(help="Runs with a killed rank, 25 s each.")] = 10,
-) -> None:
+@command(BENCH, "--seeds 3", seeds="Runs with a killed rank, 25 s each.")
+def app(seeds: int = 10) -> Result:
     """Kill a rank in every run and measure the recovery of the others."""
-    show([measure(seed) for seed in track(range(seeds), "killing ranks", console=console)])
+    found = [measure(seed) for seed in range(seeds)]
+    title = f"One of {WORKERS} workers killed, {STEPS} steps, {RATE}"
+    return Result(title, HEADINGS, [each.row for each in found], claims(found), measured=found)
 
 
 if __name__ == "__main__":

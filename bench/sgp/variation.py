@@ -4,28 +4,26 @@ Links are not limited, and a step's computation is a pause, as on an accelerator
 fifty a worker stalls.
 """
 
+from dataclasses import replace
 from statistics import fmean, stdev
-from typing import Annotated
-
-import typer
 
 import offbeat
 from bench.harness.bench import Bench
+from bench.harness.case import Pause
 from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.effect import Effect
-from bench.harness.report import report
-from bench.sgp.task import Case
-from bench.sgp.timing import in_lab
+from bench.harness.command import Result, command
+from bench.harness.effect import NEAR, Effect
+from bench.harness.seeds import Runs, in_lab
+from bench.sgp.task import DIGITS, digits_case
 
-METHODS = {"AR-SGD": offbeat.ddp(), "SGP": offbeat.sgp()}
-EXTRA = {"1-OSGP": offbeat.sgp(overlap=1)}  # not in the paper's table
+METHODS = {"AR-SGD": offbeat.ddp(), "SGP": offbeat.sgp(), "1-OSGP": offbeat.sgp(overlap=1)}
 PAPER = {
     (4, "AR-SGD"): "76.3 ± 0.2%  8.8 ± 0.4 h",
     (4, "SGP"): "76.3 ± 0.2%  8.2 ± 0.1 h",
     (16, "AR-SGD"): "76.2 ± 0.2%  2.5 ± 0.3 h",
     (16, "SGP"): "75.8 ± 0.2%  2.2 ± 0.1 h",
 }
+LESS = {4: (7.0, "5 % against 1 %"), 16: (12.0, "12 % against 5 %")}  # time; its deviations
 COMPUTE = 0.05  # s a step
 BENCH = Bench(
     name="sgp/variation",
@@ -34,22 +32,22 @@ BENCH = Bench(
     full_minutes=14,
     evidence={"Table 2": "With stragglers, faster and with less variation, as accurate"},
 )
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Found = dict[tuple[int, str], dict[str, list[float]]]
 
 
-def measure(world: int, samples: int, seeds: int, stall: float) -> Found:
-    """Accuracies in % and seconds of training, by method, one for each seed."""
-    methods = METHODS | EXTRA
+def measure(world: int, samples: int, seeds: int, pause: Pause) -> dict[str, Runs]:
+    """Accuracies in % and seconds of training."""
+    steps = DIGITS.steps(samples, world)
     cases = [
-        Case(name, method, world, samples, seed, stall, COMPUTE)
+        replace(digits_case(name, method, world, steps, pause), seed=seed)
         for seed in range(seeds)
-        for name, method in methods.items()
+        for name, method in METHODS.items()
     ]
-    found: Found = {(world, name): {"accuracy": [], "seconds": []} for name in methods}
-    for case, outcome in zip(cases, in_lab(cases, rate=None), strict=True):
-        found[world, case.name]["accuracy"].append(100 * outcome.heldout)
-        found[world, case.name]["seconds"].append(outcome.seconds * case.steps)
+    outcomes = in_lab(cases, rate=None)
+    found = {}
+    for index, name in enumerate(METHODS):
+        runs = outcomes[index :: len(METHODS)]
+        found[name] = Runs.of(runs)
+        found[name]["seconds"] = [steps * run.seconds for run in runs]
     return found
 
 
@@ -57,45 +55,37 @@ def plus_minus(values: list[float]) -> str:
     return f"{fmean(values):.1f} ± {stdev(values):.2f}"
 
 
-def claims(found: Found, world: int) -> list[Claim]:
-    ar, sgp = (found[world, name] for name in METHODS)
-    times = zip(ar["seconds"], sgp["seconds"], strict=True)
-    saved = Effect.mean([100 * (1 - ours / theirs) for theirs, ours in times])
+def claims(world: int, ar: Runs, sgp: Runs) -> list[Claim]:
+    pairs = zip(ar["seconds"], sgp["seconds"], strict=True)
+    saved = Effect.mean([100 * (1 - ours / theirs) for theirs, ours in pairs])
     relative = [100 * stdev(each["seconds"]) / fmean(each["seconds"]) for each in (ar, sgp)]
-    runs = zip(sgp["accuracy"], ar["accuracy"], strict=True)
-    accuracy = Effect.mean([a - b for a, b in runs])
-    less, varies = {4: (7.0, "5 % against 1 %"), 16: (12.0, "12 % against 5 %")}[world]
+    accuracy = sgp.over(ar)
+    less, varies = LESS[world]
     return [
         Claim.effect(f"{world} nodes: SGP takes less time on a fast network", Effect(less), saved),
         Claim(f"{world} nodes: the time of SGP varies less, AR against SGP", varies,
               f"{relative[0]:.1f} % against {relative[1]:.1f} %", relative[1] < relative[0]),
         Claim(f"{world} nodes: the accuracies are about the same", "0.0 - 0.4 % apart",
-              str(accuracy), abs(accuracy.size) < 1.0),
+              str(accuracy), abs(accuracy.size) < NEAR),
     ]  # fmt: skip
 
 
-@app.command(epilog=BENCH.examples("--full"))
-def main(
-    full: Annotated[bool, typer.Option("--full", help="With 4 nodes too.")] = False,
-    seeds: Annotated[int, typer.Option(min=2, help="Runs of each method.")] = 20,
-    samples: Annotated[int, typer.Option(help="Images seen by all workers together.")] = 15_360,
-    stall: Annotated[float, typer.Option(help="Seconds a stall lasts.")] = 0.1,
-) -> None:
+@command(
+    BENCH, "--full", full="With 4 nodes too.", samples="Images seen by all workers.",
+    stall="Seconds that a stall lasts.",
+)  # fmt: skip
+def app(full: bool = False, seeds: int = 20, samples: int = 15_360, stall: float = 0.1) -> Result:
     """Train many times with all-reduce and with SGP, with a worker that stalls at times."""
-    found: Found = {}
-    worlds = (16, 4) if full else (16,)
-    for world in worlds:
-        console.print(f"{world} nodes, each late by {stall} s in one step of fifty")
-        found |= measure(world, samples, seeds, stall)
-    rows = [
-        (f"{world}", name, PAPER.get((world, name), "-"),
-         f"{plus_minus(each['accuracy'])}%  {plus_minus(each['seconds'])} s")
-        for (world, name), each in found.items()
-    ]  # fmt: skip
+    rows, judged, measured = [], [], []
+    for world in (16, 4) if full else (16,):
+        found = measure(world, samples, seeds, Pause(COMPUTE, stall=stall))
+        judged += claims(world, found["AR-SGD"], found["SGP"])
+        for name, runs in found.items():
+            ours = f"{plus_minus(runs['heldout'])}%  {plus_minus(runs['seconds'])} s"
+            rows.append((f"{world}", name, PAPER.get((world, name), "-"), ours))
+            measured.append({"world": world, "method": name, **runs})
     title = f"Table 2: mean ± standard deviation of {seeds} runs"
-    judged = [claim for world in worlds for claim in claims(found, world)]
-    runs = [{"world": w, "method": n, **each} for (w, n), each in found.items()]
-    report(BENCH, title, ("nodes", "method", "paper", "ours"), rows, judged, measured=runs)
+    return Result(title, ("nodes", "method", "paper", "ours"), rows, judged, measured=measured)
 
 
 if __name__ == "__main__":

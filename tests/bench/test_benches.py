@@ -5,8 +5,9 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,48 +48,73 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sgp(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The task of the SGP benches, with noise instead of digits."""
-    from bench.sgp import task
+def noise() -> Any:
+    """The net of the SGP benches, which learns ten labels instead of digits."""
+    from bench.harness.case import Task
+    from bench.sgp.task import net
 
     labels = torch.arange(40) % 10
-    images = torch.nn.functional.one_hot(labels, 196).float()
-    monkeypatch.setattr(task, "data", lambda: ((images, labels), (images, labels)))
-    return task
+    part = torch.nn.functional.one_hot(labels, 196).float(), labels
+    return Task("noise", net, lambda: (part, {"train": part, "heldout": part}), 16)
 
 
-def case(sgp: ModuleType, algorithm: offbeat.Algorithm, steps: int, **settings: Any) -> Any:
-    return sgp.Case("test", algorithm, 2, samples=2 * sgp.BATCH * steps, **settings)
+def case(task: Any, algorithm: offbeat.Algorithm, steps: int, **settings: Any) -> Any:
+    from bench.harness.case import Case
+
+    return Case("test", task, algorithm, 2, steps, 0.1 * 2 * 16 / 256, **settings)
 
 
-def test_the_learning_rate_warms_up_and_falls_three_times(sgp: ModuleType) -> None:
-    run = case(sgp, offbeat.sgp(), steps=90)
-    full = 0.1 * 2 * sgp.BATCH / 256
-    assert run.steps == 90
+def test_the_learning_rate_warms_up_and_falls_three_times(noise: Any) -> None:
+    from bench.sgp.task import digits_case
+
+    full = 0.1 * 2 * 16 / 256
     expected = {0: full / 5, 4: full, 29: full, 30: full / 10, 60: full / 100, 80: full / 1000}
-    assert {epoch: run.lr(epoch) for epoch in expected} == pytest.approx(expected)
+    for run in (case(noise, offbeat.sgp(), 90), digits_case("", offbeat.sgp(), 2, 90)):
+        assert {epoch: run.lr(epoch) for epoch in expected} == pytest.approx(expected)
 
 
-def test_virtual_workers_learn_and_are_looked_at_before_the_gossip(sgp: ModuleType) -> None:
-    apart: dict[int, dict[int, torch.Tensor]] = {}
+def test_virtual_workers_learn_and_are_looked_at_before_and_after_the_gossip(noise: Any) -> None:
+    from bench.harness.seeds import in_threads
 
-    def look(rank: int, step: int, model: torch.nn.Module) -> None:
-        weight = next(model.parameters()).detach().clone()
-        apart.setdefault(step, {})[rank] = weight
+    before: dict[int, dict[int, torch.Tensor]] = {}
+    after: dict[int, dict[int, torch.Tensor]] = {}
 
-    outcome = sgp.in_threads(case(sgp, offbeat.sgp("complete"), steps=60), look)
+    def look(seen: dict[int, dict[int, torch.Tensor]], replica: offbeat.Replica, step: int) -> None:
+        weight = next(replica.model.parameters()).detach().clone()
+        seen.setdefault(step, {})[replica.world.rank] = weight
+
+    run = case(noise, offbeat.sgp("complete"), steps=60)
+    outcome = in_threads(run, partial(look, before), partial(look, after))
     assert outcome.losses[-1] < outcome.losses[0]
-    assert outcome.heldout > 0.5
+    assert outcome.heldout > 50
     # A complete graph makes all equal in every exchange: only before it can they differ.
-    assert all(not torch.equal(models[0], models[1]) for models in apart.values())
+    assert all(not torch.equal(models[0], models[1]) for models in before.values())
+    assert all(torch.equal(models[0], models[1]) for models in after.values())
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(sgp: ModuleType) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(noise: Any) -> None:
+    from bench.harness.case import Pause
+    from bench.harness.seeds import in_threads
+
     first, again, other = (
-        sgp.in_threads(case(sgp, offbeat.sgp(overlap=1), 5, seed=s)) for s in (0, 0, 1)
+        in_threads(case(noise, offbeat.sgp(overlap=1), 5, seed=s, pause=Pause(1e-4, uneven=True)))
+        for s in (0, 0, 1)
     )
     assert first.losses == again.losses
     assert first.losses != other.losses
+
+
+def test_runs_of_several_seeds_are_compared_seed_by_seed(noise: Any) -> None:
+    from bench.harness.case import Outcome
+    from bench.harness.seeds import over_seeds
+
+    run = case(noise, offbeat.sgp(), 5)
+    ours = over_seeds(lambda run: Outcome({"heldout": 90.0 + run.seed}), run, 3)
+    theirs = over_seeds(lambda run: Outcome({"heldout": 88.0 + run.seed}), run, 3)
+    assert ours == {"heldout": [90.0, 91.0, 92.0]}
+    assert str(ours) == "91.0 ± 1.0%"
+    assert (ours.over(theirs).size, ours.over(theirs).error) == (2.0, 0.0)
+    assert str(over_seeds(lambda _: Outcome({"heldout": 90.0}), run, 1)) == "90.0%"
 
 
 def test_a_report_holds_every_row_and_verdict(
@@ -228,35 +254,43 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
     """Imports a bench whose runs are made up, and whose results go into ``results``."""
 
     def fetch(name: str) -> ModuleType:
-        from bench.daso import task as daso
-        from bench.harness import mnist1d_task as signals
-        from bench.harness import step_times
+        from bench.daso.course import Course
+        from bench.harness.case import Outcome
+        from bench.harness.step_times import StepTime
         from bench.sgp import task
 
-        def made_up(case: Any, look: Any = None) -> Any:
+        def made_up(case: Any) -> Any:
             # All-reduce takes twice as long; every seed deviates by a little.
             seconds = 0.2 if case.name == "AR-SGD" else 0.1
-            return task.Outcome(seconds, 0.95, 0.9 + case.seed / 1000, (2.0, 1.0))
+            return Outcome({"train": 95.0, "heldout": 90 + case.seed / 10}, (2.0, 1.0), seconds)
+
+        def in_lab(cases: Any, rate: str | None = None) -> Any:
+            return [made_up(each) for each in cases]
 
         def step_time(case: Any) -> Any:
             # Whatever waits for all gradients takes three times as long.
             seconds = 0.3 if "DDP" in case.name or "ddp" in case.name else 0.1
-            return step_times.StepTime(seconds, case.steps * seconds, 0.0, 0.15)
+            return StepTime(seconds, case.steps * seconds, 0.0, 0.15)
 
         def learnt(case: Any) -> Any:
             # More workers and rarer exchanges are worse; averaged gradients suffer least.
-            quality = 0.95 - case.workers / (200 if case.name == "ddp" else 100)
+            quality = 95 - case.workers / (2 if case.name == "ddp" else 1)
             rare = case.name in ("no cool-down", "B = 8", "B = 16")
-            course = daso.Course([0.1, 0.1], [(1, 0.5), (2, quality)], [4, 4])
-            return daso.Outcome(quality - rare / 100, (2.0, 1.0), course)
+            return Outcome({"heldout": quality - rare}, (2.0, 1.0))
+
+        def follow(case: Any) -> Any:
+            course = Course((2.0, 1.0), [0.1, 0.1], [4, 4], [(1, 50.0), (2, 90.0)])
+            return learnt(case), course
 
         module = importlib.import_module(f"bench.{name.replace('/', '.')}")
         runs: dict[str, Callable[..., Any]] = {
             "in_threads": learnt if name.startswith("daso") else made_up,
-            "train": lambda case: signals.Outcome(0.95, 90 + case.seed / 1000),
-            "in_lab": lambda cases, rate=None: [made_up(each) for each in cases],
-            "step_times": lambda cases, *where: [*map(step_time, cases)],
+            "follow": follow,
+            "in_rows": made_up,
+            "in_lab": in_lab,
+            "step_times": lambda cases, *where: {case.name: step_time(case) for case in cases},
         }
+        monkeypatch.setattr(task, "in_lab", in_lab)
         for key, run in runs.items():
             if hasattr(module, key):
                 monkeypatch.setattr(module, key, run)
@@ -290,8 +324,8 @@ def test_sgp_is_no_slower_than_decent_dp_if_it_is_so_in_the_mean_of_all_turns(
 ) -> None:
     pytest.importorskip("decent_dp", reason="decent-dp comes from the bench extra")
     module = bench("sgp/decent_dp")
-    ours = [{"step": 0.9, "core": 0.1}, {"step": 1.05, "core": 0.12}]
-    theirs = [{"step": 1.0, "core": 0.1}, {"step": 1.0, "core": 0.11}]
+    ours = {"step": [0.9, 1.05], "core": [0.1, 0.12]}
+    theirs = {"step": [1.0, 1.0], "core": [0.1, 0.11]}
     monkeypatch.setattr(module, "measure", lambda *_: {module.OURS: ours, module.THEIRS: theirs})
     found = claims_of(bench, "sgp/decent_dp", tmp_path)
     assert [*found.values()] == [True, False] * 2
@@ -302,16 +336,16 @@ def test_deviations_that_follow_the_learning_rate_are_found_to(
 ) -> None:
     module = bench("sgp/deviations")
 
-    def proportional(case: Any, look: Callable[[int, int, torch.nn.Module], None]) -> None:
+    def proportional(case: Any, look: Callable[[Any, int], None]) -> None:
         scale = 2.0 if case.name == "sparse" else 1.0
         for step in range(case.steps):
-            for rank in range(case.world):
+            for rank in range(case.workers):
                 model = torch.nn.Linear(1, 1, bias=False)
                 torch.nn.init.constant_(model.weight, scale * case.lr(step) * (-1) ** rank)
-                look(rank, step, model)
+                look(SimpleNamespace(model=model, world=SimpleNamespace(rank=rank)), step)
 
     monkeypatch.setattr(module, "in_threads", proportional)
-    done = CliRunner().invoke(module.app, ["--world", "4", "--steps", "1"])
+    done = CliRunner().invoke(module.app, ["--workers", "4", "--steps", "1"])
     assert done.exit_code == 0, done.output + str(done.exception)
     result = json.loads((tmp_path / "sgp/deviations.json").read_text("utf-8"))
     assert all(claim["holds"] for claim in result["claims"])
@@ -340,15 +374,16 @@ def test_what_takes_a_third_of_the_time_is_faster_and_keeps_its_share(
 def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bench.harness import mnist1d_task as signals
+    from bench.harness.case import Outcome
 
     module = bench("daso/workers")
     lost = {("DASO", 64): 12.0, ("ddp", 64): 3.0}
 
-    def train(case: Any) -> signals.Outcome:
-        return signals.Outcome(99.0, 90 + case.seed / 10 - lost.get((case.name, case.workers), 0))
+    def train(case: Any) -> Outcome:
+        score = 90 + case.seed / 10 - lost.get((case.name, case.workers), 0)
+        return Outcome({"heldout": score})
 
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "in_rows", train)
     assert all(claims_of(lambda _: module, "daso/workers", tmp_path).values())
     lost |= {("DASO", 16): 2.0, ("ddp", 64): 12.0}
     found = claims_of(lambda _: module, "daso/workers", tmp_path)
@@ -357,25 +392,17 @@ def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
     ]  # fmt: skip
 
 
-def test_virtual_workers_learn_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.harness import mnist1d_task as signals
+def test_rows_learn_signals_as_often_as_they_pass_over_them() -> None:
+    from bench.harness.rows import MNIST1D, in_rows, signals_case
 
     labels = torch.arange(40) % 10
-    images = torch.nn.functional.one_hot(labels, 40).float()
-    monkeypatch.setattr(signals, "data", lambda: ((images, labels), (images, labels)))
-    monkeypatch.setattr(signals, "IMAGES", 40)
-
-    def algorithm(steps: int) -> offbeat.Algorithm:
-        asked.append(steps)
-        return offbeat.sgp()
-
-    asked: list[int] = []
-    case = signals.Case("test", algorithm, 4, 0, signals.sgp_schedule, passes=160.0)
+    part = torch.nn.functional.one_hot(labels, 40).float(), labels
+    case = signals_case("test", offbeat.sgp(), 4, passes=1.6)
     assert case.steps == 100
-    outcome = signals.train(case)
-    assert asked == [100]
-    assert outcome.heldout == outcome.train > 90
-    assert signals.train(case) == outcome
+    task = replace(MNIST1D, data=lambda: (part, {"train": part, "heldout": part}))
+    outcome = in_rows(replace(case, task=task))
+    assert outcome.heldout == outcome.scores["train"] > 90
+    assert in_rows(replace(case, task=task)) == outcome
 
 
 def test_steps_to_a_loss_count_from_the_first_mean_below_it(
@@ -432,29 +459,19 @@ def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
     )
 
 
-def test_virtual_workers_on_nodes_learn_and_their_course_is_recorded() -> None:
-    from bench.daso import task as daso
+def test_virtual_workers_on_nodes_learn_and_their_course_is_recorded(noise: Any) -> None:
+    from bench.daso.course import follow
 
-    labels = torch.arange(40) % 10
-    images = torch.nn.functional.one_hot(labels, 196).float()
-    net = torch.nn.Sequential(torch.nn.Linear(196, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-
-    def evaluate(model: torch.nn.Module, *part: torch.Tensor) -> tuple[float, float]:
-        return 0.0, (model(part[0]).argmax(1) == part[1]).float().mean().item()
-
-    parts = (images, labels), (images, labels)
-    task = daso.Task("noise", "accuracy", lambda: net, lambda: parts, evaluate, 16, 0.4)
-
-    def algorithm(steps: int) -> offbeat.Algorithm:
-        return offbeat.daso(every=8, total_steps=steps, warmup_steps=4, cooldown_steps=4)
-
-    case = daso.Case("test", task, algorithm, 4, samples=4 * 16 * 48, follow=True)
-    outcome = daso.in_threads(case)
-    assert outcome.quality > 0.5
-    apart = outcome.course.distance
+    algorithm = offbeat.daso(every=8, total_steps=48, warmup_steps=4, cooldown_steps=4)
+    run = replace(case(noise, algorithm, 48), workers=4, per_node=2, rate=0.4)
+    outcome, course = follow(run)
+    assert outcome.heldout > 50
+    apart = course.distance
     assert apart[:4] == apart[-4:] == [0.0] * 4  # warm-up and cool-down
     assert min(apart[4:-4]) > 0
-    assert outcome.course.every == [1] * 4 + [8] * 40 + [1] * 4
+    assert course.every == [1] * 4 + [8] * 40 + [1] * 4
+    assert course.losses == outcome.losses
+    assert [step for step, _ in course.quality] == [*range(1, 49, 3)]
 
 
 def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
@@ -475,21 +492,21 @@ def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
     def run(method: str, workers: int, accuracy: float, lr: float) -> Any:
         return module.Run(method, workers, lr, accuracy)
 
-    reduce = {4: 0.99, 8: 0.99, 16: 0.1, 32: 0.1}
+    reduce = {4: 99, 8: 99, 16: 10, 32: 10}
     untuned = {("all-reduce", w): run("all-reduce", w, a, 0.1) for w, a in reduce.items()}
-    untuned |= {("Adasum", w): run("Adasum", w, 0.98, 0.1) for w in reduce}
-    tuned = {("all-reduce", 32): run("all-reduce", 32, 0.97, 0.01)}
-    tuned |= {("Adasum", 32): run("Adasum", 32, 0.99, 0.1)}
+    untuned |= {("Adasum", w): run("Adasum", w, 98, 0.1) for w in reduce}
+    tuned = {("all-reduce", 32): run("all-reduce", 32, 97, 0.01)}
+    tuned |= {("Adasum", 32): run("Adasum", 32, 99, 0.1)}
 
     def holds(*again: float) -> list[bool]:
         """With these accuracies of tuned all-reduce for other seeds."""
         others = [(untuned["Adasum", 32], run("all-reduce", 32, a, 0.01)) for a in again]
         return [claim.holds for claim in module.claims(untuned, tuned, others)]
 
-    assert holds(0.96, 0.97) == [True] * 4
-    assert holds(0.95, 1.0) == [True, True, True, False]  # as often worse as better
-    tuned["all-reduce", 32] = run("all-reduce", 32, 0.985, 0.08)
-    untuned["all-reduce", 16] = run("all-reduce", 16, 0.95, 0.1)
+    assert holds(96, 97) == [True] * 4
+    assert holds(95, 100) == [True, True, True, False]  # as often worse as better
+    tuned["all-reduce", 32] = run("all-reduce", 32, 98.5, 0.08)
+    untuned["all-reduce", 16] = run("all-reduce", 16, 95, 0.1)
     assert holds() == [False, False, True, False]
 
 
