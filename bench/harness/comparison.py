@@ -17,8 +17,8 @@ from offbeat.compare import (
     open_runner,
     parse_methods,
 )
-from offbeat.compare.quantity import size
 from offbeat.compare.result import Spread
+from offbeat.kit.quantity import size
 
 SCRIPT = EXAMPLES / "char_gpt.py"
 GPT = ("--width", "256", "--depth", "4", "--context", "128", "--batch-size", "3")  # 13 MB

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import currentframe
 
@@ -15,12 +14,11 @@ from torch.optim import Optimizer
 from offbeat.attach.checks import Watcher
 from offbeat.attach.first_step import digest
 from offbeat.exchange import BoundGradients
-from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.liveness.crossed_waits import others_of
-from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
 from offbeat.replica import optimizer_steps
+from offbeat.replica.gradient_exchange import GradientExchange
 from offbeat.replica.shared_steps import have_equal_gradients, shared_step_fault
 
 
@@ -36,26 +34,13 @@ class BackwardWatch(Watcher):
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        slot: BoundGradients,
+        exchange: GradientExchange,
         require_open: Callable[[], None],
-        heartbeat: Heartbeat | None,
-        buffers: BufferBroadcast | None = None,
-        transact: "Callable[[Callable[[], None]], None] | None" = None,
     ) -> None:
-        """Register the hooks; ``require_open`` raises where no backward is allowed.
-
-        ``transact``: how an elastic run makes an exchange, again after a loss.
-        """
-        self._buffers, self._transact = buffers, transact
-        self.parameters, self.slot = parameters, slot
-        self.require_open, self.heartbeat = require_open, heartbeat
-        self._ready, self._unsent = slot.ready, slot.accumulated
-        if transact is not None:
-            self._ready = self._ready_unless_lost
-        self._loss: PeerLost | None = None  # at a launch in this backward, of an elastic run
-        self._seen: list[str] = []  # the gradients of this backward, of an elastic run
+        """Register the hooks; ``require_open`` raises where no backward is allowed."""
+        self.parameters, self.exchange, self.require_open = parameters, exchange, require_open
         self.enabled = True
-        self.is_first = heartbeat is not None  # the first step after an attach or a load
+        self.is_first = self.heartbeat is not None  # the first step after an attach or a load
         self.start: int | None = None  # digest of the parameters at its first gradient
         self._settled = digest(parameters.values())  # and at the attach, the load or finish()
         self.begun = False  # a gradient was accumulated since the last step
@@ -75,11 +60,21 @@ class BackwardWatch(Watcher):
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
-                self._note if slot.is_empty else partial(self._accumulated, name)
+                self._note if self.slot.is_empty else partial(self._accumulated, name)
             )
             for name, parameter in parameters.items()
         ]
         optimizer_steps.watch(self)
+
+    @property
+    def slot(self) -> BoundGradients:
+        """The gradients slot at present."""
+        return self.exchange.slot
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The heartbeat at present."""
+        return self.exchange.heartbeat
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
@@ -110,14 +105,14 @@ class BackwardWatch(Watcher):
         if parameter.grad is None:
             raise self._report_error(_used_inside(name))
         if not self.enabled:
-            self._unsent(name)
+            self.slot.accumulated(name)
             self._unsent_names.add(name)
             return
         self.is_open = True
         if not self._is_queued:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._over)
-        self._ready(name)
+        self.exchange.ready(name)
 
     def _enter(self, task: int) -> None:
         """Handle the first gradient of a backward, or after the start or end of a nested one."""
@@ -149,63 +144,10 @@ class BackwardWatch(Watcher):
         self.is_open, self._outer_task = False, -1
         self.exchanged = True
         self._unsent_names.clear()
-        if self._buffers is not None and (fault := self._buffers.fault()) is not None:
+        buffers = self.exchange.buffers
+        if buffers is not None and (fault := buffers.fault()) is not None:
             raise self._report_error(fault)
-        if self._transact is not None:
-            self._finish_elastic(self._transact)
-            return
-        with self._calling():
-            self.slot.finish()
-            if self._buffers is not None:
-                self._buffers.copy()
-
-    def replace(
-        self, slot: BoundGradients, heartbeat: Heartbeat | None, buffers: BufferBroadcast | None
-    ) -> None:
-        """Go on with what joins the survivors of a loss."""
-        self.slot, self.heartbeat, self._buffers = slot, heartbeat, buffers
-        self._unsent = slot.accumulated
-
-    def _ready_unless_lost(self, name: str) -> None:
-        # Backward computes the other gradients of this rank all the same: they are exchanged
-        # between the survivors.
-        self._seen.append(name)
-        if self._loss is None:
-            try:
-                self.slot.ready(name)
-            except PeerLost as loss:
-                self._loss = loss
-
-    def _finish_elastic(self, transact: "Callable[[Callable[[], None]], None]") -> None:
-        begun = self.slot
-
-        def finish() -> None:
-            loss, self._loss = self._loss, None
-            if loss is not None:
-                raise loss
-            with self._calling():
-                if self.slot is not begun:
-                    for name in self._seen:
-                        self.slot.ready(name)
-                self.slot.finish()
-
-        def copy_buffers() -> None:
-            if self._buffers is not None:
-                with self._calling():
-                    self._buffers.copy()
-
-        # Two transactions: a rank may have lost the second when another is in the first.
-        transact(finish)
-        self._seen.clear()
-        transact(copy_buffers)
-
-    def _calling(self) -> AbstractContextManager[None]:
-        site = self.slot.site
-        if site is None or site.group is None or self.heartbeat is None:
-            return nullcontext()
-        # The ranks of a node agree on whether the gradients of all their shards are finite.
-        beside = site.shards.ranks if site.shards is not None else ()
-        return self.heartbeat.backward((*site.group.ranks, *beside))
+        self.exchange.finish()
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Notice optimizers that communicate, or use gradients which have not been exchanged."""

@@ -18,6 +18,7 @@ from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
+from offbeat.replica.gradient_exchange import GradientExchange
 from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import Share
 from offbeat.replica.saving import checkpoint
@@ -55,9 +56,10 @@ class Replica:
         partition = self.algorithm.gradients is not None and self.algorithm.gradients.partition
         self._share = Share(model, self.gradients.site if partition else None)
         self._installed: Any = None
-        given = self.gradients, self._use.require_open, members.heartbeat, members.buffers
         transact = partial(self._together, None) if members.is_elastic else None
-        self._watch = BackwardWatch(self._trained, *given, transact)
+        joint = self.gradients, members.heartbeat, members.buffers
+        exchange = GradientExchange(*joint, transact)
+        self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
@@ -327,10 +329,10 @@ class Replica:
     def _adopt(self, texts: Sequence[str]) -> None:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
         self._connection, self.parameters = self._members.connection, self._members.parameters
-        self._watch.heartbeat = self._members.heartbeat
+        buffers = self._watch.exchange.buffers
         if self._members.is_elastic:
-            self.gradients = self._members.gradients
-            self._watch.replace(self.gradients, self._members.heartbeat, self._members.buffers)
+            self.gradients, buffers = self._members.gradients, self._members.buffers
+        self._watch.exchange.replace(self.gradients, self._members.heartbeat, buffers)
         self._watch.is_first = False  # others may be past their first step
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=7)

@@ -1,0 +1,86 @@
+"""The end of the exchange of a backward: in an elastic run a transaction, repeated after a loss."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import final
+
+from offbeat.exchange import BoundGradients
+from offbeat.exchange.buffers import BufferBroadcast
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeat import Heartbeat
+
+Transact = Callable[[Callable[[], None]], None]
+
+
+@final
+class GradientExchange:
+    """Gives the slot the gradients of a backward as they are ready, and ends their exchange.
+
+    ``transact`` makes a call, and again after a loss, once :meth:`replace` was called with what
+    joins the ranks that are left; None where a loss ends the run.
+    """
+
+    def __init__(
+        self,
+        slot: BoundGradients,
+        heartbeat: Heartbeat | None,
+        buffers: BufferBroadcast | None,
+        transact: Transact | None = None,
+    ) -> None:
+        self._transact = transact
+        self._loss: PeerLost | None = None  # at a launch in this backward
+        self._seen: list[str] = []  # the gradients of this backward
+        self.replace(slot, heartbeat, buffers)
+
+    def replace(
+        self, slot: BoundGradients, heartbeat: Heartbeat | None, buffers: BufferBroadcast | None
+    ) -> None:
+        """Exchange by these from now on."""
+        self.slot, self.heartbeat, self.buffers = slot, heartbeat, buffers
+        self.ready = slot.ready if self._transact is None else self._ready_unless_lost
+
+    def finish(self) -> None:
+        """End the exchange of this backward, and copy the buffers of the first rank."""
+        if self._transact is None:
+            with self._calling():
+                self.slot.finish()
+                if self.buffers is not None:
+                    self.buffers.copy()
+            return
+        self._begun = self.slot
+        # Two transactions: a rank may have lost the second when another is in the first.
+        self._transact(self._finish_again)
+        self._seen.clear()
+        self._transact(self._copy_buffers)
+
+    def _ready_unless_lost(self, name: str) -> None:
+        # Backward computes the other gradients of this rank all the same: they are exchanged
+        # between the ranks that are left.
+        self._seen.append(name)
+        if self._loss is None:
+            try:
+                self.slot.ready(name)
+            except PeerLost as loss:
+                self._loss = loss
+
+    def _finish_again(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            raise loss
+        with self._calling():
+            for name in self._seen if self.slot is not self._begun else ():
+                self.slot.ready(name)
+            self.slot.finish()
+
+    def _copy_buffers(self) -> None:
+        if self.buffers is not None:
+            with self._calling():
+                self.buffers.copy()
+
+    def _calling(self) -> AbstractContextManager[None]:
+        site = self.slot.site
+        if site is None or site.group is None or self.heartbeat is None:
+            return nullcontext()
+        # The ranks of a node agree on whether the gradients of all their shards are finite.
+        beside = site.shards.ranks if site.shards is not None else ()
+        return self.heartbeat.backward((*site.group.ranks, *beside))
