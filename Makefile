@@ -12,6 +12,8 @@ DEMO := $(VENV)/.demo
 # Many small processes share the cores in tests and benchmarks: one thread each.
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept: every process of a test would compile all of them anew.
+export PYTHONDONTWRITEBYTECODE :=
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
@@ -52,17 +54,20 @@ $(DEMO): pyproject.toml constraints.txt
 	$(call install,demo)
 	@touch $@
 
-# First the mathematics, and the types beside them: a broken equation fails within a minute. Then all
-# else, four tests at a time, since many wait for processes and heartbeats; what shares a fixture of
-# its module stays together. Last, one by one, what measures times.
+# First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
+# what else runs in threads, then what starts processes (file by file, so that what a module's tests
+# share is set up once), three at a time; last, one by one, what measures times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
+OTHERS := $(addprefix --ignore=,$(EQUATIONS))
 
 test: lint  ## lint, types, tests and doctests
 	@$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
 	failed=$$?; wait $$types && exit $$failed
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=10 -m "not quiet and not gpu" \
-		$(addprefix --ignore=,$(EQUATIONS))
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 $(OTHERS) \
+		-m "not processes and not quiet and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 $(OTHERS) \
+		-m "processes and not quiet and not gpu"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab
 
 test-gpu: setup  ## the tests that need a GPU, and those of its kernels, on the first one

@@ -116,6 +116,5 @@ if __name__ == "__main__":
         ("sample", 0, "characters of text to sample at the end"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
-    args = parser.parse_args()
-    vars(args).update(json.loads(args.options_for).get(args.algorithm, {}))
-    main(args)
+    given = vars(parser.parse_args())
+    main(argparse.Namespace(**given | json.loads(given["options_for"]).get(given["algorithm"], {})))

@@ -142,8 +142,6 @@ def test_times_are_interpolated_between_evaluations(example: Any) -> None:
     curve = [point(0, 0.0, 4.0), point(10, 2.0, 3.0), point(20, 4.0, 2.0)]
     assert table.seconds_to(curve, 2.5) == 3.0
     assert table.seconds_to(curve, 1.0) is None
-    assert table.loss_at(curve, 1.0) == 3.5
-    assert table.loss_at(curve, 5.0) is None
 
 
 def test_generated_digits_are_the_same_every_time_and_differ_by_label(digits: ModuleType) -> None:

@@ -230,7 +230,7 @@ class _Silent:
         return self.links.launched("send", self._axis, tensors[0], peer)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
-        """Return a work whose wait fills the tensor with a message of this rank's."""
+        """Return a work whose wait fills the tensor with a message of this rank's, or with 0."""
         return self.links.launched(
             "receive", self._axis, tensors[0], peer, lambda: self._arrive(tensors[0])
         )
@@ -242,9 +242,9 @@ class _Silent:
         return self.links.done(self._axis)
 
     def _arrive(self, tensor: Tensor) -> None:
-        if (sent := self._sent.get(tensor.nbytes)) is not None:
-            with self.links.apart():
-                tensor.copy_(sent)
+        sent = self._sent.get(tensor.nbytes)
+        with self.links.apart():  # zeros, not what the memory held: an exchange may look at it
+            tensor.zero_() if sent is None else tensor.copy_(sent)
 
 
 @dataclass(eq=False)
