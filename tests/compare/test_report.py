@@ -134,7 +134,7 @@ def test_without_jinja2_the_fix_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'offbeat[report]'")):
+    with pytest.raises(ModuleNotFoundError, match=re.escape("pip install '.[report]'")):
         load_template(ROOM)
     (tmp_path / "train.py").touch()
     words = ["compare", str(tmp_path / "train.py"), "--algorithms", "ddp"]
