@@ -42,6 +42,6 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     command = [sys.executable, "-c", SCRIPT, json.dumps(MISSING)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert found.stdout.splitlines() == [
-        f"{missing} is not installed; run in a clone of offbeat: pip install '.[{extra}]'"
+        f"{missing} is not installed; run in a clone: pip install '.[{extra}]'"
         for missing, (_, extra) in MISSING.items()
     ], found.stderr

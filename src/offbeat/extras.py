@@ -11,12 +11,10 @@ def extra(name: str) -> Iterator[None]:
     >>> with extra("graphs"):
     ...     import nowhere
     Traceback (most recent call last):
-    ModuleNotFoundError: nowhere is not installed; run in a clone of offbeat: pip install '.[graphs]'
+    ModuleNotFoundError: nowhere is not installed; run in a clone: pip install '.[graphs]'
     """
     try:
         yield
     except ModuleNotFoundError as missing:
-        fix = (
-            f"{missing.name} is not installed; run in a clone of offbeat: pip install '.[{name}]'"
-        )
+        fix = f"{missing.name} is not installed; run in a clone: pip install '.[{name}]'"
         raise ModuleNotFoundError(fix, name=missing.name) from missing
