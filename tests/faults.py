@@ -19,10 +19,10 @@ ROOT = Path(__file__).parent.parent
 # The headings of the tables, with the tests whose rows belong there unless a mark names a group.
 GROUPS = {
     "Lost ranks and connections": ("liveness/", "transport/", "replica/test_processes.py"),
-    'Losses under `on_failure="continue"`': ("elastic/test_survivors.py",),
+    "Losses that a run survives": ("elastic/",),
     "Ranks that join": ("elastic/test_join.py",),
     "Starting": ("attach/test_start.py",),
-    "Calls that differ between ranks": ("replica/", "elastic/", "attach/"),
+    "Calls that differ between ranks": ("replica/", "attach/"),
     "Models and algorithms": ("attach/test_bad_input.py", "attach/test_first_step.py"),
     "Gradients": ("replica/test_backward.py", "methods/", "exchange/"),
     "Checkpoints": ("replica/saving/",),

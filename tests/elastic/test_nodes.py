@@ -118,6 +118,7 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
 @pytest.mark.fault(
     "a whole node is lost and starts again (join=True)",
     "its ranks meet, and join together; the others train on",
+    group="Ranks that join",
 )
 def test_a_node_returns(more: str, draws: random.Random) -> None:
     pause = draws.choice([0.0, 0.01])
@@ -154,6 +155,7 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
 @pytest.mark.fault(
     "a process of a node is killed, and all of the node are started again",
     "the node joins; all models are equal at the end",
+    group="Ranks that join",
 )
 def test_processes_of_a_node_return() -> None:
     from bench.scale.worker import work

@@ -113,7 +113,8 @@ def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
         if exchange is not None and not exchange.is_transactional:
             return (
                 f"elastic=True with {algorithm}: {exchange} cannot be made again without a lost "
-                "rank; use ddp(), local_sgd() or diloco() over all ranks, without delay and wire, "
+                "rank; use ddp(), lags() or slgs() with a fixed density and without measure=True, "
+                "local_sgd() or diloco() without delay and wire, all over all ranks, "
                 "sgp(on_failure='continue'), or elastic=False"
             )
     return None

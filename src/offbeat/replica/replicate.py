@@ -73,9 +73,9 @@ def replicate(
             for schedules and data; the state of the optimizer begins anew. A rank that is lost
             meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks
             of a node join together.
-        elastic: True lets the run go on when a rank is lost, for ``ddp()``, ``lags()``, and for
-            ``local_sgd()`` and ``diloco()`` without ``delay`` and ``wire``, over all ranks. An
-            exchange is a
+        elastic: True lets the run go on when a rank is lost, for ``ddp()``, ``lags()`` and
+            ``slgs()``, with a fixed density and without ``measure=True``, and for ``local_sgd()``
+            and ``diloco()`` without ``delay`` and ``wire``, all over all ranks. An exchange is a
             transaction: the ranks that are left make it again among themselves, with the gradients
             and parameters that each has computed, so that none of their batches is lost; or all of
             them keep its result, if one does. Means are then over the ranks that are left. The
