@@ -117,7 +117,7 @@ def row(law: Law, method: str, found: Mapping[int, Counted]) -> tuple[str, ...]:
         f"{law.bytes(LARGE):.3g}",
         law.formula,
         f"{found[SIZES[-1]].sockets:.1f}",
-        f"{law.sockets(LARGE):,.1f}",
+        f"{law.sockets(LARGE):,.0f}",
         f"{law.hops(LARGE):,}",
         *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
     )
