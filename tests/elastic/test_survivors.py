@@ -594,6 +594,21 @@ dist.destroy_process_group()
 """
 
 
+def results_of_survivors(script: str, text: str, victim: int, at: int) -> dict[int | None, Any]:
+    """Train by four processes of which one kills itself; return what the others print, as JSON."""
+    lines: list[tuple[int | None, str]] = []
+    with Loopback(4) as place:
+        code = place.run(
+            [sys.executable, "-c", script, text, str(victim), str(at)],
+            keep_going=True,
+            on_line=lambda *line: lines.append(line),
+        )
+    assert code == 128 + 9, lines
+    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
+    assert set(said) == set(range(4)) - {victim}, lines
+    return said
+
+
 @pytest.mark.processes
 @pytest.mark.fault(
     "a rank is lost under on_failure='continue'",
@@ -602,16 +617,7 @@ dist.destroy_process_group()
 def test_survivors_of_a_killed_process_train_to_the_end(draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(100, 160)
     algorithm = "sgp(overlap=1, on_failure='continue')"
-    lines: list[tuple[int | None, str]] = []
-    with Loopback(4) as place:
-        code = place.run(
-            [sys.executable, "-c", TRAIN, algorithm, str(victim), str(at)],
-            keep_going=True,
-            on_line=lambda *line: lines.append(line),
-        )
-    assert code == 128 + 9, lines
-    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
-    assert set(said) == set(range(4)) - {victim}
+    said = results_of_survivors(TRAIN, algorithm, victim, at)
     first = next(iter(said.values()))
     (lost,) = first["stats"]["lost"]
     assert lost["rank"] == victim

@@ -3,9 +3,7 @@
 The references are written apart: torch in one process, with the members of every exchange given.
 """
 
-import json
 import random
-import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -13,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_survivors import perish, quick, stopped_heartbeats
+from test_survivors import perish, quick, results_of_survivors, stopped_heartbeats
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
 from offbeat.elastic import generation
-from offbeat.lab import Loopback
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
@@ -309,16 +306,7 @@ dist.destroy_process_group()
 )
 def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(40, 80)
-    lines: list[tuple[int | None, str]] = []
-    with Loopback(4) as place:
-        code = place.run(
-            [sys.executable, "-c", SCRIPT, text, str(victim), str(at)],
-            keep_going=True,
-            on_line=lambda *line: lines.append(line),
-        )
-    assert code == 128 + 9, lines
-    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
-    assert set(said) == set(range(4)) - {victim}, lines
+    said = results_of_survivors(SCRIPT, text, victim, at)
     first = next(iter(said.values()))
     for result in said.values():
         assert result["state"] == first["state"]
