@@ -118,7 +118,7 @@ def test_page_does_without_what_is_not_known(
     (tmp_path / "train.py").touch()
     experiment = Experiment(tmp_path / "train.py", methods, baseline)
     runs = [Run(methods[0], 1, write_run(tmp_path / "run", [lines, lines]), code=code)]
-    setup = Setup("train.py", (), (1, 1), 10**9, None, "today", "torch")
+    setup = Setup("train.py", (), (1, 1), 10**9, None, "today", "torch", "1 Gbit/s")
     write_report(
         summarize(experiment, setup, runs), timelines(experiment, runs), tmp_path / "report.html"
     )

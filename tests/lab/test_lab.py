@@ -178,7 +178,7 @@ def test_nodes_meet_congestion_as_linux_does_whatever_the_machine_is_tuned_to() 
 def test_check_finds_the_line_rate_and_no_limit_inside_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("offbeat.lab.check._SECONDS", 0.2)
+    monkeypatch.setattr("offbeat.lab.check.measure._SECONDS", 0.2)
     with Lab(2, [2, 1], rate="200mbit") as lab:
         figures = measure_links(lab)
     # At most 96 % of the line carry content (1448 of 1514 bytes in a packet); the buckets' burst

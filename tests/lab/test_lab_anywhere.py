@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.kit.quantity import parse_rate
-from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, iproute
+from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable
 from offbeat.lab.check import LinkMeasurements, measure_links
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.command import line_printer
-from offbeat.lab.network import Network
+from offbeat.lab.network import iproute
+from offbeat.lab.network.network import Network
 
 Lines = list[tuple[int | None, str]]
 
@@ -71,7 +72,7 @@ def test_help_shows_examples() -> None:
 @pytest.mark.processes
 def test_the_algorithm_is_set_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "offbeat.lab.command.Lab", lambda nodes, procs, rate: Loopback(nodes, procs)
+        "offbeat.lab.command.Lab", lambda nodes, procs, rate, **far: Loopback(nodes, procs)
     )
     monkeypatch.setenv("OFFBEAT_ALGORITHM", "ddp")
     command = ["--nodes", "2", "--", "sh", "-c", 'echo "$OFFBEAT_ALGORITHM"']
@@ -113,7 +114,7 @@ def test_ranks_are_numbered_node_by_node(per_node: list[int]) -> None:
 
 
 def test_without_iproute2_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.lab.iproute.shutil.which", lambda tool, path: None)
+    monkeypatch.setattr("offbeat.lab.network.iproute.shutil.which", lambda tool, path: None)
     with pytest.raises(Unavailable, match=r"'ip', which is not installed; install iproute2"):
         iproute.require()
 
@@ -210,7 +211,7 @@ def test_a_failed_check_shows_what_the_ranks_said(
 ) -> None:
     broken = tmp_path / "probe.py"
     broken.write_text("raise SystemExit('no such luck')")
-    monkeypatch.setattr("offbeat.lab.probe.__file__", str(broken))
+    monkeypatch.setattr("offbeat.lab.check.gloo_probe.__file__", str(broken))
     with Loopback(2) as runner, pytest.raises(RuntimeError, match=r"exit code 1.*\n.*no such luck"):
         measure_links(runner)
 

@@ -17,11 +17,14 @@ from offbeat.compare.session import Session
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import Runner
+from offbeat.lab.network.links import LinkOptions
 
 EPILOG = """
 Examples:
 
 - offbeat compare train.py --algorithms 'ddp,local_sgd(every=8),sgp' --rate 250mbit --steps 60
+
+- offbeat compare train.py --algorithms 'ddp,diloco' --sites 2,2 --between 60ms@100mbit --steps 60
 
 - offbeat compare train.py --algorithms sgp --baseline torch-ddp --compute-only -- --lr 0.1
 
@@ -38,6 +41,13 @@ def compare(
     nodes: options.Nodes = None,
     procs_per_node: options.ProcsPerNode = "1",
     rate: options.Rate = None,
+    up: options.Up = None,
+    down: options.Down = None,
+    latency: options.Latency = None,
+    jitter: options.Jitter = None,
+    loss: options.Loss = None,
+    sites: options.Sites = None,
+    between: options.Between = None,
     steps: options.Steps = None,
     rounds: options.Rounds = 3,
     baseline: options.Baseline = None,
@@ -57,9 +67,9 @@ def compare(
     The algorithms run in turn, for several rounds, since the speed of a machine varies over time.
     The command prints a table and writes compare.json, report.html and the recordings.
 
-    With --rate, the ranks run on emulated nodes behind links of that rate (see offbeat lab),
-    which needs root and iproute2. Otherwise they run over the loopback interface, without a
-    limit.
+    With --rate, --latency or another property of links, the ranks run on emulated nodes (see
+    offbeat lab), which needs root and iproute2. Otherwise they run over the loopback interface,
+    without a limit.
 
     Exit codes: 0 on success, 1 if a run failed, 2 for invalid options, 130 after Ctrl-C. With 1
     and 130, the results so far are still reported.
@@ -71,8 +81,10 @@ def compare(
         )
         if report:  # a missing jinja2 is reported before the runs, not after them
             _require_template()
-        count, per_node = options.layout(nodes, procs_per_node)
-        runner = open_runner(count, per_node, rate)
+        far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
+        far |= LinkOptions(sites=options.parse_sites(sites), between=between or ())
+        count, per_node = options.layout(nodes, procs_per_node, far["sites"])
+        runner = open_runner(count, per_node, rate, **far)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
         session = Session(experiment, folder, Console(stderr=True))
         code = _run_session(session, runner)

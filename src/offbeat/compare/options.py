@@ -5,9 +5,33 @@ from typing import Annotated
 
 import typer
 
-from offbeat.lab.options import Nodes, ProcsPerNode, layout
+from offbeat.lab.options import (
+    Between,
+    Down,
+    Jitter,
+    Latency,
+    Loss,
+    Nodes,
+    ProcsPerNode,
+    Sites,
+    Up,
+    layout,
+    parse_sites,
+)
 
-__all__ = ["Nodes", "ProcsPerNode", "layout"]  # shared with offbeat lab
+__all__ = [  # shared with offbeat lab
+    "Between",
+    "Down",
+    "Jitter",
+    "Latency",
+    "Loss",
+    "Nodes",
+    "ProcsPerNode",
+    "Sites",
+    "Up",
+    "layout",
+    "parse_sites",
+]
 
 Script = Annotated[
     Path,

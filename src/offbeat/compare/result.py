@@ -42,10 +42,11 @@ class Setup:
     script: str
     arguments: tuple[str, ...]
     ranks_per_node: tuple[int, ...]
-    rate: int | None  # bit/s of every node's link; None for no limit
+    rate: int | None  # bit/s that every node sends; None for no limit
     unshaped: str | None  # the reason why there is no limit; None if there is one
     started: str
     software: str
+    links: str = "no rate limit"
 
 
 @final

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Unpack, final
 
 from offbeat.compare.experiment import Experiment, Method
 from offbeat.lab import Lab, Loopback, Runner, Unavailable
+from offbeat.lab.network.links import LinkOptions
 from offbeat.recipes import ALGORITHM_VARIABLE
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, read_run
@@ -54,17 +55,21 @@ Observer = Callable[[Run], AbstractContextManager[None]]
 
 @contextmanager
 def open_runner(
-    nodes: int, procs_per_node: list[int] | int, rate: str | None
+    nodes: int,
+    procs_per_node: list[int] | int,
+    rate: str | None,
+    **far: Unpack[LinkOptions],
 ) -> Iterator[tuple[Runner, str | None]]:
-    """Open a lab with links of ``rate``, or loopback where there is no rate or no lab.
+    """Open a lab with these links, or loopback where they have no limits or there is no lab.
 
-    Yields the runner, and the reason why its network has no rate limit (None if it has one).
-    Raises ValueError for an invalid layout or rate.
+    Yields the runner, and the reason why its network has no limits (None if it has some). Raises
+    ValueError for an invalid layout or link. ``far`` are the further options of
+    :class:`~offbeat.lab.Lab`.
     """
     with ExitStack() as stack:
-        lab, reason = Lab(nodes, procs_per_node, rate), "no --rate was given"
+        lab, reason = Lab(nodes, procs_per_node, rate, **far), "no --rate was given"
         try:
-            runner: Runner | None = stack.enter_context(lab) if rate is not None else None
+            runner: Runner | None = stack.enter_context(lab) if lab.links.limited else None
         except Unavailable as error:
             runner, reason = None, str(error)
         if runner is not None:

@@ -95,4 +95,5 @@ def _describe_setup(experiment: Experiment, runner: Runner, unshaped: str | None
         unshaped=unshaped,
         started=time.strftime("%Y-%m-%d %H:%M"),
         software=f"{software}, {os.cpu_count()} cores",
+        links=str(runner.links),
     )

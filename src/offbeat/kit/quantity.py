@@ -6,6 +6,7 @@ from math import inf
 
 from rich.filesize import pick_unit_and_suffix
 
+TIME_UNITS = {"ns": -9, "us": -6, "ms": -3, "s": 0}  # for parse
 _BYTES = ["B", "kB", "MB", "GB", "TB"]
 _BITS_PER_SECOND = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]
 
@@ -97,14 +98,14 @@ def parse(
     return value
 
 
-def parse_rate(text: str, most: int = 10**6) -> int:
+def parse_rate(text: str, most: int = 10**6, name: str = "rate") -> int:
     """Parse a rate such as "250mbit" or "1.5gbit", of at most ``most`` gbit, into bits per second.
 
     >>> parse_rate("250mbit")
     250000000
     """
     expected = f"a number with kbit, mbit or gbit, from 1kbit to {most}gbit; for example 250mbit"
-    return round(parse(text, "rate", {"kbit": 3, "mbit": 6, "gbit": 9}, expected, 1e3, most * 1e9))
+    return round(parse(text, name, {"kbit": 3, "mbit": 6, "gbit": 9}, expected, 1e3, most * 1e9))
 
 
 def _digits(value: float) -> str:

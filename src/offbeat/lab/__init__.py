@@ -1,6 +1,7 @@
 """Emulated networks: the nodes of a cluster on one machine, with slow links and injected faults.
 
-:class:`Lab` runs a command on nodes in network namespaces, behind links of limited rate.
+:class:`Lab` runs a command on nodes in network namespaces, behind links of limited rate and with
+latency.
 :class:`Loopback` runs it over the loopback interface, without root and without limits. Faults slow
 nodes down, take links down and kill ranks. The command line is ``offbeat lab``.
 """
@@ -8,8 +9,8 @@ nodes down, take links down and kill ranks. The command line is ``offbeat lab``.
 from offbeat.lab.emulated import Lab
 from offbeat.lab.injection.faults import Cut, Kill, Straggler
 from offbeat.lab.injection.injection import Fault
-from offbeat.lab.iproute import Unavailable
 from offbeat.lab.loopback import Loopback
+from offbeat.lab.network.iproute import Unavailable
 from offbeat.lab.runner import Runner
 
 __all__ = ["Cut", "Fault", "Kill", "Lab", "Loopback", "Runner", "Straggler", "Unavailable"]

@@ -14,6 +14,7 @@ from offbeat.lab.check import measure_links, require_two_nodes
 from offbeat.lab.emulated import Lab
 from offbeat.lab.injection.faults import Cut, Kill, Straggler
 from offbeat.lab.injection.injection import Fault
+from offbeat.lab.network.links import LinkOptions
 from offbeat.lab.output import OnLine
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
@@ -30,6 +31,10 @@ Examples:
 
 - offbeat lab --rate 250mbit --straggler 2:0.5 --cut 1@10s-15s --kill 3@20s -- python train.py
 
+- offbeat lab --up 20mbit --down 100mbit --latency 50ms --jitter 5ms --loss 0.1% -- python train.py
+
+- offbeat lab --sites 4,4,6 --between 60ms@200mbit --between 0-2:75ms@100mbit -- python train.py
+
 - offbeat lab --check --nodes 4 --rate 250mbit --json
 """
 
@@ -40,6 +45,13 @@ def lab(
     nodes: options.Nodes = None,
     procs_per_node: options.ProcsPerNode = "1",
     rate: options.Rate = None,
+    up: options.Up = None,
+    down: options.Down = None,
+    latency: options.Latency = None,
+    jitter: options.Jitter = None,
+    loss: options.Loss = None,
+    sites: options.Sites = None,
+    between: options.Between = None,
     straggler: options.Stragglers = None,
     cut: options.Cuts = None,
     kill: options.Kills = None,
@@ -49,7 +61,7 @@ def lab(
     check: options.Check = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a script on emulated nodes with slow links, stragglers, link failures and killed ranks.
+    """Run a script on emulated nodes with slow or far links, stragglers, failures and killed ranks.
 
     Runs any script that torchrun can run, whether or not it uses offbeat. Each node has a network
     namespace and reaches only the other nodes. Needs root and iproute2.
@@ -69,7 +81,9 @@ def lab(
             (Kill.parse, kill),
         ]
         faults = [parse(text) for parse, texts in given for text in texts or ()]
-        runner = Lab(*options.layout(nodes, procs_per_node), rate)
+        far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
+        far |= LinkOptions(sites=options.parse_sites(sites), between=between or ())
+        runner = Lab(*options.layout(nodes, procs_per_node, far["sites"]), rate, **far)
         # The program passes the function: a lab knows no recipes.
         env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)
         _validate_options(runner, command or [], env, faults, check, as_json)
@@ -128,9 +142,12 @@ def _validate_options(
 
 
 def _print_measurements(runner: Lab, as_json: bool) -> None:
-    with Console(stderr=True).status("measuring the links, a few seconds"):  # on terminals only
+    duration = "half a minute" if runner.links.delays else "a few seconds"
+    with Console(stderr=True).status(f"measuring the links, {duration}"):  # on terminals only
         figures = measure_links(runner)
     if as_json:
         typer.echo(figures.to_json())
     else:
+        if figures.paths:
+            Console().print(figures.paths_table())
         Console().print(figures.table())

@@ -1,15 +1,17 @@
 """Runs on emulated nodes, in network namespaces."""
 
 from collections.abc import Sequence
-from typing import Self, final
+from typing import Self, Unpack, final
 
 from torch.distributed import TCPStore
 
-from offbeat.kit.quantity import parse_rate
-from offbeat.lab import iproute, leftovers, network
+from offbeat.lab import leftovers
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.launch import Entry
-from offbeat.lab.network import MAX_RATE, Network
+from offbeat.lab.network import iproute, network
+from offbeat.lab.network.delaying import Usage
+from offbeat.lab.network.links import LinkOptions, Links
+from offbeat.lab.network.network import Network
 from offbeat.lab.runner import Runner, host_store
 
 
@@ -17,13 +19,24 @@ from offbeat.lab.runner import Runner, host_store
 class Lab(Runner):
     """Runs commands on emulated nodes, each in a network namespace behind a link of limited rate.
 
-    ``procs_per_node`` is one number for all nodes, or one per node. ``rate`` is that of every
-    link in each direction, for example "250mbit"; None for no limit. Needs root, iproute2 and,
-    for a rate, the tbf queueing discipline of the kernel; entering the context raises
-    :class:`~offbeat.lab.Unavailable` (a ValueError) if one is missing. The rate applies to
-    sockets: to Gloo, but not to NCCL between GPUs of one machine.
+    Needs root, iproute2 and, for a rate, the tbf queueing discipline of the kernel; for latency,
+    its netem or TUN devices. Entering the context raises :class:`~offbeat.lab.Unavailable` (a
+    ValueError) if one is missing. Links apply to sockets: to Gloo, but not to NCCL between GPUs of
+    one machine.
 
-        with Lab(nodes=4, rate="250mbit") as lab:
+    Args:
+        nodes: the number of nodes.
+        procs_per_node: ranks, one number for all nodes or one per node.
+        rate: of every node's link in each direction, for example "250mbit"; None for no limit.
+        up: the rate at which a node sends, instead of ``rate``.
+        down: the rate at which a node receives, instead of ``rate``.
+        latency: the time of a packet from one node to another, half a round trip, as "50ms".
+        jitter: how much that varies at most, either way, as "5ms".
+        loss: the share of packets that are lost at random, as "0.1%".
+        sites: the number of nodes of each site. Jitter and loss are then those between sites.
+        between: the links of pairs of sites, as "60ms@200mbit" for all or "0-2:75ms@100mbit".
+
+        with Lab(nodes=4, rate="250mbit", latency="50ms") as lab:
             code = lab.run(["python", "train.py"], on_line=lambda rank, line: print(rank, line))
     """
 
@@ -32,13 +45,18 @@ class Lab(Runner):
     has_links = True
 
     def __init__(
-        self, nodes: int, procs_per_node: int | Sequence[int] = 1, rate: str | None = None
+        self,
+        nodes: int,
+        procs_per_node: int | Sequence[int] = 1,
+        rate: str | None = None,
+        **far: Unpack[LinkOptions],
     ) -> None:
         """Validate the arguments; entering the context creates the network."""
         self.cluster = Cluster.of(nodes, procs_per_node)
-        self.rate = None if rate is None else parse_rate(rate, MAX_RATE)
+        self.links = Links.parse(rate, **far)
+        self.links.require_nodes(nodes)
         self.key = leftovers.key(id(self))
-        self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.rate)
+        self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.links)
 
     def __enter__(self) -> Self:
         """Remove leftovers of earlier labs, and create the network."""
@@ -47,13 +65,18 @@ class Lab(Runner):
         try:
             self._network.build()
         except BaseException:
-            network.remove(self._network.namespaces)
+            self._network.remove()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the network."""
-        network.remove(self._network.namespaces)
+        self._network.remove()
+
+    def delay_line_usage(self) -> Usage | None:
+        """Return the work of the delay line since the context was entered."""
+        line = self._network.delay_line
+        return None if line is None else line.usage()
 
     def _open_store(self) -> TCPStore:
         if not (network.FOLDER / self._network.hub).exists():

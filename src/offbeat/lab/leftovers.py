@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from offbeat.lab import network
+from offbeat.lab.network import network
 
 MARK = "OFFBEAT_LAB"  # environment variable that holds the key, in every process of a lab
 

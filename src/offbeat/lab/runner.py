@@ -15,6 +15,8 @@ from offbeat.lab.injection import injection
 from offbeat.lab.injection.faults import Cut, Kill
 from offbeat.lab.injection.injection import Fault, RunControl
 from offbeat.lab.launch import Entry
+from offbeat.lab.network.delaying import Usage
+from offbeat.lab.network.links import Links
 from offbeat.lab.output import OnLine, Output
 
 
@@ -31,7 +33,7 @@ class Runner(ABC):
 
     cluster: Cluster
     key: str  # marks the processes of this runner, see leftovers
-    rate: int | None = None  # bit/s of every node's link in each direction; None for no limit
+    links: Links = Links()
     interface: ClassVar[str]
     store_address: ClassVar[str]  # of the rendezvous store
     has_links: ClassVar[bool]
@@ -45,6 +47,15 @@ class Runner(ABC):
 
     def __exit__(self, *_: object) -> None:  # noqa: B027  # nothing on loopback
         """Remove what was created."""
+
+    @property
+    def rate(self) -> int | None:
+        """The rate at which a node sends, bit/s; None for no limit."""
+        return self.links.up.rate
+
+    def delay_line_usage(self) -> Usage | None:
+        """Return the work of the process that delays packets; None if there is none."""
+        return None
 
     def _open_store(self) -> TCPStore:
         """Create a store that all nodes can reach."""
@@ -101,6 +112,7 @@ class Runner(ABC):
         base = {**os.environ, **(env or {})}
         output = Output(on_line, Path(log_dir) if log_dir is not None else None)
         store = self._open_store()
+        before = self.delay_line_usage()
         shared = self._environment(base, store)
         with launch.RankProcesses(output, self.key) as processes:
             for rank in range(self.cluster.size):
@@ -110,6 +122,8 @@ class Runner(ABC):
             control = RunControl(self._set_link, processes.signal_node, processes.kill, output.log)
             with injection.injected(faults, control):
                 code = processes.supervise(keep_going or any(isinstance(f, Kill) for f in faults))
+        if before is not None and (after := self.delay_line_usage()) is not None:
+            output.log(str(after.since(before)))
         output.raise_error()
         return code
 

@@ -11,7 +11,6 @@ from offbeat.settings import above, at_least, check_settings
 from offbeat.transport.world import Axis
 
 MOST = 2**17  # ranks: all recipes then take 4 GB and minutes
-_UNITS = {"ns": -9, "us": -6, "ms": -3, "s": 0}
 
 
 def parse_latency(text: str) -> float:
@@ -21,7 +20,7 @@ def parse_latency(text: str) -> float:
     0.0001
     """
     expected = "a number with ns, us, ms or s; for example 100us"
-    return quantity.parse(text, "latency", _UNITS, expected)
+    return quantity.parse(text, "latency", quantity.TIME_UNITS, expected)
 
 
 @final

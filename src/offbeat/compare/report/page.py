@@ -84,7 +84,7 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     )
     found = [
         ("nodes", f"{len(setup.ranks_per_node)}, {ranks}"),
-        ("links", "no rate limit" if setup.rate is None else quantity.rate(setup.rate)),
+        ("links", setup.links),
         ("steps", "unknown" if comparison.steps is None else f"{comparison.steps} per run"),
         ("rounds", str(comparison.rounds)),
         ("baseline", comparison.baseline),

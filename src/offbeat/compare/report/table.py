@@ -6,7 +6,6 @@ from rich.text import Text
 
 from offbeat.compare.report.column import columns
 from offbeat.compare.result import Comparison
-from offbeat.kit import quantity
 from offbeat.kit.terminal import figures
 
 
@@ -43,10 +42,9 @@ def title(comparison: Comparison) -> str:
     """Name the script, the nodes and the rate of their links."""
     setup = comparison.setup
     nodes = len(setup.ranks_per_node)
-    rate = "no rate limit" if setup.rate is None else quantity.rate(setup.rate)
     ranks = sum(setup.ranks_per_node)
     layout = f"{nodes} nodes" if ranks == nodes else f"{nodes} nodes, {ranks} ranks"
-    return f"{setup.script} on {layout}, {rate}"
+    return f"{setup.script} on {layout}, {setup.links}"
 
 
 def _two_lines(text: str, detail: str, style: str = "") -> Text:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 # Gloo transfers larger messages in one direction at a time, although links are full duplex.
 PIECE = 2**20
-REPEATS, ROUND_TRIPS = 3, 50
 
 
-def time_patterns(size: int, leaders: list[int]) -> dict[str, float]:
+def time_patterns(
+    size: int, repeats: int, round_trips: int, leaders: list[int]
+) -> dict[str, float]:
     """Measure the seconds for ``size`` bytes in each pattern, and for a round trip of one byte.
 
     ``leaders`` are the ranks that take part, at least two; the other ranks wait.
@@ -28,23 +29,23 @@ def time_patterns(size: int, leaders: list[int]) -> dict[str, float]:
     links = dist.new_group(leaders)
     numbers = torch.zeros(size // 4)
     first, second = leaders[:2]
-    result = {
-        "round_trip": _seconds([first, second], lambda: _round_trips(first, second)) / ROUND_TRIPS,
-        "one_way": _seconds([first, second], lambda: _transfer(size, [(first, second)])),
-        "both_ways": _seconds(
-            [first, second], lambda: _transfer(size, [(first, second), (second, first)])
-        ),
-        "all_reduce": _seconds(leaders, lambda: dist.all_reduce(numbers, group=links)),
+    there, back = (first, second), (second, first)
+    patterns: dict[str, tuple[Sequence[int], Callable[[], object]]] = {
+        "round_trip": (there, lambda: _round_trips(first, second, round_trips)),
+        "one_way": (there, lambda: _transfer(size, [there])),
+        "both_ways": (there, lambda: _transfer(size, [there, back])),
+        "all_reduce": (leaders, lambda: dist.all_reduce(numbers, group=links)),
     }
     if 1 not in leaders:
-        result["inside_node"] = _seconds([0, 1], lambda: _transfer(size, [(0, 1)]))
-    return result
+        patterns["inside_node"] = ((0, 1), lambda: _transfer(size, [(0, 1)]))
+    result = {name: _seconds(*pattern, repeats) for name, pattern in patterns.items()}
+    return result | {"round_trip": result["round_trip"] / round_trips}
 
 
-def _seconds(ranks: Sequence[int], work: Callable[[], object]) -> float:
+def _seconds(ranks: Sequence[int], work: Callable[[], object], repeats: int) -> float:
     """Return the median time of ``work`` on this rank."""
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         dist.barrier()  # no other message is in flight
         start = time.perf_counter()
         if dist.get_rank() in ranks:
@@ -75,7 +76,7 @@ def _pieces(size: int) -> Iterable[tuple[int, Tensor]]:
     return enumerate(torch.zeros(size, dtype=torch.uint8).split(PIECE))
 
 
-def _round_trips(first: int, second: int, times: int = ROUND_TRIPS) -> None:
+def _round_trips(first: int, second: int, times: int) -> None:
     byte = torch.zeros(1, dtype=torch.uint8)
     for _ in range(times):
         for sender, receiver in ((first, second), (second, first)):
@@ -87,7 +88,7 @@ def _round_trips(first: int, second: int, times: int = ROUND_TRIPS) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    figures = time_patterns(int(sys.argv[1]), json.loads(sys.argv[2]))
+    figures = time_patterns(*map(json.loads, sys.argv[1:]))
     if os.environ["RANK"] == "0":
         print(json.dumps(figures), flush=True)
     dist.destroy_process_group()
