@@ -53,6 +53,10 @@ Lines = list[tuple[int | None, str]]
         ("--check --algorithm sgp", "--check runs its own measurement"),
         ("--algorithm sgpp -- true", "unknown algorithm 'sgpp'"),
         ("--json -- true", "add --check"),
+        ("--latency 50 -- true", "latency: got '50', expected a number with"),
+        ("--loss 1% -- true", "jitter and loss: expected a latency"),
+        ("--sites 4,x --between 5ms -- true", "sites: got '4,x', expected the number of nodes"),
+        ("--sites 2,2 --nodes 5 --between 5ms -- true", "4 nodes together, for 5 nodes"),
     ],
 )
 @pytest.mark.fault("an option of offbeat lab is wrong", "exit code 2; one line")

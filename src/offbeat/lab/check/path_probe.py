@@ -2,12 +2,14 @@
 
 It must not import anything of offbeat. Its argument is a JSON list of flows, each a dictionary:
 ``kind``, the ranks ``sender`` and ``receiver``, the receiver's host ``to``, and ``seconds``,
-``packets`` per second, ``bytes`` of each one on the wire and ``wait`` for the last ones. A flow sends UDP packets as fast as
-its link accepts them (``rate``), at a steady pace of numbered ones (``loss``), or such that come
-back (``echo``). One side of each prints its result as one line of JSON, with the flow's number.
+``packets`` per second, ``bytes`` of each one on the wire and seconds to ``wait`` for the last ones.
+A flow sends UDP packets as fast as its link accepts them (``rate``), at a steady pace (``loss``),
+or such that come back (``echo``). One side of each prints its result as one line of JSON, with
+the flow's number.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -100,32 +102,35 @@ def send_echo(flow: Flow, port: int) -> float:
     return statistics.median(trips)
 
 
-def receive(flow: Flow, port: int, link: socket.socket) -> tuple[int, float]:
-    """Answer or count packets until the end; return how many came, and Mbit/s once settled."""
-    buffer, count, settled, first, last = bytearray(2**11), 0, 0, 0.0, 0.0
+def receive(flow: Flow, link: socket.socket) -> list[float]:
+    """Answer packets until the end; return when those arrived that need no answer."""
+    buffer, arrived = bytearray(2**11), list[float]()
     while True:
         size, sender = link.recvfrom_into(buffer)
         packet = buffer[: min(size, 32)]
         if packet == END:
-            break
+            return arrived
         if packet == HELLO or flow["kind"] == "echo":
             link.sendto(packet, sender)
-            continue
-        last = time.monotonic()
-        first = first or last
-        count += 1
-        if last - first < SETTLE:
-            settled, start = count, last
-    seconds = last - start if count > settled else 0.0
-    return count, (count - settled) * flow["bytes"] * 8e-6 / seconds if seconds else 0.0
+        else:
+            arrived.append(time.monotonic())
+
+
+def settled_rate(arrived: list[float], size: int) -> float:
+    """Return the median Mbit/s of ten groups of packets: a busy machine may pause some of them."""
+    settled = [at for at in arrived if at - arrived[0] > SETTLE]
+    group = max(1, (len(settled) - 1) // 10)
+    ends = settled[::group]
+    times = [end - start for start, end in itertools.pairwise(ends)]
+    return group * size * 8e-6 / statistics.median(times) if times else 0.0
 
 
 def serve(index: int, flow: Flow, link: socket.socket) -> None:
     """Receive one flow."""
     with link:
-        count, mbit = receive(flow, PORT + index, link)
+        arrived = receive(flow, link)
     if flow["kind"] != "echo":
-        say(index, received=count, mbit=mbit)
+        say(index, received=len(arrived), mbit=settled_rate(arrived, flow["bytes"]))
 
 
 def send(index: int, flow: Flow) -> None:

@@ -35,8 +35,8 @@ class Direction:
     """The frames on their way to the device ``target``, in their order."""
 
     __slots__ = (
-        *("dropped", "frames", "held", "jitter", "last", "late", "late_after", "latency"),
-        *("loss", "queue", "random", "target"),
+        *("dropped", "frames", "held", "jitter", "late", "late_after", "latency", "loss"),
+        *("queue", "random", "target", "turn", "turns"),
     )
 
     def __init__(self, target: int, latency: float, jitter: float, loss: float, seed: int) -> None:
@@ -47,7 +47,7 @@ class Direction:
         self.queue: deque[tuple[float, bytes]] = deque()
         self.random = random.Random(seed).random
         self.frames = self.held = self.late = self.dropped = 0
-        self.last = 0.0
+        self.turn, self.turns = 0.0, (0.0, 0.0)  # the jitter's next turn, and at the last and next
 
     def accept(self, frame: bytes) -> None:
         """Lose a frame, or let it arrive after the latency."""
@@ -59,11 +59,22 @@ class Direction:
         elif self.held + len(frame) > LIMIT:
             self.dropped += 1
         else:
-            due = time.monotonic() + self.latency
-            if self.jitter:
-                due = self.last = max(self.last, due + self.jitter * (2 * self.random() - 1))
+            now = time.monotonic()
+            due = now + self.latency + (self.wander(now) if self.jitter else 0.0)
             self.held += len(frame)
             self.queue.append((due, frame))
+
+    def wander(self, now: float) -> float:
+        """Return the present deviation from the latency.
+
+        It moves between random values, at most half as fast as time: frames keep their order.
+        """
+        period = 4 * self.jitter
+        if now >= self.turn:
+            self.turn = now + period
+            self.turns = (self.turns[1], self.jitter * (2 * self.random() - 1))
+        share = (self.turn - now) / period
+        return share * self.turns[0] + (1 - share) * self.turns[1]
 
     def deliver(self, now: float) -> float:
         """Send the frames that are due; return when the next one is, infinity for none."""

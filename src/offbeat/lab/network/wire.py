@@ -16,7 +16,7 @@ class Wire:
     """Defines what one direction of a link does to packets, which keep their order.
 
     ``rate`` is in bit/s, None for no limit. A packet arrives after ``latency`` seconds, plus or
-    minus up to ``jitter``, uniformly distributed. ``loss`` is the probability that it is lost.
+    minus up to ``jitter``. ``loss`` is the probability that it is lost.
 
     >>> print(Wire(100_000_000, 0.05, 0.005, 0.001))
     100 Mbit/s, 50 ± 5 ms one way, 0.1 % loss
