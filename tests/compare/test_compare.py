@@ -189,6 +189,8 @@ def test_methods_take_turns(script: Path) -> None:
         (["--algorithms", "ddp,ddp()"], "are the same algorithm; list each algorithm once"),
         (["--algorithms", "ddp", "--baseline", "nothing"], "unknown algorithm 'nothing'"),
         (["--algorithms", "ddp", "--rate", "fast"], "for example 250mbit"),
+        (["--algorithms", "ddp", "--latency", "50"], "for example 50ms"),
+        (["--algorithms", "ddp", "--sites", "2,2"], "between: got nothing for the sites 0 and 1"),
         (["--algorithms", "ddp", "--nodes", "0"], "nodes: got 0"),
         (["--algorithms", "ddp", "--procs-per-node", "two"], "for example 2,1"),
         (["--algorithms", "ddp", "--rounds", "0"], "rounds: got 0, expected 1 or more"),
@@ -469,6 +471,16 @@ def test_without_a_rate_nothing_is_shaped() -> None:
     with open_runner(2, [2, 1], None) as (runner, unshaped):
         assert runner.cluster.per_node == (2, 1)
         assert "no --rate" in str(unshaped)
+
+
+@pytest.mark.processes
+def test_links_with_latency_are_those_of_the_lab() -> None:
+    between = ["2ms@100mbit"]
+    with open_runner(2, 1, None, sites=[1, 1], between=between) as (runner, unshaped):
+        if unshaped is not None:
+            pytest.skip(unshaped)
+        assert runner.links.far[0, 1].latency == 0.002
+        assert str(runner.links) == "no rate limit; sites of 1, 1 nodes, 100 Mbit/s, 2 ms one way"
 
 
 # Real runs.

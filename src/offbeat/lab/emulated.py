@@ -24,17 +24,16 @@ class Lab(Runner):
     ValueError) if one is missing. Links apply to sockets: to Gloo, but not to NCCL between GPUs of
     one machine.
 
-    Args:
-        nodes: the number of nodes.
-        procs_per_node: ranks, one number for all nodes or one per node.
-        rate: of every node's link in each direction, for example "250mbit"; None for no limit.
-        up: the rate at which a node sends, instead of ``rate``.
-        down: the rate at which a node receives, instead of ``rate``.
-        latency: the time of a packet from one node to another, half a round trip, as "50ms".
-        jitter: how much that varies at most, either way, as "5ms".
-        loss: the share of packets that are lost at random, as "0.1%".
-        sites: the number of nodes of each site. Jitter and loss are then those between sites.
-        between: the links of pairs of sites, as "60ms@200mbit" for all or "0-2:75ms@100mbit".
+    ``procs_per_node`` is one number of ranks for all nodes, or one per node. The other arguments
+    are text, as for ``offbeat lab``:
+
+    - ``rate``: of every node's link in each direction, as "250mbit"; None for no limit.
+    - ``up`` and ``down``: the rates at which a node sends and receives, instead of ``rate``.
+    - ``latency``: the time of a packet from one node to another, half a round trip, as "50ms".
+    - ``jitter``: how much the latency varies at most, either way, as "5ms".
+    - ``loss``: the share of packets that are lost at random, as "0.1%".
+    - ``sites``: the numbers of nodes of all sites. Jitter and loss are then those between sites.
+    - ``between``: links of sites, as ["60ms@200mbit"] for all pairs, "0-2:75ms@100mbit" for one.
 
         with Lab(nodes=4, rate="250mbit", latency="50ms") as lab:
             code = lab.run(["python", "train.py"], on_line=lambda rank, line: print(rank, line))
