@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 # A room imports only from rooms on lower floors.
 FLOORS = {
     0: ("settings", "platform", "extras", "version"),
-    1: ("functional", "topology", "liveness", "kit"),
+    1: ("functional", "topology", "liveness", "kit", "data"),
     2: ("kernels", "transport", "lab"),
     3: ("exchange", "telemetry"),
     4: ("methods", "attach"),

@@ -74,7 +74,8 @@ def documented(site: Path) -> set[str]:
 def public_names() -> set[str]:
     """What people may import: the packages' lists, and what single modules define themselves."""
     names = set()
-    packages = "methods", "functional", "topology", "testing", "lab", "compare", "plan", "hogwild"
+    packages = "methods", "functional", "topology", "data", "testing", "lab", "compare", "plan"
+    packages += ("hogwild",)
     for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
         names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     for module in (
@@ -283,10 +284,11 @@ def test_the_first_snippet_of_a_method_trains(page: Path) -> None:
     assert all(all(map(torch.equal, first, other)) for other in others)
 
 
-def test_the_page_on_testing_runs() -> None:
-    namespace: dict[str, Any] = {}
-    for block in blocks(ROOT / "docs" / "testing.md", "python"):
-        exec(compile(block, "testing.md", "exec"), namespace)
+@pytest.mark.parametrize("page", ["testing.md", "data.md"])
+def test_the_page_runs(page: str) -> None:
+    namespace: dict[str, Any] = {"__name__": page}
+    for block in blocks(ROOT / "docs" / page, "python"):
+        exec(compile(block, page, "exec"), namespace)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

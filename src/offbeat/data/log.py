@@ -1,0 +1,64 @@
+"""What a sampler reads of a replica: its steps, and who was lost or has joined."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from offbeat.data.plan import Change
+
+Entries = Sequence[dict[str, int]]
+
+
+class Training(Protocol):
+    """What a sampler needs of an :class:`offbeat.Replica`.
+
+    ``lost`` and ``joined`` are the same on all ranks, and grow in place. An entry has the rank and
+    the "step" of :class:`Change`. One of ``lost`` may have "used", the number of steps whose
+    samples count: without it, those before "step". One of ``joined`` may have "first", its first
+    step with a batch: without it, the one after "step".
+    """
+
+    steps: int
+    lost: list[dict[str, int]]
+    joined: list[dict[str, int]]
+
+    @property
+    def world(self) -> Any:
+        """The layout, with ``rank`` and ``ranks``."""
+
+    def gather(self, text: str) -> list[str]:
+        """Return what every rank passes; all ranks call."""
+
+
+class Log(NamedTuple):
+    """The entries of a replica, of which the first ones, by number, are older than the start."""
+
+    lost: Entries
+    joined: Entries
+    known: tuple[int, int] = (0, 0)
+
+    def changes(self, start: int) -> list[Change]:
+        """Return the changes from step ``start`` on, one for each step.
+
+        An entry that was known at the start counts from there: training went back behind it.
+        """
+        found: dict[int, Change] = {}
+
+        def change(step: int) -> Change:
+            return found.setdefault(step, Change(step, {}, {}))
+
+        for number, entry in enumerate(self.lost):
+            if (step := entry["step"]) >= start:
+                used = start if number < self.known[0] else entry.get("used", step)
+                change(start if number < self.known[0] else step).lost[entry["rank"]] = used
+        for number, entry in enumerate(self.joined):
+            if (step := entry["step"]) >= start:
+                first = start if number < self.known[1] else entry.get("first", step + 1)
+                change(start if number < self.known[1] else step).joined[entry["rank"]] = first
+        return sorted(found.values())
+
+    def members(self, ranks: Sequence[int], start: int) -> tuple[int, ...]:
+        """Return who took part before the changes from step ``start`` on; ``ranks`` do now."""
+        later = self.changes(start)
+        lost = {rank for change in later for rank in change.lost}
+        joined = {rank for change in later for rank in change.joined}
+        return tuple(sorted((set(ranks) | lost) - joined))

@@ -1,0 +1,235 @@
+"""The sampler of a data loader whose run loses ranks and gains others."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+from torch.utils.data import Sampler
+
+from offbeat.data.arguments import require_alike, require_enough
+from offbeat.data.generation import Layout
+from offbeat.data.intervals import Intervals, count
+from offbeat.data.log import Log, Training
+from offbeat.data.order import Order
+from offbeat.data.passes import Pass
+from offbeat.data.plan import Plan, Start
+
+
+@final
+class ElasticSampler(Sampler[list[int]]):
+    r"""Yields the batches of this rank, so that all ranks use each sample once an epoch.
+
+    For ``DataLoader(data, batch_sampler=sampler)``, after :func:`offbeat.replicate`. When ranks are
+    lost or join, the others divide what is left of the epoch anew, without communication: which
+    samples a step takes is a function of the seed and of the changes, on which all ranks agree
+    (:mod:`offbeat.data.plan`). Samples of a lost rank whose steps did not commit are given out
+    again; :meth:`stats` counts them. All ranks make the same number of steps. The last ones of an
+    epoch may be smaller; with fewer samples than batches left, some are repeated, and counted.
+
+    ``set_epoch`` begins an epoch. The position is ``replica.steps``, so load the replica first.
+
+    >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
+    >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
+    >>> replica.gather = lambda text: [text, text]
+    >>> sampler = ElasticSampler(10, 2, replica, shuffle=False)
+    >>> for batch in sampler:
+    ...     print(batch)
+    ...     if replica.steps == 0:
+    ...         replica.lost.append({"rank": 1, "step": 0})
+    ...     replica.steps += 1
+    [0, 1]
+    [2, 3]
+    [4, 5]
+    [6, 7]
+    [8, 9]
+
+    Extra memory: none for the permutation, which is computed for each batch; some bytes for each
+    step of a lost rank that did not commit. Time: about 0.5 ms a batch. Bytes sent: some hundred
+    when it is made, to compare the arguments; then none.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        replica: Training,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        accumulate: int = 1,
+        prefetch: int = 0,
+    ) -> None:
+        """Begin epoch 0; all ranks call, except those that join a run.
+
+        Args:
+            length: the number of samples, at most 2^62.
+            batch_size: the number of samples of a batch, on this rank.
+            replica: the :class:`offbeat.Replica` that is trained on the batches.
+            seed: of the order of the samples.
+            shuffle: False for the samples in their own order.
+            drop_last: leave out less than a whole step of all ranks at the end of an epoch.
+            accumulate: the number of batches for each ``replica.step()``.
+            prefetch: how many batches the loader draws ahead: ``num_workers * prefetch_factor``,
+                and 1 more under frameworks that ask for the next batch early. A change of the
+                ranks takes effect after as many batches: those that were drawn stay valid.
+
+        Raises:
+            ValueError: the same on all ranks, for a wrong argument of one of them or if they
+                differ between ranks.
+        """
+        self._replica, self._asked = replica, 0
+        self._loaded: tuple[Pass, int] | None = None
+        arguments = {"length": length, "batch_size": batch_size, "seed": seed, "shuffle": shuffle}
+        arguments |= {"drop_last": drop_last, "accumulate": accumulate, "prefetch": prefetch}
+        fault = ""
+        try:
+            self._order = Order(length, seed, shuffle)
+            self._layout = Layout(batch_size, accumulate, drop_last, prefetch)
+            require_enough(length, len(replica.world.ranks), self._layout)
+        except ValueError as error:
+            fault = str(error)
+        if self._is_newcomer and fault:
+            raise ValueError(fault)
+        if not self._is_newcomer:
+            require_alike(replica, arguments, fault)
+        self._pass = self._begin(0, (self._order.epoch(0),))
+        self._planned: tuple[Pass, int, int, Plan] | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the samples of one batch after the other, from ``replica.steps`` on."""
+        step = self._replica.steps
+        while batches := self._draw(step):
+            yield from batches
+            step += 1
+
+    def __len__(self) -> int:
+        """The number of batches of this rank in this epoch, if the ranks stay as they are."""
+        current = self._current()
+        return (self._plan(current).end - current.start.step) * self._layout.accumulate
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, on all ranks after the same step; nothing if it is the present one.
+
+        Samples that returned too late for the epoch before come first. What is left of an epoch
+        that was not trained to its end is dropped.
+        """
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch={epoch!r}, expected a whole number, 0 or more")
+        current = self._current()
+        self._asked = epoch
+        if epoch != current.epoch:
+            self._pass = self._next(current, epoch, (self._order.epoch(epoch),))
+
+    def begin_rest(self) -> bool:
+        """Begin a pass over samples that returned too late for the epoch; return whether there are.
+
+        For the end of the last epoch: a rank may be lost in its last steps. All ranks call; before
+        it, ``finish()`` finds a loss that no step has found.
+        """
+        current, step = self._current(), self._replica.steps
+        ended = current.ended(step)
+        if left := current.carried(ended):
+            start = ended.start._replace(left=left)
+            self._pass = ended._replace(start=start, layout=self._layout, late=())
+        return bool(left)
+
+    def stats(self) -> dict[str, int]:
+        """Return the epoch, and numbers of samples.
+
+        "left": of this pass, after ``replica.steps`` steps; "returned": given out again since
+        lost ranks did not commit them; "repeated": used twice, as fewer than batches were left.
+        The last two since the first epoch.
+        """
+        now = self._current().ended(self._replica.steps)
+        counts = {"returned": now.returned, "repeated": now.repeated}
+        return {"epoch": now.epoch, "left": count(now.start.left), **counts}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, the same on all ranks: plain values, a few for each change.
+
+        It holds the lists of losses and joins of the replica itself, so save it, or copy it,
+        before training goes on.
+        """
+        return self._current().saved(self._order, self._replica.steps)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after ``replica.steps`` steps, with any number of ranks; all ranks call.
+
+        ``batch_size``, ``accumulate``, ``drop_last`` and ``prefetch`` may be others than before. A
+        rank that joins a run loads the state of one that takes part.
+
+        Raises ``ValueError`` for the state of another order of samples.
+        """
+        loaded, step = Pass.read(state, self._order)
+        if self._is_newcomer:
+            self._pass = loaded._replace(log=self._log())
+        else:
+            self._loaded = loaded, step
+
+    @property
+    def _is_newcomer(self) -> bool:
+        return any(join["rank"] == self._replica.world.rank for join in self._replica.joined)
+
+    def _log(self, known: tuple[int, int] = (0, 0)) -> Log:
+        return Log(self._replica.lost, self._replica.joined, known)
+
+    def _begin(self, epoch: int, left: Intervals) -> Pass:
+        """Return a pass of the present members; a loss that not all know of yet comes later."""
+        step, replica = self._replica.steps, self._replica
+        log = self._log((len(replica.lost), len(replica.joined)))
+        start = Start(step, log.members(replica.world.ranks, step), left)
+        return Pass(epoch, start, log, self._layout)
+
+    def _current(self) -> Pass:
+        """Return the present pass; a loaded one begins when it is first used, at that step."""
+        if self._loaded is not None:
+            self._pass, self._loaded = self._resumed(*self._loaded), None
+        return self._pass
+
+    def _resumed(self, loaded: Pass, step: int) -> Pass:
+        if (steps := self._replica.steps) < step:
+            raise ValueError(
+                f"the state of the sampler is of step {step}, but the replica has made {steps} "
+                "steps; load the state of the replica, too, before the first batch"
+            )
+        ended, is_over = loaded.ended(steps), loaded.plan().is_over(steps)
+        resumed = self._begin(loaded.epoch, () if is_over else ended.start.left)._replace(
+            returned=ended.returned,
+            repeated=ended.repeated,
+            late=loaded.carried(ended),
+            earlier=ended.earlier,
+        )
+        if self._asked > resumed.epoch:  # a loader loads it after the next epoch was asked for
+            return self._next(resumed, self._asked, (self._order.epoch(self._asked),))
+        return resumed
+
+    def _next(self, current: Pass, epoch: int, more: Intervals) -> Pass:
+        return current.then(epoch, self._replica.steps, more)._replace(layout=self._layout)
+
+    def _plan(self, current: Pass) -> Plan:
+        lost, joined = len(current.log.lost), len(current.log.joined)
+        if (
+            (found := self._planned) is None
+            or found[0] is not current
+            or found[1:3]
+            != (
+                lost,
+                joined,
+            )
+        ):
+            found = self._planned = current, lost, joined, current.plan()
+        return found[3]
+
+    def _draw(self, step: int) -> list[list[int]]:
+        """Return the samples of the batches of this rank in a step."""
+        current, steps = self._current(), self._replica.steps
+        self._asked = 0
+        if step > steps + self._layout.lookahead:
+            raise ValueError(
+                f"the loader draws a batch of step {step} when the replica has made {steps} steps; "
+                f"call replica.step() after each {self._layout.accumulate} batches, or pass "
+                f"prefetch={(step - steps) * self._layout.accumulate} or more, "
+                "num_workers * prefetch_factor"
+            )
+        batches = self._plan(current).batches(step, self._replica.world.rank)
+        return [self._order.samples(batch.positions) for batch in batches]

@@ -1,0 +1,298 @@
+"""The sampler in data loaders, in worlds of threads, and in processes of which one is killed."""
+
+import json
+import random
+import sys
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+import offbeat
+from offbeat.data import ElasticSampler
+from offbeat.lab import Loopback
+from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
+from outcomes import errors_of
+from problems import Quadratic
+from sampled_runs import Member, Place, pickled
+
+# torchdata 0.11 calls what torch 2.13 has deprecated.
+old_call = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+class Numbers(Dataset[int]):
+    """A data set whose samples are their numbers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def alone(size: int = 1) -> Member:
+    return Member(Place(0, list(range(size))))
+
+
+def test_a_loader_with_workers_draws_ahead() -> None:
+    """Batches that workers hold when a rank is lost are trained on, the others divided anew."""
+    replica = alone(2)
+    sampler = ElasticSampler(64, 4, replica, shuffle=False, prefetch=4)
+    loader = DataLoader(Numbers(64), batch_sampler=sampler, num_workers=2, prefetch_factor=2)
+    assert len(loader) == 8
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        if replica.steps == 1:
+            replica.lost.append({"rank": 1, "step": 1, "used": 1})
+        replica.steps += 1
+    assert [batch[0] for batch in found[:6]] == [0, 8, 16, 24, 32, 40]
+    assert sorted([*chain.from_iterable(found)]) == [*range(4), *range(8, 64)], (
+        "all but what rank 1 has used"
+    )
+    assert sampler.stats() == {"epoch": 0, "left": 0, "returned": 20, "repeated": 0}
+
+
+def test_drawing_further_ahead_than_allowed_is_an_error() -> None:
+    sampler = ElasticSampler(64, 4, alone())
+    batches = iter(sampler)
+    next(batches)
+    with pytest.raises(ValueError, match=r"call replica.step\(\) .* or pass prefetch=1 or more"):
+        next(batches)
+
+
+@old_call
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_stateful_loader_resumes_in_the_middle(workers: int, lost: bool) -> None:
+    """What its workers had fetched and nobody had trained on is not lost, nor what returned."""
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def attached(replica: Member) -> tuple[ElasticSampler, Any]:
+        sampler = ElasticSampler(90, 4, replica, prefetch=2 * workers)
+        data = Numbers(90)
+        return sampler, loaders.StatefulDataLoader(data, batch_sampler=sampler, num_workers=workers)
+
+    replica, trained = alone(2), []
+    sampler, loader = attached(replica)
+    for batch in loader:
+        trained += batch.tolist()
+        if lost and replica.steps == 4:  # after the state of this batch was drawn
+            replica.lost.append({"rank": 1, "step": 4, "used": 2})
+        replica.steps += 1
+        if replica.steps == 5:
+            state = pickled(loader.state_dict())
+            break
+    others = ElasticSampler(90, 4, Member(Place(1, [0, 1])), prefetch=20)
+    trained += chain.from_iterable(iter_steps(others, 2 if lost else 5))
+
+    resumed = alone()
+    resumed.steps = 5
+    sampler, loader = attached(resumed)
+    loader.load_state_dict(state)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            trained += batch.tolist()
+            resumed.steps += 1
+    assert Counter(trained) == dict.fromkeys(range(90), 2)
+
+
+@old_call
+def test_a_stateful_loader_saved_between_epochs_begins_the_next() -> None:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    trained: list[int] = []
+    state, steps = None, 0
+    for epoch in range(3):
+        replica = alone()
+        replica.steps = steps
+        sampler = ElasticSampler(30, 4, replica)
+        loader = loaders.StatefulDataLoader(Numbers(30), batch_sampler=sampler)
+        if state is not None:
+            loader.load_state_dict(state)
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            trained += batch.tolist()
+            replica.steps += 1
+        state, steps = pickled(loader.state_dict()), replica.steps
+    assert Counter(trained) == dict.fromkeys(range(30), 3)
+
+
+def iter_steps(sampler: ElasticSampler, steps: int) -> list[list[int]]:
+    """The batches of the first steps, one for each."""
+    batches = iter(sampler)
+    return [next(batches) for _ in range(steps)]
+
+
+def test_a_state_needs_the_replica_of_its_step() -> None:
+    replica = alone()
+    replica.steps = 3
+    state = pickled(ElasticSampler(90, 4, replica).state_dict())
+    sampler = ElasticSampler(90, 4, alone())
+    sampler.load_state_dict(state)
+    with pytest.raises(ValueError, match="of step 3, but the replica has made 0 steps; load"):
+        next(iter(sampler))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"length": 91}, "with length=90, this one has length=91; use the same data set"),
+        ({"seed": 1}, "with seed=0, this one has seed=1"),
+        ({"shuffle": False}, "with shuffle=True, this one has shuffle=False"),
+    ],
+)
+def test_a_state_of_other_data_is_refused(changed: dict[str, Any], said: str) -> None:
+    given = {"length": 90, "batch_size": 4}
+    state = ElasticSampler(replica=alone(), **given).state_dict()
+    with pytest.raises(ValueError, match=said):
+        ElasticSampler(replica=alone(), **{**given, **changed}).load_state_dict(state)
+    with pytest.raises(ValueError, match="pass what ElasticSampler"):
+        ElasticSampler(replica=alone(), **given).load_state_dict({"length": 90})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"length": 0}, r"length=0, expected a whole number in \[1, "),
+        ({"length": 1.5}, "length=1.5, expected"),
+        ({"length": 2}, "length=2, expected 3 or more for one step of 3 batches"),
+        ({"drop_last": True, "batch_size": 40}, "length=90, expected 120 or more"),
+        ({"batch_size": 0}, "batch_size=0, expected a whole number, 1 or more"),
+        ({"accumulate": 0}, "accumulate=0, expected"),
+        ({"prefetch": -1}, "prefetch=-1, expected"),
+        ({"seed": -1}, "seed=-1, expected"),
+        ({"shuffle": None}, "shuffle=None, expected"),
+        ({"length": 91}, "rank 1: ElasticSampler got .*'length': 91.*, but rank 0: .*'length': 90"),
+        ({"seed": 7}, "use the same data set and settings on all ranks"),
+    ],
+)
+def test_wrong_arguments_of_one_rank_are_one_error_on_all(
+    changed: dict[str, Any], said: str
+) -> None:
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        given = {"length": 90, "batch_size": 4} | (changed if world.rank == 1 else {})
+        ElasticSampler(replica=replica, **given)
+
+    errors = errors_of(work, 3)
+    assert {type(error) for error in errors} == {ValueError}
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(ValueError, match=said):
+        raise errors[0] or AssertionError
+
+
+def test_an_epoch_is_a_number() -> None:
+    with pytest.raises(ValueError, match="epoch=-1, expected a whole number, 0 or more"):
+        ElasticSampler(90, 4, alone()).set_epoch(-1)
+
+
+def test_ranks_of_a_replica_divide_each_epoch() -> None:
+    def work(world: World) -> list[list[int]]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.local_sgd(every=2), mesh=world)
+        sampler, epochs = ElasticSampler(50, 3, replica), []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            epochs.append([])
+            for batch in sampler:
+                epochs[-1] += batch
+                replica.step()
+        replica.detach()
+        return epochs
+
+    ranks = ThreadWorld(4).run(work)
+    for epoch in range(2):
+        assert sorted(sample for epochs in ranks for sample in epochs[epoch]) == list(range(50))
+    assert ranks[0][0][:3] != ranks[0][1][:3], "another order in each epoch"
+
+
+def test_a_large_data_set_takes_no_memory() -> None:
+    length = 2**40 + 3
+    sampler = ElasticSampler(length, 8, alone(1000), prefetch=10)
+    batches = iter_steps(sampler, 10)
+    assert all(0 <= sample < length for batch in batches for sample in batch)
+    assert len({sample for batch in batches for sample in batch}) == 80
+    assert len(sampler) == -(-length // 8000)
+    assert len(json.dumps(sampler.state_dict())) < 10_000
+
+
+SCRIPT = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import offbeat
+from offbeat.data import ElasticSampler
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1999
+    def __getitem__(self, index):
+        return index
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
+sampler = ElasticSampler(1999, 4, replica, prefetch=2)
+loader = torch.utils.data.DataLoader(Numbers(), batch_sampler=sampler, num_workers=1)
+trained = []
+
+def train():
+    for batch in loader:
+        model(batch[:, None] / 1999.0).square().mean().backward()
+        if [dist.get_rank(), replica.steps] == [int(word) for word in sys.argv[2:]]:
+            last = [[replica.steps, batch.tolist()]]
+            print(json.dumps({"trained": trained + last}), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        trained.append([replica.steps, batch.tolist()])
+        replica.step()
+
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    train()
+replica.finish()
+while sampler.begin_rest():
+    train()
+    replica.finish()
+print(json.dumps({"trained": trained, "lost": replica.lost, "stats": sampler.stats()}))
+replica.detach()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_a_killed_process_loses_no_sample(draws: random.Random) -> None:
+    """It is killed after its backward: the others may have its last gradients, or not."""
+    victim, at = draws.randrange(4), draws.randrange(20, 200)
+    lines: list[tuple[int | None, str]] = []
+    with Loopback(4) as place:
+        code = place.run(
+            [sys.executable, "-c", SCRIPT, "ddp()", str(victim), str(at)],
+            keep_going=True,
+            on_line=lambda *line: lines.append(line),
+        )
+    assert code == 128 + 9, lines
+    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
+    assert set(said) == set(range(4)), lines
+    dead = said.pop(victim)
+    first = next(iter(said.values()))
+    (lost,) = first["lost"]
+    assert lost["rank"] == victim
+    assert lost["step"] in (at, at + 1)
+    count = Counter(x for step, batch in dead["trained"] if step < lost["step"] for x in batch)
+    for result in said.values():
+        assert (result["lost"], result["stats"]) == (first["lost"], first["stats"])
+        count.update(sample for _, batch in result["trained"] for sample in batch)
+    assert count == dict.fromkeys(range(1999), 2), "twice, in two epochs"
+    stats: dict[str, int] = first["stats"]
+    assert (stats["left"], stats["repeated"]) == (0, 0)
+    assert 4 <= stats["returned"] <= 16, "of the steps that it had drawn"

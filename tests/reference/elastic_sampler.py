@@ -1,0 +1,97 @@
+"""Who is given which positions, with lists: every position of a pass is one of their entries."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+Given = dict[tuple[int, int], list[list[int]]]  # by step and rank, batches
+
+
+class Pass(NamedTuple):
+    """All batches of a pass, those that repeat another's, and the step at which it ends."""
+
+    given: Given
+    repeated: set[tuple[int, int, int]]  # step, rank, number of the batch
+    end: int
+
+
+def walk(
+    left: Sequence[int],
+    ranks: Sequence[int],
+    changes: Sequence[tuple[int, Mapping[int, int], Mapping[int, int]]],  # step, lost, joined
+    *,
+    batch: int,
+    accumulate: int = 1,
+    drop_last: bool = False,
+    lookahead: int = 0,
+) -> Pass:
+    """Go from step to step, from step 0 on, until nothing is left for one."""
+    left, ranks, given, repeated = list(left), sorted(ranks), Given(), set[tuple[int, int, int]]()
+    due = sorted((step + 1 + lookahead, lost, joined) for step, lost, joined in changes)
+
+    def change(step: int, lost: Mapping[int, int], joined: Mapping[int, int]) -> None:
+        nonlocal ranks
+        for rank in sorted(set(joined) - set(ranks)):
+            for early in range(joined[rank], step):
+                rows = split(left, batch, accumulate, drop_last)
+                if rows is None:
+                    rows = given[early, leader(given, early)]
+                    repeated.update((early, rank, number) for number in range(accumulate))
+                given[early, rank] = rows
+        ranks = sorted({*ranks, *joined})
+        left[:0] = [
+            position
+            for rank in sorted(set(lost) & set(ranks))
+            for when in range(lost[rank], step)
+            for number, row in enumerate(given.get((when, rank), []))
+            if (when, rank, number) not in repeated
+            for position in row
+        ]
+        ranks = [rank for rank in ranks if rank not in lost]
+
+    step = 0
+    while True:
+        while due and due[0][0] <= step:
+            change(step, *due.pop(0)[1:])
+        parts = len(ranks) * accumulate
+        size = size_of_step(len(left), parts, batch, drop_last)
+        if size == 0:
+            break
+        taken, left[:] = left[:size], left[size:]
+        for part in range(parts):
+            rank, number = ranks[part // accumulate], part % accumulate
+            if size < parts:
+                row = [taken[part % size]]
+                repeated.update({(step, rank, number)} if part >= size else ())
+            else:
+                row = taken[part * size // parts : (part + 1) * size // parts]
+            given.setdefault((step, rank), []).append(row)
+        step += 1
+    for _, *late in due:  # who joined takes part in the steps until the end
+        change(step, *late)
+    return Pass(given, repeated, step)
+
+
+def leader(given: Given, step: int) -> int:
+    """The lowest of the ranks that took part in a step as members."""
+    return min(rank for when, rank in given if when == step)
+
+
+def size_of_step(left: int, parts: int, batch: int, drop_last: bool) -> int:
+    """How much a step takes: the next one needs one for each batch, if it needs any."""
+    full = parts * batch
+    if drop_last:
+        return full if left >= full else 0
+    if full < left < full + parts and batch > 1:
+        return left - parts
+    return min(left, full)
+
+
+def split(left: list[int], batch: int, accumulate: int, drop_last: bool) -> list[list[int]] | None:
+    """Take the batches of one rank off ``left``; None if too few are left."""
+    size = min(len(left), batch * accumulate)
+    if size < (batch * accumulate if drop_last else accumulate):
+        return None
+    taken = [left.pop(0) for _ in range(size)]
+    edges = [number * size // accumulate for number in range(accumulate + 1)]
+    return [taken[a:b] for a, b in pairwise(edges)]
