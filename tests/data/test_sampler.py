@@ -130,6 +130,30 @@ def iter_steps(sampler: ElasticSampler, steps: int) -> list[list[int]]:
     return [next(batches) for _ in range(steps)]
 
 
+def test_survivors_of_a_loss_return_to_a_state_from_before_it() -> None:
+    """They train on without the lost rank from that step."""
+    replica = alone(2)
+    sampler = ElasticSampler(90, 4, replica, prefetch=3)
+    others = ElasticSampler(90, 4, Member(Place(1, [0, 1])), prefetch=20)
+    trained = [*chain.from_iterable(iter_steps(others, 3))]
+    batches = iter(sampler)
+    for _ in range(3):
+        trained += next(batches)
+        replica.steps += 1
+    state = pickled(sampler.state_dict())
+    for _ in range(3):
+        next(batches)
+        replica.steps += 1
+    replica.lost.append({"rank": 1, "step": 5, "used": 6})
+    replica.world.ranks.remove(1)
+    replica.steps = 3
+    sampler.load_state_dict(state)
+    for batch in sampler:
+        trained += batch
+        replica.steps += 1
+    assert Counter(trained) == dict.fromkeys(range(90), 1)
+
+
 def test_a_state_needs_the_replica_of_its_step() -> None:
     replica = alone()
     replica.steps = 3

@@ -1,5 +1,6 @@
 """What a sampler reads of a replica: its steps, and who was lost or has joined."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -41,20 +42,21 @@ class Log(NamedTuple):
 
         An entry that was known at the start counts from there: training went back behind it.
         """
-        found: dict[int, Change] = {}
-
-        def change(step: int) -> Change:
-            return found.setdefault(step, Change(step, {}, {}))
-
+        lost, joined = (
+            defaultdict[int, dict[int, int]](dict),
+            defaultdict[int, dict[int, int]](dict),
+        )
         for number, entry in enumerate(self.lost):
             if (step := entry["step"]) >= start:
-                used = start if number < self.known[0] else entry.get("used", step)
-                change(start if number < self.known[0] else step).lost[entry["rank"]] = used
+                is_old = number < self.known[0]
+                used = start if is_old else entry.get("used", step)
+                lost[start if is_old else step][entry["rank"]] = used
         for number, entry in enumerate(self.joined):
             if (step := entry["step"]) >= start:
-                first = start if number < self.known[1] else entry.get("first", step + 1)
-                change(start if number < self.known[1] else step).joined[entry["rank"]] = first
-        return sorted(found.values())
+                is_old = number < self.known[1]
+                first = start if is_old else entry.get("first", step + 1)
+                joined[start if is_old else step][entry["rank"]] = first
+        return [Change(step, lost[step], joined[step]) for step in sorted({*lost, *joined})]
 
     def members(self, ranks: Sequence[int], start: int) -> tuple[int, ...]:
         """Return who took part before the changes from step ``start`` on; ``ranks`` do now."""

@@ -119,14 +119,16 @@ class Pass(NamedTuple):
     def _read(state: Mapping[str, Any]) -> "Pass":
         step, ranks, left = state["start"]
         lost, joined, known = state["log"]
+        returned, repeated = state["counts"]
         return Pass(
             state["epoch"],
             Start(step, tuple(ranks), _pairs(left)),
             Log(lost, joined, tuple(known)),
             Layout(**state["layout"]),
-            *state["counts"],
-            late=_pairs(state["late"]),
-            earlier=tuple(map(Pass._read, state["earlier"])),
+            returned,
+            repeated,
+            _pairs(state["late"]),
+            tuple(map(Pass._read, state["earlier"])),
         )
 
 

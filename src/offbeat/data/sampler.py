@@ -93,7 +93,7 @@ class ElasticSampler(Sampler[list[int]]):
         if not self._is_newcomer:
             require_alike(replica, arguments, fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
-        self._planned: tuple[Pass, int, int, Plan] | None = None
+        self._planned: tuple[Pass, tuple[int, int], Plan] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of one batch after the other, from ``replica.steps`` on."""
@@ -207,18 +207,10 @@ class ElasticSampler(Sampler[list[int]]):
         return current.then(epoch, self._replica.steps, more)._replace(layout=self._layout)
 
     def _plan(self, current: Pass) -> Plan:
-        lost, joined = len(current.log.lost), len(current.log.joined)
-        if (
-            (found := self._planned) is None
-            or found[0] is not current
-            or found[1:3]
-            != (
-                lost,
-                joined,
-            )
-        ):
-            found = self._planned = current, lost, joined, current.plan()
-        return found[3]
+        sizes = len(current.log.lost), len(current.log.joined)
+        if self._planned is None or self._planned[0] is not current or self._planned[1] != sizes:
+            self._planned = current, sizes, current.plan()
+        return self._planned[2]
 
     def _draw(self, step: int) -> list[list[int]]:
         """Return the samples of the batches of this rank in a step."""
