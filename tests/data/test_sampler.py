@@ -212,6 +212,17 @@ def test_wrong_arguments_of_one_rank_are_one_error_on_all(
         raise errors[0] or AssertionError
 
 
+def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
+    member = alone(2)
+    state = ElasticSampler(90, 4, member).state_dict()
+    newcomer = Member(Place(2, [0, 1, 2]), steps=3, joined=[{"rank": 2, "step": 2}])
+    sampler = ElasticSampler(90, 4, newcomer)
+    with pytest.raises(ValueError, match="has joined a run and does not know which samples"):
+        next(iter(sampler))
+    sampler.load_state_dict(pickled(state))
+    assert len(next(iter(sampler))) == 4
+
+
 def test_an_epoch_is_a_number() -> None:
     with pytest.raises(ValueError, match="epoch=-1, expected a whole number, 0 or more"):
         ElasticSampler(90, 4, alone()).set_epoch(-1)
@@ -294,13 +305,17 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_a_killed_process_loses_no_sample(draws: random.Random) -> None:
-    """It is killed after its backward: the others may have its last gradients, or not."""
+@pytest.mark.parametrize(("text", "every"), [("ddp()", 1), ("local_sgd(every=7)", 7)])
+def test_a_killed_process_loses_no_sample(text: str, every: int, draws: random.Random) -> None:
+    """It is killed after its backward: the others may have its last gradients, or not.
+
+    What it did alone since the last mean of the models is lost with it.
+    """
     victim, at = draws.randrange(4), draws.randrange(20, 200)
     lines: list[tuple[int | None, str]] = []
     with Loopback(4) as place:
         code = place.run(
-            [sys.executable, "-c", SCRIPT, "ddp()", str(victim), str(at)],
+            [sys.executable, "-c", SCRIPT, text, str(victim), str(at)],
             keep_going=True,
             on_line=lambda *line: lines.append(line),
         )
@@ -311,12 +326,13 @@ def test_a_killed_process_loses_no_sample(draws: random.Random) -> None:
     first = next(iter(said.values()))
     (lost,) = first["lost"]
     assert lost["rank"] == victim
-    assert lost["step"] in (at, at + 1)
-    count = Counter(x for step, batch in dead["trained"] if step < lost["step"] for x in batch)
+    # The next one cannot begin without it; under ddp it may have given its last gradients.
+    assert lost["used"] in ((at, at + 1) if every == 1 else (at - at % every,))
+    count = Counter(x for step, batch in dead["trained"] if step < lost["used"] for x in batch)
     for result in said.values():
         assert (result["lost"], result["stats"]) == (first["lost"], first["stats"])
         count.update(sample for _, batch in result["trained"] for sample in batch)
     assert count == dict.fromkeys(range(1999), 2), "twice, in two epochs"
     stats: dict[str, int] = first["stats"]
     assert (stats["left"], stats["repeated"]) == (0, 0)
-    assert 4 <= stats["returned"] <= 16, "of the steps that it had drawn"
+    assert 4 <= stats["returned"] <= 16 + 4 * every, "of the steps that it made alone or had drawn"

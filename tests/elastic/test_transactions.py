@@ -145,7 +145,10 @@ def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> 
     ]
     distances = [np.abs(results[0][0] - each).max() for each in until]
     assert min(distances) < 1e-12, "the victim takes part until some exchange, then never"
+    until_step = 3 + int(np.argmin(distances))
+    used = until_step if text.startswith("ddp") else until_step - until_step % 2
     for end, stats in results:
+        assert [(loss["rank"], loss["used"]) for loss in stats["lost"]] == [(VICTIM, used)]
         assert np.array_equal(end, results[0][0])
         assert (stats["size"], stats["step"]) == (3, STEPS)
 

@@ -77,7 +77,7 @@ class ElasticSampler(Sampler[list[int]]):
             ValueError: the same on all ranks, for a wrong argument of one of them or if they
                 differ between ranks.
         """
-        self._replica, self._asked = replica, 0
+        self._replica, self._asked, self._is_told = replica, 0, False
         self._loaded: tuple[Pass, int] | None = None
         arguments = {"length": length, "batch_size": batch_size, "seed": seed, "shuffle": shuffle}
         arguments |= {"drop_last": drop_last, "accumulate": accumulate, "prefetch": prefetch}
@@ -162,7 +162,7 @@ class ElasticSampler(Sampler[list[int]]):
         """
         loaded, step = Pass.read(state, self._order)
         if self._is_newcomer:
-            self._pass = loaded._replace(log=self._log())
+            self._pass, self._is_told = loaded._replace(log=self._log()), True
         else:
             self._loaded = loaded, step
 
@@ -215,6 +215,11 @@ class ElasticSampler(Sampler[list[int]]):
     def _draw(self, step: int) -> list[list[int]]:
         """Return the samples of the batches of this rank in a step."""
         current, steps = self._current(), self._replica.steps
+        if self._is_newcomer and not self._is_told:
+            raise ValueError(
+                "this rank has joined a run and does not know which samples are used; pass the "
+                "state_dict() of the sampler of a rank that takes part to load_state_dict()"
+            )
         self._asked = 0
         if step > steps + self._layout.lookahead:
             raise ValueError(

@@ -37,7 +37,8 @@ class Generation:
         connection: the connection at present.
         parameters: the parameters slot at present.
         steps: the number of steps before this rank came.
-        lost: the ranks that were lost, each with the step from which the others exchanged again.
+        lost: the ranks that were lost, each with the step from which the others exchanged again; in
+            an elastic run also with "used", the number of its steps that an exchange has committed.
         joined: the ranks that have joined, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
         progress: how far this rank has come.
@@ -140,6 +141,10 @@ class Generation:
             with self.node.calling(verb):
                 return self.node.together(verb, survive, changes, parameters, buffers)
 
+    def settle(self, steps: int) -> None:
+        """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
+        self.progress = self.progress._replace(used=steps)
+
     def report_error(self, error: Exception) -> Exception:
         """Make ``error`` the agreed error of all ranks, and return the agreed error to raise."""
         found = self.connection.report_error(error)
@@ -199,7 +204,8 @@ class Generation:
             agreed = max(each.commits for each in self._reconnected.agreements)
             if agreed == self.progress.commits:
                 raise
-        self.progress = self.progress._replace(commits=self.progress.commits + 1)
+        before = self.progress
+        self.progress = before._replace(commits=before.commits + 1, used=before.steps + 1)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
         return survivors.reconnect(self.connection, self._filler, self.progress, loss)
@@ -304,5 +310,7 @@ class Generation:
 
     def _note(self, agreed: Agreement) -> str:
         self.exchanges_from = agreed.step
-        self.lost += [{self._unit: rank, "step": agreed.step} for rank in agreed.lost]
+        entry = {"step": agreed.step}
+        entry |= {"used": agreed.used} if self.is_elastic else {}
+        self.lost += [{self._unit: rank, **entry} for rank in agreed.lost]
         return agreed.text(self.connection.world.rank, self._unit)

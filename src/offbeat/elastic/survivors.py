@@ -19,22 +19,25 @@ PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running
 
 
 class Progress(NamedTuple):
-    """How far a rank has come: its steps, and its exchanges that have committed."""
+    """How far a rank has come: its steps, its exchanges that have committed, the steps in those."""
 
     steps: int
     commits: int = 0
+    used: int = 0
 
 
 class Agreement(NamedTuple):
     """Ranks that continue, ranks that are lost, and the first step with exchanges between all.
 
-    ``commits``: the largest number of transactions that one of the living has committed.
+    ``commits``: the largest number of transactions that one of the living has committed; ``used``:
+    the steps of all ranks that are in these.
     """
 
     living: tuple[int, ...]
     lost: tuple[int, ...]
     step: int
     commits: int = 0
+    used: int = 0
 
     def text(self, rank: int, unit: str) -> str:
         """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
@@ -129,7 +132,7 @@ def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agre
 
     .. math:: k = \max_{i \in \mathrm{living}} k_i
 
-    Each rank writes its numbers of steps and of commits into the store, and waits until every other
+    Each rank writes how far it has come into the store, and waits until every other
     rank has done so or is lost: at most half an hour for one that is running but busy. It reads the
     heartbeats of the missing ranks between itself and the next one that has called, and writes
     which of them are lost. Ranks behind step k then reach it without exchanges, so that all
@@ -142,7 +145,7 @@ def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agre
     rank = links.world.rank
     meet = links.store.under(f"{links.name}/survivors")
     try:
-        _say(meet, rank, f"{progress.steps}/{progress.commits}")
+        _say(meet, rank, "/".join(map(str, progress)))
         agreed = _outcome(meet, links.heartbeat)
     except RuntimeError as gone:
         raise loss from gone
@@ -229,5 +232,5 @@ def _proposal(words: Mapping[int, str], ranks: Sequence[int]) -> str | None:
     if len(living) == len(ranks) or "left" in words.values():
         return json.dumps(None)
     lost = [rank for rank in ranks if rank not in living]
-    steps, commits = (max(numbers) for numbers in zip(*living.values(), strict=True))
-    return json.dumps(Agreement(tuple(living), tuple(lost), steps, commits))
+    most = (max(numbers) for numbers in zip(*living.values(), strict=True))
+    return json.dumps(Agreement(tuple(living), tuple(lost), *most))

@@ -96,6 +96,7 @@ class Replica:
         """
         self._use.require_open()
         self._recorder.finished(self._together("finish", self._finish))
+        self._members.settle(self.steps)
         self._watch.finished()
         self.is_averaged = True
         self._restart_clock()
@@ -224,6 +225,8 @@ class Replica:
         self._use.require_open()
         self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
+        alone = 0 if self.is_averaged else self.parameters.staleness(self.steps)
+        self._members.settle(self.steps - alone)
         self._watch.loaded()
 
     def check_state_dict(self, saved: Saved) -> None:
