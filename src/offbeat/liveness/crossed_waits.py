@@ -61,6 +61,12 @@ def others_of(heartbeat: Waiting) -> list[Waiting]:
         return [h for h in _all if h.rank == heartbeat.rank and h is not heartbeat]
 
 
+def ranks_here() -> dict[int, Phase]:
+    """Return the ranks of this process, and the phase of each."""
+    with _adding:
+        return {heartbeat.rank: heartbeat.phase for heartbeat in _all}
+
+
 def elsewhere(heartbeat: Waiting) -> Elsewhere | None:
     """Return the wait of this rank in another replica, if there is one."""
     for other in others_of(heartbeat):

@@ -127,10 +127,10 @@ def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
 
 def store_lost(error: RuntimeError) -> PeerLost:
     """Return the error for a store that no longer answers: its host is lost, or the link to it."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    lost = (
-        "the launcher is lost: it hosts the store"
-        if agent
-        else "rank 0 is lost: it hosts the store"
-    )
+    if (address := os.environ.get("OFFBEAT_STORE")) is not None:
+        lost = f"the store at {address} is lost"
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        lost = "the launcher is lost: it hosts the store"
+    else:
+        lost = "rank 0 is lost: it hosts the store"
     return PeerLost(f"{lost}, which no longer answers ({error})")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 from torch.distributed import DistNetworkError, Store
 
+from offbeat.liveness.mirror import Mirror
 from offbeat.liveness.ticker import Ticker
 from offbeat.platform.process_group import another_client, hang_up
 
@@ -41,9 +42,12 @@ class TimedStore:
     call the same store in this process.
     """
 
-    def __init__(self, store: Store) -> None:
-        """Connect to ``store`` once more, unless this process has done so."""
-        self._calls, self._prefix = _Calls(store), ""
+    def __init__(self, store: Store, *, returns: bool = False) -> None:
+        """Connect to ``store`` once more, unless this process has done so.
+
+        ``returns``: its server, a TCPStore, may be ended and started again at its address.
+        """
+        self._calls, self._prefix = _Calls(store, returns), ""
 
     def under(self, prefix: str) -> "TimedStore":
         """Return the part of the store under ``prefix``, over the same connection."""
@@ -53,7 +57,9 @@ class TimedStore:
 
     def another_client(self) -> tuple[Store, frozenset[int]]:
         """Return a client that waits for no calls of this one, and its sockets to hang up."""
-        return self._calls.run(another_client)
+        return self._calls.run(
+            lambda s: s.another_client() if isinstance(s, Mirror) else another_client(s)
+        )
 
     def ticker(self, rank: int, seconds: float) -> Ticker:
         """Return the thread of this process that calls functions of ``rank`` every ``seconds``."""
@@ -118,17 +124,17 @@ class TimedStore:
 class _Calls:
     """The calls of one user of a client."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, returns: bool) -> None:
         self.limit = LIMIT
         self._why_ended: str | None = None
         self._waiting: set[Future[Any]] = set()
-        self.client = _Client.of(store, self)
+        self.client = _Client.of(store, self, returns)
         self.run(lambda _: None)  # which connects
 
     def __call__(self, method: str, *args: Any) -> Any:
         return self.run(methodcaller(method, *args))
 
-    def run(self, call: Callable[[Store], Result]) -> Result:
+    def run(self, call: Callable[[Any], Result]) -> Result:
         """Return the result of one call; raise ``StoreSilent`` if it is not answered."""
         answer: Future[Result] = Future()
         self._waiting.add(answer)
@@ -139,9 +145,14 @@ class _Calls:
             # In small waits: a process that was stopped meanwhile, as a machine that sleeps, has
             # not listened, and must not take its own pause for one of the store.
             limit = self.limit
-            for _ in range(max(1, round(limit / TICK))):
-                with contextlib.suppress(TimeoutError):
-                    return answer.result(min(TICK, limit))
+            for is_again in (False, True):
+                if is_again and (limit < LIMIT or not self.client.break_off()):
+                    break
+                looks = 0
+                while looks < max(1, round(limit / TICK)):
+                    with contextlib.suppress(TimeoutError):
+                        return answer.result(min(TICK, limit))
+                    looks += limit < LIMIT or not self.client.is_away
             # A rank that leaves waits for less: other replicas of its process may go on.
             end = self.client.end if limit == LIMIT else self.end
             end(f"no answer for {limit:.0f} s: its host, or the link to it, is down")
@@ -163,28 +174,41 @@ class _Calls:
 class _Client:
     """A connection to a store, and the daemon thread that makes its calls one after the other."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, returns: bool) -> None:
         self.tickers: dict[int, Ticker] = {}
         self._users: set[_Calls] = set()
-        self._store: Store | None = store
+        self._store: Any = store  # or a mirror of it
+        self._mirror: Mirror | None = None
+        self._returns = returns
         self._sockets: frozenset[int] = frozenset()
         self._process = os.getpid()
         self._is_connected = self._is_calling = False
-        self.jobs: SimpleQueue[tuple[Future[Any], Callable[[Store], Any]] | None] = SimpleQueue()
+        self.jobs: SimpleQueue[tuple[Future[Any], Callable[[Any], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="offbeat-store", daemon=True)
         self._thread.start()
         # A thread that returns from a call while the interpreter finalizes aborts the process.
         atexit.register(self._end_at_exit)
 
     @classmethod
-    def of(cls, store: Store, user: _Calls) -> "_Client":
+    def of(cls, store: Store, user: _Calls, returns: bool) -> "_Client":
         """Return the client of this process for ``store``."""
         with _sharing:
             client = _clients.get(store)
             if client is None or client._store is None or client._process != os.getpid():
-                client = _clients[store] = cls(store)
+                client = _clients[store] = cls(store, returns)
             client._users.add(user)
             return client
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it waits for a server that is started again."""
+        return self._mirror is not None and self._mirror.is_away
+
+    def break_off(self) -> bool:
+        """Connect anew, for a server that does not answer; return whether that is possible."""
+        if self._mirror is not None:
+            self._mirror.break_off()
+        return self._mirror is not None
 
     def release(self, user: _Calls) -> None:
         """End the calls of ``user``, and the thread if it was the last."""
@@ -199,6 +223,8 @@ class _Client:
         if os.getpid() != self._process:
             return  # a forked child: the thread is its parent's
         self._store = None  # which closes its socket
+        if self._mirror is not None:
+            self._mirror.end()
         self.jobs.put(None)
         for user in [*self._users]:
             user.end(why)
@@ -214,7 +240,7 @@ class _Client:
         self.end("Python ends")
         if self._thread.is_alive():  # in a call, which keeps its client's sockets open
             with _without_stderr():
-                hang_up(self._sockets)
+                hang_up(self._mirror.sockets if self._mirror is not None else self._sockets)
                 self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
@@ -229,13 +255,16 @@ class _Client:
             with contextlib.suppress(InvalidStateError):  # given up
                 outcome()
 
-    def _make(self, call: Callable[[Store], Any]) -> Any:
+    def _make(self, call: Callable[[Any], Any]) -> Any:
         if (store := self._store) is None:
             raise StoreSilent("this rank has closed it")
         if not self._is_connected:
             # A client serves one call at a time: with a clone, a blocking get of another thread
             # does not delay our calls.
-            self._store, self._sockets = store, _ = another_client(store)
+            if self._returns:
+                self._store = store = self._mirror = Mirror(store)
+            else:
+                self._store, self._sockets = store, _ = another_client(store)
             self._is_connected = True
         return call(store)
 

@@ -41,7 +41,8 @@ def default_group() -> ProcessGroup:
     if not is_running():
         raise ValueError(
             "no process group: torch.distributed is not initialized; call "
-            "torch.distributed.init_process_group() first and start with torchrun"
+            "torch.distributed.init_process_group() first and start with torchrun, or set "
+            "OFFBEAT_STORE to the host:port of `offbeat store`"
         )
     return dist.distributed_c10d._get_default_group()
 
@@ -115,14 +116,6 @@ def open_group(
 def open_loopback(store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
     """Open a Gloo group over the loopback interface, for ranks that are threads."""
     return open_group(store, rank, size, backends=GLOO, host="127.0.0.1", is_lazy=is_lazy)
-
-
-def connect_store(address: str) -> Store:
-    """Connect to the TCPStore at ``"host:port"``."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"the store is at {address!r}, expected 'host:port'")
-    return dist.TCPStore(host.strip("[]"), int(port), is_master=False)
 
 
 def another_client(store: Store) -> tuple[Store, frozenset[int]]:
