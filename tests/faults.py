@@ -21,7 +21,7 @@ GROUPS = {
     "Lost ranks and connections": ("liveness/", "transport/", "replica/test_processes.py"),
     "Losses that a run survives": ("elastic/",),
     "Ranks that join": ("elastic/test_join.py",),
-    "Starting": ("attach/test_start.py",),
+    "Starting": ("attach/test_start.py", "transport/test_rendezvous.py"),
     "Calls that differ between ranks": ("replica/", "attach/"),
     "Models and algorithms": ("attach/test_bad_input.py", "attach/test_first_step.py"),
     "Gradients": ("replica/test_backward.py", "methods/", "exchange/"),

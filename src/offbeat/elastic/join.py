@@ -103,6 +103,7 @@ class JoinAttempts:
             while True:
                 membership = read_membership(self.store)
                 if self.world.is_new and (not membership.name or (watch and watch.is_over())):
+                    self._require_a_run(membership, watch)
                     self._await_a_run(time.monotonic() - since)
                 if not membership.name and not self.world.is_new:
                     return membership.run + 1
@@ -121,6 +122,14 @@ class JoinAttempts:
             raise store_lost(error) from error
         finally:
             self.store.close()
+
+    def _require_a_run(self, membership: Membership, watch: RunWatch | None) -> None:
+        """Raise ``PeerLost`` if the one run is over that `offbeat store` has told of."""
+        if self.world.store_returns and (membership.run or watch):
+            raise PeerLost(
+                "the run has ended before this rank could join it; start it again to take part in "
+                "the next one"
+            )
 
     def _await_a_run(self, waited: float) -> None:
         """Warn a new rank that no run goes on, and end its wait at last."""

@@ -1,5 +1,6 @@
 """The entry point, which turns a model into a replica."""
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.platform.process_group import default_group
 from offbeat.replica.replica import Replica
 from offbeat.transport.collectives import copy_from_first
+from offbeat.transport.rendezvous import VARIABLE
 from offbeat.transport.small_gathers import raise_alike
 from offbeat.transport.world import World
 
@@ -55,7 +57,8 @@ def replicate(
         model: any module with trainable, dense parameters on one device.
         algorithm: what :func:`offbeat.sgp` and the other recipes return.
         mesh: the assignment of ranks to nodes, as a DeviceMesh with the axes
-            ``("node", "local")`` or an :class:`offbeat.World`; by default the nodes of torchrun,
+            ``("node", "local")`` or an :class:`offbeat.World`; by default
+            :meth:`offbeat.World.from_env` where ``OFFBEAT_STORE`` is set, the nodes of torchrun,
             or else of the host names.
         optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
         scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
@@ -88,6 +91,13 @@ def replicate(
             fit, on that rank alone.
         PeerLost: if a rank has ended, or does not call in time; names it.
     """
+    if mesh is None and VARIABLE in os.environ:
+        mesh = World.from_env(join=join)
+    if isinstance(mesh, World) and mesh.is_new and not join:
+        raise ValueError(
+            "this rank is new: a run goes on that it takes no part in; pass join=True to "
+            "replicate() too"
+        )
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
     filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic)

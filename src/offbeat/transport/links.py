@@ -27,7 +27,7 @@ from offbeat.platform.process_group import (
 from offbeat.transport.group import Group, close_at_exit, close_sockets
 from offbeat.transport.membership import ENDED, Membership, name_after, write_membership
 from offbeat.transport.meter import Meter
-from offbeat.transport.world import PREFIX, Axis, World
+from offbeat.transport.world import Axis, World
 
 MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
 POLL = 1.0  # seconds between two later looks at whether they are through, at most
@@ -166,10 +166,10 @@ class Links:
         with self.heartbeat.explaining():
             client, sockets = (
                 self.store.another_client()
-                if self.change
+                if self.change or self.world.store_returns
                 else (self.world.store, client_sockets(self.world.store))
             )
-        meet = PrefixStore(f"{PREFIX}/{self.name}/{axis}{number}/{members}", client)
+        meet = PrefixStore(f"{self.world.prefix}/{self.name}/{axis}{number}/{members}", client)
         opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
         process_group = self._open_watched(opener, connected or (), partial(hang_up, sockets))
         self.heartbeat.guard(process_group, connected)

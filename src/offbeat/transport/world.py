@@ -17,12 +17,13 @@ from offbeat.liveness.store import TimedStore
 from offbeat.platform.process_group import (
     GLOO,
     backends_of,
-    connect_store,
     default_group,
     default_store,
     open_group,
     timeout_of,
 )
+from offbeat.platform.tcp_store import connect_store
+from offbeat.transport.rendezvous import place_of_this_process
 
 Axis = Literal["world", "node", "local"]
 PREFIX = "offbeat"  # of all keys in the store
@@ -55,6 +56,8 @@ class World:
         group: the process group in which the ranks run already, if they do: its timeout limits the
             start-up, and its connections tell of ranks that end before.
         is_new: whether this rank takes part in no start: it can only join a run.
+        prefix: prefix of all keys in the store.
+        store_returns: whether the store may be ended and started again at its address.
 
     >>> from torch.distributed import HashStore
     >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
@@ -69,6 +72,8 @@ class World:
     lost: tuple[int, ...] = ()
     group: ProcessGroup | None = None
     is_new: bool = False
+    prefix: str = PREFIX
+    store_returns: bool = False
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless each rank is on exactly one node."""
@@ -140,6 +145,31 @@ class World:
         return cls(number, nodes, place, opener, is_new=rank is None)
 
     @classmethod
+    def from_env(cls, *, join: bool = False) -> "World":
+        """Describe the ranks that meet in the store at ``OFFBEAT_STORE``, without a process group.
+
+        ``offbeat store`` numbers the first processes in the order in which they come; those of one
+        host and launcher are one node. :func:`offbeat.replicate` calls this where it is given no
+        ``mesh``; call it before for the rank, and pass the result. A process has one place: later
+        calls return the same.
+
+        Args:
+            join: whether this process may join a run that goes on, as a new rank
+                (:attr:`is_new`), as ``replicate(join=True)`` does. Otherwise it waits for its end,
+                and starts the next run together with others.
+
+        Raises ``ValueError`` if the variable is missing or malformed, nobody answers there, or the
+        store is for another run or for fewer ranks than the launcher has started.
+        """
+        place, store = place_of_this_process(join)
+        opener = partial(open_group, backends=GLOO)
+        is_new, nodes = place.rank is None, place.nodes
+        number = sum(map(len, nodes)) if place.rank is None else place.rank
+        nodes = (*nodes, (number,)) if is_new else nodes
+        prefix = f"run{place.run}/{PREFIX}"
+        return cls(number, nodes, store, opener, is_new=is_new, prefix=prefix, store_returns=True)
+
+    @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
         """Take the nodes from a DeviceMesh with the axes ``("node", "local")``."""
         if mesh.mesh_dim_names != ("node", "local"):
@@ -209,11 +239,11 @@ class World:
         (1, ((0,), (1,)))
         """
         nodes = tuple((number,) for number in range(len(self.nodes)))
-        return World(self.node, nodes, self.store, self.opener)
+        return replace(self, rank=self.node, nodes=nodes, lost=(), group=None)
 
     def timed_store(self) -> TimedStore:
         """Return a new user of this process's client of the store."""
-        return TimedStore(self.store).under(PREFIX)
+        return TimedStore(self.store, returns=self.store_returns).under(self.prefix)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

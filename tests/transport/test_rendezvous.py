@@ -1,0 +1,81 @@
+"""OFFBEAT_STORE: what is wrong with it is said, and where it leads, ranks get their places."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+import offbeat
+from offbeat import World
+from offbeat.platform import tcp_store
+from offbeat.platform.tcp_store import host_store
+from offbeat.transport import rendezvous
+from offbeat.transport.rendezvous import KEY, PLACE, VARIABLE, About
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    return host_store(0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_store, "CONNECT", 0.3)
+    monkeypatch.setattr(rendezvous, "GREETING", 0.3)
+
+
+def error(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
+    monkeypatch.setenv(VARIABLE, address)
+    with pytest.raises(ValueError) as found:  # noqa: PT011
+        offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp())
+    return str(found.value)
+
+
+@pytest.mark.fault(
+    "OFFBEAT_STORE is malformed, nobody answers there, or what answers is no `offbeat store`",
+    "`ValueError`, with what to start",
+)
+def test_wrong_addresses(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
+    assert "expected 'host:port'" in error(monkeypatch, "")
+    for address in ("somewhere", "host:port", ":29400", "host:0", "host:99999", "tcp://host"):
+        assert "expected 'host:port'" in error(monkeypatch, address)
+    here = f"127.0.0.1:{server.port}"
+    assert "not one of `offbeat store`" in error(monkeypatch, here)
+    port = server.port
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ValueError, match="OFFBEAT_STORE"):
+        offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp())
+    with pytest.raises(ValueError, match=f"port {port}: no store can listen there"):
+        host_store(port)
+
+
+@pytest.mark.fault("nobody listens at OFFBEAT_STORE", "`ValueError` after a minute")
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ranks import free_port
+
+    said = error(monkeypatch, f"127.0.0.1:{free_port()}")
+    assert "nobody listens there" in said
+    assert "offbeat store --port" in said
+
+
+@pytest.mark.fault(
+    "the store is for another run, or for fewer ranks than the launcher has started",
+    "`ValueError`, with both names or numbers",
+)
+def test_another_run(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
+    server.set(f"{PLACE}/{KEY}", json.dumps(About("resnet", 2)))
+    here = f"127.0.0.1:{server.port}"
+    said = error(monkeypatch, f"{here}/gpt")
+    assert "'resnet'" in said
+    assert "'gpt'" in said
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert "started 4 processes" in error(monkeypatch, here)
+
+
+def test_a_new_rank_that_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World.at(torch.distributed.HashStore(), size=2)
+    with pytest.raises(ValueError, match="join=True"):
+        offbeat.replicate(torch.nn.Linear(2, 1), offbeat.sgp(), mesh=world)
+    assert VARIABLE not in os.environ
