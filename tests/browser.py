@@ -75,8 +75,8 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, path: Path, width: int, scheme: str) -> None:
-        """Show a file in a window of this width, and wait until it has loaded."""
+    def open(self, page: Path | str, width: int, scheme: str) -> None:
+        """Show a file or address in a window of this width, and wait until it has loaded."""
         phone = width < 500
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -85,7 +85,7 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
 

@@ -14,6 +14,7 @@ from offbeat.compare import command as compare_command
 from offbeat.lab import command as lab_command
 from offbeat.plan import command as plan_command
 from offbeat.recipes import ALGORITHM_VARIABLE, RECIPES
+from offbeat.store import command as store_command
 
 EPILOG = """
 Examples:
@@ -27,6 +28,8 @@ Examples:
 - offbeat lab --nodes 4 --rate 250mbit -- python train.py
 
 - offbeat plan train.py --nodes 4,64,1024 --rate 1gbit
+
+- offbeat store --port 29400 --workers 4
 """
 
 app = typer.Typer(
@@ -109,6 +112,7 @@ app.command(
 )(lab_command.lab)
 app.command("compare", epilog=compare_command.EPILOG)(compare_command.compare)
 app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
+app.command("store", epilog=store_command.EPILOG)(store_command.store)
 
 
 def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:

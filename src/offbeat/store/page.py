@@ -1,0 +1,56 @@
+"""The status for browsers: one page, which reads ``/status.json`` once per second."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from threading import Thread
+from typing import final
+
+from offbeat.store.status import Status
+
+
+@contextmanager
+def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
+    """Serve the page on ``port``, 0 for a free one; yields it. Raises ``ValueError`` if taken."""
+    page = files("offbeat.store").joinpath("page.html").read_text(encoding="utf-8")
+    style = files("offbeat.kit").joinpath("report.css").read_text(encoding="utf-8")
+    html = page.replace("/*style*/", style).encode()
+
+    @final
+    class Handler(BaseHTTPRequestHandler):
+        """Answers two paths."""
+
+        def do_GET(self) -> None:
+            """Answer a browser."""
+            if self.path == "/":
+                self._send(200, "text/html; charset=utf-8", html)
+            elif self.path == "/status.json":
+                self._send(200, "application/json", json.dumps(status().as_json()).encode())
+            else:
+                self._send(404, "text/plain", b"expected / or /status.json")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing: the terminal shows the table."""
+
+        def _send(self, code: int, kind: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+    try:
+        server = ThreadingHTTPServer(("", port), Handler)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"--page {port}: no page can be served there ({error}); pass another port"
+        ) from None
+    with server:
+        Thread(target=server.serve_forever, name="offbeat-page", daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
