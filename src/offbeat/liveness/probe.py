@@ -1,0 +1,120 @@
+"""Questions to the beacon of another rank: whether its process runs, and answers."""
+
+import errno
+import math
+import select
+import socket
+from typing import final
+
+from offbeat.liveness.beacon import Place
+from offbeat.platform.answering import GREETING, HERE, NOT_HERE, question
+
+
+@final
+class Probe:
+    """One connection to the beacon of a rank; no call waits for anything.
+
+    The operating system closes the connection when the process ends, and refuses a new one. A
+    process that is stopped, a machine that hangs and a link that is cut give no answer.
+
+    Traffic: one message of 34 bytes and one of one byte for each question.
+
+    Attributes:
+        is_known: whether it has answered once. Before, it may be another process that refuses: an
+            address may mean another machine here than there.
+        has_ended: whether the process has ended, or answers for this rank no more.
+        mute_since: when the first question was asked that has no answer, None if all have one.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Connect at the first look."""
+        self.place = place
+        self.is_known = self.has_ended = False
+        self.mute_since: float | None = None
+        self._connection: socket.socket | None = None
+        self._unsent = b""
+        self._question = question(place.key)
+        self._asked, self._took, self._attempts = -math.inf, 0.0, 0
+
+    def look(self, now: float, every: float) -> None:
+        """Take an answer that has come, and ask again ``every`` seconds."""
+        late = max(every, 4 * self._took)
+        if self.mute_since is not None and now - self._asked > late:
+            self.close()  # after a cut of the link, a new connection comes sooner than the old one
+        for _ in range(2):  # one that has broken is opened again at once
+            if self.has_ended:
+                return
+            try:
+                self._talk(now, every)
+                return
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(error, now)
+
+    def close(self) -> None:
+        """Close the connection; a look opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _talk(self, now: float, every: float) -> None:
+        is_due = now - self._asked >= every
+        if self._connection is None and (self.is_known or is_due):
+            self._connection = self._connect(now)
+        if (connection := self._connection) is None:
+            return
+        if self._unsent:
+            self._send(connection)
+        try:
+            self._hear(connection.recv(1), now)
+        except BlockingIOError:
+            if self.mute_since is not None:
+                raise
+        if is_due and self.mute_since is None:
+            self._ask(self._question, now)
+            self._send(connection)
+
+    def _connect(self, now: float) -> socket.socket:
+        host = self.place.hosts[self._attempts % len(self.place.hosts)]
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ask(GREETING + self._question, now)
+        code = connection.connect_ex((host, self.place.port))
+        if code not in (0, errno.EINPROGRESS):
+            connection.close()
+            raise OSError(code, "no connection")
+        return connection
+
+    def _ask(self, text: bytes, now: float) -> None:
+        self._unsent, self._asked = text, now
+        self.mute_since = now if self.mute_since is None else self.mute_since
+
+    def _send(self, connection: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        if not poll.poll(0):
+            raise BlockingIOError
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, "no connection")
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError  # to itself, by the free port that it was given
+        self._unsent = self._unsent[connection.send(self._unsent) :]
+
+    def _hear(self, answer: bytes, now: float) -> None:
+        if answer == HERE:
+            self.is_known, self._took, self.mute_since = True, now - self._asked, None
+        elif answer == NOT_HERE and self.is_known:
+            self.has_ended = True
+            self.close()
+        else:
+            raise ConnectionResetError
+
+    def _fail(self, error: OSError, now: float) -> None:
+        self.close()
+        if self.is_known:
+            self.has_ended = isinstance(error, ConnectionRefusedError)
+        else:
+            self._attempts += 1  # at another address
+            self.mute_since = None

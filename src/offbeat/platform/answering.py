@@ -1,0 +1,82 @@
+"""A server that answers from a thread of its own, also while another holds Python's lock.
+
+It is torch's TCPStore. Its client would wait for an answer, so questions are sent over plain
+sockets: of its protocol we use the greeting and the question whether a key exists, which are the
+same in torch 2.10 to 2.15. Whoever opens a server asks it once, and does without it if it is mute.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+HERE, NOT_HERE = b"\0", b"\1"  # answers
+GREETING = struct.pack("<BI", 0, 0x3C85F7CE)  # first on every connection; not answered
+LOOPBACK = "127.0.0.1"
+LIMIT = 2.0  # seconds for the first answer
+
+
+def question(key: str) -> bytes:
+    """Return the message that asks whether ``key`` exists; the answer is one byte."""
+    name = f"/{key}".encode()  # as the client of torch names it
+    return struct.pack("<BQQ", 5, 1, len(name)) + name
+
+
+def open_server() -> TCPStore | None:
+    """Start a server on a free port of all interfaces; None if it answers no question."""
+    with contextlib.suppress(RuntimeError, OSError):
+        # Its own client looks up the name of the address: that of the loopback interface is known.
+        server = TCPStore(
+            LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT)
+        )
+        server.set("open", "")
+        with socket.create_connection((LOOPBACK, server.port), LIMIT) as client:
+            client.sendall(GREETING + question("open") + question("closed"))
+            if client.recv(1) + client.recv(1) == HERE + NOT_HERE:
+                return server
+    return None
+
+
+def leave_server_to_parent(server: TCPStore) -> None:
+    """Close the sockets of ``server`` in a forked child: they would outlive its parent.
+
+    It is kept for as long as the child lives: its end would take sockets out of what the thread
+    of the parent polls.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the listing's own, or not connected
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and server.port in _ports(descriptor):
+                os.close(descriptor)
+
+
+def _ports(descriptor: int) -> list[int]:
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        ends = [same.getsockname()]
+        with contextlib.suppress(OSError):  # it listens
+            ends.append(same.getpeername())
+    return [end[1] for end in ends if isinstance(end, tuple)]
+
+
+def own_hosts(sockets: Iterable[int]) -> list[str]:
+    """Return the addresses of this machine by which others may reach it, best first.
+
+    They are its ends of ``sockets``, descriptors of connections to others. One that leads to this
+    machine itself may have the loopback address as its end, which is of no use elsewhere: that of
+    the interface with the default route follows.
+    """
+    found: dict[str, None] = {}
+    for descriptor in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
+            found[same.getsockname()[0].removeprefix("::ffff:")] = None
+    if any(host == "::1" or host.startswith("127.") for host in found):
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as route:
+            route.connect(("192.0.2.1", 9))  # nothing is sent
+            found[route.getsockname()[0]] = None
+    return list(found)
