@@ -14,7 +14,7 @@ from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.liveness.store import TimedStore
 from offbeat.transport.links import Links
 
-POLL = 0.5  # seconds between two looks at the store
+POLL = 0.01, 0.5  # seconds between two looks at the store, at first and at last
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
@@ -173,7 +173,7 @@ def regroup(links: Links, agreed: Agreement) -> Links | None:
 
 
 def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
-    since, heard, words = time.monotonic(), 0, dict[int, str]()
+    since, heard, words, pause = time.monotonic(), 0, dict[int, str](), POLL[0]
     while time.monotonic() - since < PATIENCE:
         # One small call as long as there is nothing new.
         if (count := meet.add("count", 0)) > heard:
@@ -190,7 +190,8 @@ def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
         for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
             if words.get(rank) != how:
                 _say(meet, rank, how)
-        time.sleep(POLL)
+        time.sleep(pause)
+        pause = min(1.5 * pause, POLL[1])
     return None
 
 

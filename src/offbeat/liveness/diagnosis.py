@@ -39,11 +39,10 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
                 f"waits in {phase}; call detach() on all ranks after the same step"
             )
         return None
-    if sign.is_lost:
+    if sign.loss:
         return PeerLost(
-            f"rank {sign.rank} is lost: no sign of life for {sign.silence:.0f} s, last "
-            f"heartbeat in {sign.phase}. Look at the end of its log, then start again "
-            "from the last checkpoint"
+            f"rank {sign.rank} is lost: {sign.loss}, last heartbeat in {sign.phase}. "
+            "Look at the end of its log, then start again from the last checkpoint"
         )
     if phase is None:
         return None

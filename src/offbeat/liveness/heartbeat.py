@@ -2,15 +2,15 @@
 
 The error of Gloo names a socket at best, and is raised only at a neighbour of the lost rank; all
 others would wait until the timeout of the process group. So each rank writes a heartbeat into the
-store, with the collective call it is in, and reads those of a few others (:mod:`~.ring`). A rank
-that waits, and reads a fault, writes it into the store as the agreed error. All ranks then end
-their waits with that error.
+store, with the collective call it is in, reads those of a few others (:mod:`~.ring`), and asks
+their beacons. A rank that waits, and reads a fault, writes it into the store as the agreed error.
+All ranks then end their waits with that error.
 """
 
 import atexit
 import contextlib
-import json
 import os
+import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +20,7 @@ from typing import Literal, final
 from torch.distributed import ProcessGroup
 
 from offbeat.liveness import crossed_waits
+from offbeat.liveness.beat import BeatWriter
 from offbeat.liveness.diagnosis import Wait, comes_to_front, find_fault, store_lost
 from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
@@ -31,7 +32,9 @@ from offbeat.liveness.timeout import Timeout, find_absence, unexplained
 from offbeat.platform.process_group import end_waits
 
 BEAT = 1.0  # seconds between two heartbeats
-SILENT_AFTER = 15.0  # seconds without a heartbeat until a rank counts as lost
+LOOKS = 4  # looks of a rank that waits, and questions whether a connection is closed, in that time
+MUTE_AFTER = 6.0  # seconds without a heartbeat and an answer until a rank counts as lost
+SILENT_AFTER = 15.0  # seconds without a heartbeat, if its beacon cannot be asked
 BROKEN_AFTER = 5.0  # the same, once a connection has broken
 PROMPT = 2.0  # seconds in which a store that is not lost answers a rank that leaves
 POLL = 0.02  # seconds between two looks for an agreed error that the thread of the heartbeat finds
@@ -42,7 +45,8 @@ class Heartbeat(FailureDetector):
     """Heartbeat of this rank, written by a thread, which also reads those of some others.
 
     Extra memory: none. Traffic: one small write and one small read per second, in a world of any
-    size. Where the store does not keep up, beats slow down and patience grows by the same factor.
+    size, and three more reads while this rank waits; a question to each of three other ranks. Where
+    the store does not keep up, beats slow down and patience grows by the same factor.
     """
 
     def __init__(
@@ -62,19 +66,17 @@ class Heartbeat(FailureDetector):
         self._failure: Failure | None = None
         self._has_met_another = False
         self._agreed: Exception | None = None
-        self.request: JoinRequest | None = (
-            None  # of a rank that waits to join, as read at the last beat
-        )
-        self._count, self._process, self._started = 0, os.getpid(), time.monotonic()
+        self.request: JoinRequest | None = None  # of a rank that waits to join, at the last look
+        self._process, self._started = os.getpid(), time.monotonic()
         self._is_leaving = Event()
         crossed_waits.add(self)
         interrupts.open(self)
-        self._beat(1.0)
+        self._writer = BeatWriter(self._store, rank)
         self._ring = WatchRing(self._store, rank, ranks)  # now: whoever is announced can be read
-        self._ticker = store.ticker(rank, BEAT)
+        self._ticker = store.ticker(rank, BEAT / LOOKS)
         self._ticker.add(self._tick)
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
-        atexit.register(self._end_thread)
+        atexit.register(self._end_at_exit)
 
     @property
     def has_agreed_error(self) -> bool:
@@ -221,14 +223,14 @@ class Heartbeat(FailureDetector):
         crossed_waits.remove(self)
         interrupts.close(self)
         self._end_thread()
-        atexit.unregister(self._end_thread)
+        atexit.unregister(self._end_at_exit)
         self._phase = self._phase._replace(verb="left")
         self.forget_groups()
-        if not has_left:
-            return
-        with contextlib.suppress(RuntimeError):
-            self._beat(self._ticker.stretch)
-            self._ring.record.post(left=self.rank)
+        if has_left:
+            with contextlib.suppress(RuntimeError):
+                self._beat(self._ticker.stretch)
+                self._ring.record.post(left=self.rank)
+        self._writer.end_at_once()  # not before: whoever finds it out reads whether we have left
 
     def forget_groups(self) -> None:
         """Drop the groups of :meth:`guard`, and works that the agreed error has ended."""
@@ -236,23 +238,33 @@ class Heartbeat(FailureDetector):
         forget_locals(self._agreed)
 
     def _end_thread(self) -> None:
-        if os.getpid() != self._process:
-            return  # a forked child: the heartbeat is its parent's
         self._is_leaving.set()
         self._store.limit(PROMPT)
         if not self._ticker.remove(self._tick, PROMPT):
             self._store.close()
             self._ticker.remove(self._tick, PROMPT)
+        self._ring.close()
+
+    def _end_at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the heartbeat is its parent's
+        self._end_thread()
+        if hasattr(sys, "last_type"):  # an error has ended the script
+            self._writer.end_at_once()
+        else:
+            self._writer.end(self._ticker.stretch, self._phase)
 
     def _beat(self, stretch: float) -> None:
-        self._count += 1
-        beat = [self._count, stretch, crossed_waits.elsewhere(self), *self._phase]
-        self._store.set(f"rank{self.rank}", json.dumps(beat))
+        self._writer.write(stretch, self._phase, crossed_waits.elsewhere(self))
 
     def _tick(self) -> None:
         try:
-            self._beat(self._ticker.stretch)
-            self._judge()
+            stretch, has_news = self._ticker.stretch, self._ring.probe(self._patience)
+            is_due = self._writer.is_due(BEAT * stretch * (1 - 0.5 / LOOKS))
+            if is_due:
+                self._beat(stretch)
+            if is_due or has_news or self._wait() is not None:
+                self._judge()
             if interrupts.came_in(self._waiting_since):
                 self.report_error(
                     PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT")
@@ -264,13 +276,17 @@ class Heartbeat(FailureDetector):
             for group, connected in self._groups:
                 end_waits(group, connected)
 
+    @property
+    def _patience(self) -> Patience:
+        return Patience(SILENT_AFTER, BROKEN_AFTER, MUTE_AFTER, BEAT, self._ticker.stretch)
+
     def _wait(self) -> Wait | None:
-        """Return the wait of this rank, if it lasts for longer than a beat or has failed."""
+        """Return the wait of this rank, if it lasts for some time or has failed."""
         now, phase, is_met = time.monotonic(), self._phase, self._has_met_another
         for since, calling, least, patience in (
             (self._failed_since, phase, 0.0, BROKEN_AFTER),
-            (self._waiting_since, phase, BEAT, SILENT_AFTER),
-            (self._attending_since, None, BEAT, SILENT_AFTER),
+            (self._waiting_since, phase, BEAT / LOOKS, SILENT_AFTER),
+            (self._attending_since, None, BEAT / LOOKS, SILENT_AFTER),
         ):
             if since is not None and now - since > least:
                 return Wait(self.rank, calling, self._members, now - since > patience, is_met)
@@ -281,7 +297,7 @@ class Heartbeat(FailureDetector):
         wait, exchanges = self._wait(), self._phase.verb == "backward"
         status, signs = self._ring.look(
             self._members if wait is not None and (exchanges or wait.has_met_another) else (),
-            Patience(SILENT_AFTER, BROKEN_AFTER, BEAT, self._ticker.stretch),
+            self._patience,
         )
         self.request = status.request
         if wait is not None:

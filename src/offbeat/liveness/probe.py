@@ -40,7 +40,8 @@ class Probe:
         """Take an answer that has come, and ask again ``every`` seconds."""
         late = max(every, 4 * self._took)
         if self.mute_since is not None and now - self._asked > late:
-            self.close()  # after a cut of the link, a new connection comes sooner than the old one
+            # After a cut of the link, a new connection comes about sooner than the old one.
+            self._fail(TimeoutError())
         for _ in range(2):  # one that has broken is opened again at once
             if self.has_ended:
                 return
@@ -50,7 +51,7 @@ class Probe:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._fail(error, now)
+                self._fail(error)
 
     def close(self) -> None:
         """Close the connection; a look opens another one."""
@@ -111,7 +112,7 @@ class Probe:
         else:
             raise ConnectionResetError
 
-    def _fail(self, error: OSError, now: float) -> None:
+    def _fail(self, error: OSError) -> None:
         self.close()
         if self.is_known:
             self.has_ended = isinstance(error, ConnectionRefusedError)

@@ -1,19 +1,22 @@
 """The heartbeats that a rank reads: those of a few others, however many ranks there are.
 
 Ranks form a ring. Each one watches the next few that live, so that every lost rank has a watcher:
-the nearest living rank before it, also where a whole row is lost at once. Beside these, it reads
-the ranks that are named in the status record, and the next few of the members it waits for.
+the nearest living rank before it, also where a whole row is lost at once. It asks their beacons
+too. Beside these, it reads the ranks that are named in the status record, and the next few of the
+members it waits for.
 """
 
-import json
 import time
 from bisect import bisect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, final
 
+from offbeat.liveness.beacon import Place
+from offbeat.liveness.beat import Beat
 from offbeat.liveness.crossed_waits import Elsewhere
 from offbeat.liveness.failure import Phase
+from offbeat.liveness.probe import Probe
 from offbeat.liveness.status_record import KEY, Silence, Status, StatusRecord
 from offbeat.liveness.store import TimedStore
 
@@ -26,15 +29,13 @@ class Sign(NamedTuple):
     Attributes:
         rank: the rank.
         phase: its phase.
-        silence: for how many seconds it has not written another heartbeat.
-        is_lost: whether that is too long.
+        loss: why it counts as lost, "" if it does not.
         elsewhere: its wait in another replica, if it is in one.
     """
 
     rank: int
     phase: Phase
-    silence: float
-    is_lost: bool = False
+    loss: str = ""
     elsewhere: Elsewhere | None = None
 
 
@@ -42,14 +43,16 @@ class Patience(NamedTuple):
     """For how long a rank may be silent.
 
     Attributes:
-        normal: seconds without a heartbeat until it is lost.
+        normal: seconds without a heartbeat until it is lost, if its beacon cannot be asked.
         after_failure: the same, once an exchange has failed.
+        mute: seconds without an answer of its beacon, nor a heartbeat, until it is lost.
         beat: seconds between two heartbeats.
         stretch: the factor by which those of this rank are further apart at present.
     """
 
     normal: float
     after_failure: float
+    mute: float
     beat: float
     stretch: float = 1.0
 
@@ -75,20 +78,35 @@ class WatchRing:
         self.gone: dict[int, Literal["left", "lost"]] = {}
         self.suspects: Collection[int] = ()
         self._store, self._rank, self._ranks = store, rank, ranks
-        self._seen: dict[int, tuple[str, float]] = {}  # last heartbeat, and when it was new
+        self._seen: dict[int, tuple[str, Beat, float]] = {}  # last heartbeat, and when it was new
+        self._probed: Collection[int] = ()
+        self._probes: dict[int, Probe] = {}
+        self._losses: dict[int, str] = {}
         self._clock, self._looked = 0.0, time.monotonic()
         self._has_failed, self._count = False, 0
         store.append("ranks", f"{rank} ")
         store.add("begun", 1)
 
+    def probe(self, patience: Patience) -> bool:
+        """Ask the beacons of the ranks watched; return whether one is newly found lost."""
+        now = time.monotonic()
+        self._clock += min(now - self._looked, 2 * patience.beat * patience.stretch)
+        self._looked = now
+        for probe in self._probes.values():
+            probe.look(self._clock, patience.beat)
+        return any(self._loss(rank, patience) for rank in self._probes.keys() - self.gone.keys())
+
+    def close(self) -> None:
+        """Close the connections to beacons."""
+        for probe in [*self._probes.values()]:
+            probe.close()
+
     def look(self, members: Sequence[int], patience: Patience) -> tuple[Status, list[Sign]]:
         """Return the status record and the signs of some ranks, among them ``members`` to wait for.
 
         One call of the store, once all ranks have begun, for at most 10 keys and the suspects.
+        After :meth:`probe`: a rank that leaves says so before its beacon goes out.
         """
-        now = time.monotonic()
-        self._clock += min(now - self._looked, 2 * patience.beat * patience.stretch)
-        self._looked = now
         watched = self._watched(members)
         found = self._store.multi_get([KEY, *(f"rank{rank}" for rank in watched)])
         self.record.text, *beats = (value.decode() for value in found)
@@ -96,30 +114,58 @@ class WatchRing:
         if status.failure is not None and not self._has_failed:
             self._has_failed = True  # less patience from now on, but not for the time before
             for rank in self._seen.keys() - self.gone.keys():
-                self._seen[rank] = self._seen[rank][0], self._clock
-        limit = patience.after_failure if self._has_failed else patience.normal
-        pairs = list(zip(watched, beats, strict=True))
-        signs = [self._sign(*pair, limit, patience.stretch, status.silent) for pair in pairs]
-        self._report(status.silent, dict(pairs))
+                self._seen[rank] = *self._seen[rank][:2], self._clock
+        pairs = dict(zip(watched, beats, strict=True))
+        signs = [self._sign(*pair, patience, status.silent) for pair in pairs.items()]
+        for rank in self._probes.keys() - {*self._probed}:
+            # The probe of a lost rank is the only one that its beacon has ever answered.
+            if self.gone.get(rank) != "lost":
+                self._probes.pop(rank).close()
+        self._report(status.silent, pairs)
         return status, signs
 
-    def _sign(
-        self, rank: int, beat: str, limit: float, own_stretch: float, reported: Silence | None
-    ) -> Sign:
-        if self._seen.get(rank, ("", 0.0))[0] != beat:
-            self._seen[rank] = beat, self._clock
-        _, stretch, elsewhere, *fields = json.loads(beat)
-        phase, silence = Phase(*fields), self._clock - self._seen[rank][1]
-        is_lost = silence > limit * max(stretch, own_stretch)
-        if reported is not None and reported[:2] == (rank, beat):
-            silence, is_lost = max(silence, reported.seconds), True
-        if phase.verb == "left":
+    def _sign(self, rank: int, text: str, patience: Patience, reported: Silence | None) -> Sign:
+        if rank not in self._seen or self._seen[rank][0] != text:
+            self._seen[rank] = text, Beat.parse(text), self._clock
+        beat = self._seen[rank][1]
+        self._keep_probe(rank, beat.place)
+        loss = self._loss(rank, patience)
+        if reported is not None and reported[:2] == (rank, text):
+            loss = loss or reported.loss
+        if beat.phase.verb == "left":
             self.gone[rank] = "left"
-        elif is_lost:
-            self.gone[rank] = "lost"
+        elif loss:
+            self.gone[rank], self._losses[rank] = "lost", loss
         else:
             self.gone.pop(rank, None)
-        return Sign(rank, phase, silence, is_lost, elsewhere and Elsewhere(*elsewhere))
+        return Sign(rank, beat.phase, loss, beat.elsewhere)
+
+    def _loss(self, rank: int, patience: Patience) -> str:
+        """Return why ``rank`` counts as lost, "" if it does not.
+
+        No heartbeats are not enough where its beacon can be asked: a call that holds Python's lock
+        stops them. Nor is no answer: the way to its beacon may be cut, and that to the store not.
+        """
+        _, beat, since = self._seen[rank]
+        silence = self._clock - since
+        stretch = max(beat.stretch, patience.stretch)
+        probe = self._probes.get(rank)
+        if probe is None or not probe.is_known:
+            limit = patience.after_failure if self._has_failed else patience.normal
+            is_judged = probe is not None or beat.place is None  # others are, by their watchers
+            is_lost = is_judged and silence > limit * stretch
+            return f"no sign of life for {silence:.0f} s" if is_lost else ""
+        if probe.has_ended:
+            return "its process has ended"
+        mute = 0.0 if probe.mute_since is None else min(silence, self._clock - probe.mute_since)
+        return f"no answer for {mute:.0f} s" if mute > patience.mute * stretch else ""
+
+    def _keep_probe(self, rank: int, place: Place | None) -> None:
+        """Let the probe of ``rank`` be one of ``place``, if this rank is to ask it."""
+        if (old := self._probes.get(rank)) is not None and old.place != place:
+            self._probes.pop(rank).close()
+        if place is not None and rank in self._probed and rank not in self._probes:
+            self._probes[rank] = Probe(place)
 
     def _report(self, reported: Silence | None, beats: Mapping[int, str]) -> None:
         """Tell all ranks of one that is lost, or that the one reported lives after all."""
@@ -128,8 +174,7 @@ class WatchRing:
             rank = next((rank for rank, how in self.gone.items() if how == "lost"), None)
             if rank is None:
                 return
-            beat, since = self._seen[rank]
-            found = Silence(rank, beat, self._clock - since)
+            found = Silence(rank, self._seen[rank][0], self._losses[rank])
         elif beats.get(reported.rank, reported.beat) == reported.beat:
             return
         self.record.change(
@@ -142,7 +187,8 @@ class WatchRing:
         status = self.record.status
         named = (status.silent and status.silent.rank, status.left, status.front)
         begun = {*self.suspects}.intersection(self.begun) if self.suspects else ()
-        found = (*self._next(self.begun), *self._next(sorted(members)), *named, *begun)
+        self._probed = (*self._next(self.begun), *begun)
+        found = (*self._probed, *self._next(sorted(members)), *named)
         return [rank for rank in dict.fromkeys(found) if rank not in (None, self._rank)]
 
     def _look_who_has_begun(self) -> None:

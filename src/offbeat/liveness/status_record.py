@@ -32,7 +32,7 @@ class Silence(NamedTuple):
 
     rank: int
     beat: str  # its last heartbeat
-    seconds: float
+    loss: str  # why it counts as lost
 
 
 class Failure(NamedTuple):

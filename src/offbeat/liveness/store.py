@@ -17,11 +17,12 @@ from torch.distributed import DistNetworkError, Store
 
 from offbeat.liveness.mirror import Mirror
 from offbeat.liveness.ticker import Ticker
+from offbeat.platform.answering import own_hosts
 from offbeat.platform.process_group import another_client, hang_up
 
 Result = TypeVar("Result")
 
-LIMIT = 15.0  # seconds for one call: as long as a rank may be silent, for a short cut of the link
+LIMIT = 7.0  # seconds for one call: longer than a rank may be silent, for a short cut of the link
 TICK = 0.5  # seconds of one wait
 ABSENT = "?"  # a value that no key has
 
@@ -60,6 +61,11 @@ class TimedStore:
         return self._calls.run(
             lambda s: s.another_client() if isinstance(s, Mirror) else another_client(s)
         )
+
+    @property
+    def own_hosts(self) -> list[str]:
+        """The addresses of this machine by which those who call the store may reach it."""
+        return own_hosts(self._calls.client.sockets)
 
     def ticker(self, rank: int, seconds: float) -> Ticker:
         """Return the thread of this process that calls functions of ``rank`` every ``seconds``."""
@@ -189,6 +195,11 @@ class _Client:
         # A thread that returns from a call while the interpreter finalizes aborts the process.
         atexit.register(self._end_at_exit)
 
+    @property
+    def sockets(self) -> frozenset[int]:
+        """The sockets of the connection."""
+        return self._sockets if self._mirror is None else self._mirror.sockets
+
     @classmethod
     def of(cls, store: Store, user: _Calls, returns: bool) -> "_Client":
         """Return the client of this process for ``store``."""
@@ -240,7 +251,7 @@ class _Client:
         self.end("Python ends")
         if self._thread.is_alive():  # in a call, which keeps its client's sockets open
             with _without_stderr():
-                hang_up(self._mirror.sockets if self._mirror is not None else self._sockets)
+                hang_up(self.sockets)
                 self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
