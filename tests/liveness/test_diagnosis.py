@@ -15,6 +15,6 @@ def test_a_rank_that_left_is_a_fault_to_those_that_call(
     verb: str, is_late: bool, is_fault: bool
 ) -> None:
     """A rank in its own code may be about to leave too, though its exchange has failed already."""
-    left = Sign(1, Phase(calls=4, verb="left"), silence=0.0)
+    left = Sign(1, Phase(calls=4, verb="left"))
     fault = find_fault(left, Wait(0, Phase(calls=4, verb=verb), (), is_late))
     assert isinstance(fault, PeerLost) is is_fault

@@ -1,7 +1,6 @@
 """A few ranks are watched by each: every fault is found, and false ones are not, in any world."""
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from offbeat.liveness import heartbeat
+from offbeat.liveness.beat import Beat
 from offbeat.liveness.failure import PeerLost, Phase
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.liveness.ring import Patience, WatchRing
@@ -123,7 +123,8 @@ def test_a_rank_that_is_lost_later_has_a_watcher_left(hearts: Hearts) -> None:
     while known.get(8) != "lost":
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert hearts.all[12]._ring.gone == {5: "lost"}, "by the notice alone"
+    (reported,) = hearts.all[12]._ring.gone.items()
+    assert reported in {(rank, "lost") for rank in (5, 6, 7)}, "by the notice alone"
 
 
 @pytest.mark.fault(
@@ -285,10 +286,10 @@ class CountingStore:
 
 @pytest.mark.parametrize("size", [8, 64, 4096])
 @pytest.mark.parametrize("waits", ["no", "step", "backward"])
-def test_a_beat_takes_two_calls_of_the_store_in_every_world(
+def test_a_beat_takes_few_calls_of_the_store_in_every_world(
     size: int, waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beside ranks that have left, are lost, and wait in another call."""
+    """A write and a read, or four; also beside ranks that left, are lost, or wait elsewhere."""
     store = CountingStore()
     timed = TimedStore(store)  # type: ignore[arg-type]
     monkeypatch.setattr(heartbeat, "BEAT", 1e-3)  # every wait is long enough for a look
@@ -297,7 +298,7 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
     beats = timed.under("heartbeat")
     for rank in range(1, size):
         there = Phase(calls=9, verb="left") if rank == size // 2 else Phase(calls=1)
-        beats.set(f"rank{rank}", json.dumps([1, 1.0, None, *there]))
+        beats.set(f"rank{rank}", Beat(1, 1.0, there).dump())
         beats.append("ranks", f"{rank} ")
         beats.add("begun", 1)
     one._ring.record.change(lambda old: old._replace(front=size - 2, left=size // 2))
@@ -315,11 +316,13 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
         one._tick()  # all ranks are known, and this one has come to the front
         store.calls.clear()
         store.keys = 0
-        for _ in range(10):
+        for tick in range(40):
+            monkeypatch.setattr(one._writer, "_written", 0.0 if tick % 4 == 0 else 1e12)
             one._tick()
     found, keys = dict(store.calls), store.keys
-    assert found == {"set": 10, "multi_get": 10}
-    assert keys <= 10 * 9
+    reads = 10 if waits == "no" else 40
+    assert found == {"set": 10, "multi_get": reads}
+    assert keys <= reads * 9
     assert not one.has_agreed_error
     one.stop()
     timed.close()
@@ -328,9 +331,9 @@ def test_a_beat_takes_two_calls_of_the_store_in_every_world(
 def test_a_start_of_many_ranks_reads_their_list_a_few_times() -> None:
     store = CountingStore()
     timed = TimedStore(store)  # type: ignore[arg-type]
-    rings, patience = [], Patience(15.0, 5.0, 1.0)
+    rings, patience = [], Patience(15.0, 5.0, 6.0, 1.0)
     for rank in range(100):
-        timed.set(f"rank{rank}", json.dumps([1, 1.0, None, *Phase()]))
+        timed.set(f"rank{rank}", Beat(1, 1.0, Phase()).dump())
         rings.append(WatchRing(timed, rank, range(120)))
         rings[0].look((), patience)
     assert store.calls["get"] <= 8
@@ -400,7 +403,7 @@ def test_the_pace_follows_what_a_beat_takes() -> None:
     for _ in range(20):
         stretch = stretched(stretch, 5.0)
     assert stretch == 10
-    for _ in range(20):
+    for _ in range(60):
         stretch = stretched(stretch, 0.1)
     assert stretch == 1
 

@@ -194,7 +194,7 @@ def test_a_slow_network_is_no_disagreement(other: Phase, is_fault: bool) -> None
     here = Phase(calls=3, verb="backward", steps=3, exchanges=5, turn=1)
     for members in ((0, 1), (0, 2)):
         wait = Wait(rank=0, phase=here, members=members, is_late=True)
-        found = find_fault(Sign(rank=1, phase=other, silence=0.0), wait)
+        found = find_fault(Sign(rank=1, phase=other), wait)
         assert (found is not None) == (is_fault and 1 in members)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 import time
 from typing import NamedTuple, final
 
@@ -62,19 +63,20 @@ class BeatWriter:
         beat = Beat(self._count, stretch, phase, elsewhere, self._place)
         self._store.set(self._key, beat.dump())
 
-    def end(self, stretch: float, phase: Phase) -> None:
-        """Write the last one, without a place.
-
-        From now on only silence counts, as long as that of a rank without a beacon: a script that
-        has ended without an error has said all that the others need, and they may be busy with it.
-        """
-        place, self._place = self._place, None
-        with contextlib.suppress(RuntimeError):
-            self.write(stretch, phase, None)
-        if place is not None:
-            beacon.put_out(place)
-
-    def end_at_once(self) -> None:
-        """Count as lost, unless the last one says that this rank has left."""
+    def end(self) -> None:
+        """Count as lost from now on, unless the last one says that this rank has left."""
         if self._place is not None:
             beacon.put_out(self._place)
+
+    def end_with_script(self, stretch: float, phase: Phase) -> None:
+        """Count as lost after an error; else write a last one without a place.
+
+        Then only silence counts, as that of a rank without a beacon: a script that has ended has
+        sent all that the others need, but they may not have received it.
+        """
+        if hasattr(sys, "last_type"):
+            self.end()
+        elif self._place is not None:
+            self._place = None
+            with contextlib.suppress(RuntimeError):
+                self.write(stretch, phase, None)

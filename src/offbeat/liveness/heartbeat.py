@@ -10,7 +10,6 @@ All ranks then end their waits with that error.
 import atexit
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
@@ -230,7 +229,7 @@ class Heartbeat(FailureDetector):
             with contextlib.suppress(RuntimeError):
                 self._beat(self._ticker.stretch)
                 self._ring.record.post(left=self.rank)
-        self._writer.end_at_once()  # not before: whoever finds it out reads whether we have left
+        self._writer.end()  # not before: whoever finds it out reads whether we have left
 
     def forget_groups(self) -> None:
         """Drop the groups of :meth:`guard`, and works that the agreed error has ended."""
@@ -249,10 +248,7 @@ class Heartbeat(FailureDetector):
         if os.getpid() != self._process:
             return  # a forked child: the heartbeat is its parent's
         self._end_thread()
-        if hasattr(sys, "last_type"):  # an error has ended the script
-            self._writer.end_at_once()
-        else:
-            self._writer.end(self._ticker.stretch, self._phase)
+        self._writer.end_with_script(self._ticker.stretch, self._phase)
 
     def _beat(self, stretch: float) -> None:
         self._writer.write(stretch, self._phase, crossed_waits.elsewhere(self))
@@ -260,8 +256,7 @@ class Heartbeat(FailureDetector):
     def _tick(self) -> None:
         try:
             stretch, has_news = self._ticker.stretch, self._ring.probe(self._patience)
-            is_due = self._writer.is_due(BEAT * stretch * (1 - 0.5 / LOOKS))
-            if is_due:
+            if is_due := self._writer.is_due(BEAT * stretch * (1 - 0.5 / LOOKS)):
                 self._beat(stretch)
             if is_due or has_news or self._wait() is not None:
                 self._judge()
@@ -295,16 +290,15 @@ class Heartbeat(FailureDetector):
     def _judge(self) -> None:
         """Look once, and make the first fault the agreed error if this rank waits."""
         wait, exchanges = self._wait(), self._phase.verb == "backward"
-        status, signs = self._ring.look(
-            self._members if wait is not None and (exchanges or wait.has_met_another) else (),
-            self._patience,
-        )
+        is_joined = wait is not None and (exchanges or wait.has_met_another)
+        status, signs = self._ring.look(self._members if is_joined else (), self._patience)
         self.request = status.request
         if wait is not None:
             self._adopt(status)
         if self._agreed is not None or status.agreed is not None:
             return
-        fault = self._absence(status)
+        failure = status.failure
+        fault = failure and find_absence(failure, self.rank, self._phase)
         if fault is None and wait is not None:
             faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
             fault = next((fault for fault in faults if fault is not None), None)
@@ -314,7 +308,7 @@ class Heartbeat(FailureDetector):
                 )
         if fault is not None:
             self.report_error(fault)
-        elif (mine := self._failure) is not None and mine.precedes(status.failure):
+        elif (mine := self._failure) is not None and mine.precedes(failure):
             self._ring.record.change(
                 lambda old: old._replace(failure=mine) if mine.precedes(old.failure) else old
             )
@@ -322,13 +316,7 @@ class Heartbeat(FailureDetector):
             self._timeout.warn(self.rank, self._phase, time.monotonic() - since)
 
     def _adopt(self, status: Status) -> None:
-        if status.agreed is not None:
-            self._agreed = self._agreed or status.agreed.error
-
-    def _absence(self, status: Status) -> Exception | None:
-        """Return the error if another rank has waited for this one until its timeout."""
-        failure = status.failure
-        return failure and find_absence(failure, self.rank, self._phase)
+        self._agreed = self._agreed or (status.agreed and status.agreed.error)
 
     def _crossed(self, sign: Sign, wait: Wait) -> Exception | None:
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""

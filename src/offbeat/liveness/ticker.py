@@ -75,13 +75,13 @@ def stretched(stretch: float, seconds: float) -> float:
     """Return the next factor, at least 1, by which the time between two calls is longer.
 
     It grows in proportion to what a call takes, but at most twofold, so that a single pause is
-    soon forgotten; and it shrinks by a fifth per call.
+    soon forgotten; and it shrinks by a twentieth per call.
 
     Args:
         stretch: the present factor.
         seconds: how long the last call has taken, counted from when it was due.
 
     >>> stretched(1.0, 0.1), stretched(1.0, 0.75), stretched(1.0, 14.0), stretched(10.0, 0.1)
-    (1.0, 1.5, 2.0, 8.0)
+    (1.0, 1.5, 2.0, 9.5)
     """
-    return min(2 * stretch, max(1.0, seconds / SLOW, 0.8 * stretch))
+    return min(2 * stretch, max(1.0, seconds / SLOW, 0.95 * stretch))
