@@ -66,8 +66,7 @@ class Heartbeat(FailureDetector):
         self._has_met_another = False
         self._agreed: Exception | None = None
         self.request: JoinRequest | None = None  # of a rank that waits to join, at the last look
-        self._process, self._started = os.getpid(), time.monotonic()
-        self._is_leaving = Event()
+        self._process, self._started, self._is_leaving = os.getpid(), time.monotonic(), Event()
         crossed_waits.add(self)
         interrupts.open(self)
         self._writer = BeatWriter(self._store, rank)

@@ -128,7 +128,7 @@ class WatchRing:
         if rank not in self._seen or self._seen[rank][0] != text:
             self._seen[rank] = text, Beat.parse(text), self._clock
         beat = self._seen[rank][1]
-        self._keep_probe(rank, beat.place)
+        self._keep_probe(rank, beat.place, patience.beat)
         loss = self._loss(rank, patience)
         if reported is not None and reported[:2] == (rank, text):
             loss = loss or reported.loss
@@ -160,12 +160,13 @@ class WatchRing:
         mute = 0.0 if probe.mute_since is None else min(silence, self._clock - probe.mute_since)
         return f"no answer for {mute:.0f} s" if mute > patience.mute * stretch else ""
 
-    def _keep_probe(self, rank: int, place: Place | None) -> None:
+    def _keep_probe(self, rank: int, place: Place | None, every: float) -> None:
         """Let the probe of ``rank`` be one of ``place``, if this rank is to ask it."""
         if (old := self._probes.get(rank)) is not None and old.place != place:
             self._probes.pop(rank).close()
         if place is not None and rank in self._probed and rank not in self._probes:
             self._probes[rank] = Probe(place)
+            self._probes[rank].look(self._clock, every)
 
     def _report(self, reported: Silence | None, beats: Mapping[int, str]) -> None:
         """Tell all ranks of one that is lost, or that the one reported lives after all."""
