@@ -247,7 +247,7 @@ def test_a_plain_ddp_script_runs() -> None:
 
 @pytest.mark.fault(
     "a rank is killed during training",
-    "PeerLost on every other rank within 30 s; names the rank",
+    "PeerLost on every other rank within seconds; names the rank",
     group="Lost ranks and connections",
 )
 def test_an_offbeat_script_knows_its_nodes_and_survivors_are_told_who_is_lost() -> None:
@@ -296,11 +296,11 @@ class CutAfter(Fault):
 
 @pytest.mark.fault(
     "the link of a node is cut for minutes",
-    "PeerLost on every rank within 30 s, also on that node, each for itself",
+    "PeerLost on every rank within 15 s, also on that node, each for itself",
     group="Lost ranks and connections",
 )
 def test_a_cut_that_lasts_ends_every_rank_for_itself() -> None:
-    """The rank behind it cannot reach the store; the others read no heartbeat of it."""
+    """The rank behind it cannot reach the store; its beacon and heartbeats are silent."""
     lines, all_train = Lines(), threading.Event()
 
     def note(rank: int | None, line: str) -> None:
@@ -315,7 +315,7 @@ def test_a_cut_that_lasts_ends_every_rank_for_itself() -> None:
         trains, said = lines.of(rank)
         assert trains == "trains"
         seconds, _, text = said.partition(" ")
-        assert float(seconds) < 30
+        assert float(seconds) < 15
         assert ("which no longer answers" if rank == 1 else "rank 1 is lost") in text
 
 
