@@ -45,7 +45,7 @@ class Beacon:
         if not hosts:
             return None
         with self._changing:
-            self._server = self._server or open_server()
+            self._server = self._server or open_server(is_ipv6=":" in hosts[0])
             if self._server is None:
                 return None
             key = secrets.token_hex(8)

@@ -22,6 +22,7 @@ class Probe:
     Attributes:
         is_known: whether it has answered once. Before, it may be another process that refuses: an
             address may mean another machine here than there.
+        is_refused: whether the last connection was refused.
         has_ended: whether the process has ended, or answers for this rank no more.
         mute_since: when the first question was asked that has no answer, None if all have one.
     """
@@ -29,7 +30,7 @@ class Probe:
     def __init__(self, place: Place) -> None:
         """Connect at the first look."""
         self.place = place
-        self.is_known = self.has_ended = False
+        self.is_known = self.is_refused = self.has_ended = False
         self.mute_since: float | None = None
         self._connection: socket.socket | None = None
         self._unsent = b""
@@ -114,8 +115,9 @@ class Probe:
 
     def _fail(self, error: OSError) -> None:
         self.close()
+        self.is_refused = isinstance(error, ConnectionRefusedError)
         if self.is_known:
-            self.has_ended = isinstance(error, ConnectionRefusedError)
+            self.has_ended = self.is_refused
         else:
             self._attempts += 1  # at another address
             self.mute_since = None

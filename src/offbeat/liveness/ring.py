@@ -151,6 +151,9 @@ class WatchRing:
         stretch = max(beat.stretch, patience.stretch)
         probe = self._probes.get(rank)
         if probe is None or not probe.is_known:
+            if probe is not None and probe.is_refused and self._has_failed:
+                # Most likely it has ended soon after it began: it is given time for a heartbeat.
+                return "its process has ended" if silence > 2 * patience.beat * stretch else ""
             limit = patience.after_failure if self._has_failed else patience.normal
             is_judged = probe is not None or beat.place is None  # others are, by their watchers
             is_lost = is_judged and silence > limit * stretch

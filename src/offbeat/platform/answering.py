@@ -28,15 +28,22 @@ def question(key: str) -> bytes:
     return struct.pack("<BQQ", 5, 1, len(name)) + name
 
 
-def open_server() -> TCPStore | None:
-    """Start a server on a free port of all interfaces; None if it answers no question."""
+def open_server(is_ipv6: bool = False) -> TCPStore | None:
+    """Start a server on a free port of all interfaces; None if it answers no question.
+
+    It looks up the name of whoever connects, for its log. Files of host names have IPv4 addresses
+    as such, and not in the notation of IPv6 that they have on sockets for both.
+    """
     with contextlib.suppress(RuntimeError, OSError):
-        # Its own client looks up the name of the address: that of the loopback interface is known.
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        listening = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6)
+        port, limit = listening.getsockname()[1], timedelta(seconds=LIMIT)
         server = TCPStore(
-            LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT)
-        )
+            LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=limit,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
         server.set("open", "")
-        with socket.create_connection((LOOPBACK, server.port), LIMIT) as client:
+        with socket.create_connection((LOOPBACK, port), LIMIT) as client:
             client.sendall(GREETING + question("open") + question("closed"))
             if client.recv(1) + client.recv(1) == HERE + NOT_HERE:
                 return server

@@ -167,10 +167,10 @@ class Network:
     def hosts(self, node: int | None) -> str:
         """Return lines for /etc/hosts on a node, or in the hub if ``node`` is None.
 
-        On a node the machine's host name resolves to that node. The IPv6 notation of the hub's
-        address is included since torch looks it up.
+        On a node the machine's host name resolves to that node. The IPv6 notations of the hub's
+        address and of the loopback address are included since torch looks them up.
         """
-        names = [(HUB, "hub"), (f"::ffff:{HUB}", "hub-ipv6")]
+        names = [(HUB, "hub"), (f"::ffff:{HUB}", "hub-ipv6"), ("::ffff:127.0.0.1", "loopback-ipv6")]
         names += [(str(_address(other)), f"node{other}") for other in range(self.nodes)]
         names += [] if node is None else [(str(_address(node)), socket.gethostname())]
         return "".join(f"{address} {name}\n" for address, name in names)
