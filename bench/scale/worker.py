@@ -45,8 +45,8 @@ def _train(
     model = torch.nn.Linear(FEATURES, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     _optimize(model, optimizer)  # the first time imports for a second, which others would wait for
-    algorithm = offbeat.sgp(overlap=1, within=within, on_failure="continue")
-    replica = offbeat.replicate(model, algorithm, mesh=world, join=True)
+    algorithm = offbeat.sgp(overlap=1, within=within)
+    replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True)
     _say(store, "in", replica.world.rank, os.getpid())
     losses, last, watch = [], None, Watch(replica)
     while last is None or replica.steps < last:

@@ -54,7 +54,7 @@ def measure(seed: int) -> Recovery:
     """Kill one of the workers at a step that depends on the seed."""
     dice = random.Random(seed)
     victim, fatal = dice.randrange(WORKERS), dice.randrange(20, STEPS // 2)
-    algorithm = "sgp(overlap=1, on_failure='continue')"
+    algorithm = "sgp(overlap=1)"
     printed = run(WORKERS, algorithm, STEPS, victim, fatal, seed, expected=128 + signal.SIGKILL)
     assert sorted(printed) == [rank for rank in range(WORKERS) if rank != victim]
     losses = np.mean([worker["losses"] for worker in printed.values()], axis=0)

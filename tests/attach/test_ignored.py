@@ -163,7 +163,7 @@ def test_a_run_resumes_with_what_it_ignored(text: str) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_joins_keeps_its_own() -> None:
     def work(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        replica = attach(world, "sgp(on_failure='continue')", join=True)
+        replica = attach(world, "sgp()", elastic=True)
         before = split(replica.model)[1]
         if replica.steps:  # it has joined
             assert torch.equal(before["head.weight"], Net(replica.world.rank).head.weight)
@@ -184,7 +184,7 @@ def test_a_rank_that_joins_keeps_its_own() -> None:
 
 def test_nodes_that_take_part_as_one_ignore_too() -> None:
     def work(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        replica = attach(world, "sgp(within='local', on_failure='continue')")
+        replica = attach(world, "sgp(within='local')", elastic=True)
         train(replica, 3)
         replica.finish()
         return split(replica.model)

@@ -333,7 +333,7 @@ def test_start_in_a_running_world(case: str, text: str) -> None:
     ("text", "nodes", "said"),
     [
         ("daso", ((0, 1),), r"all 2 ranks are on one node, so that daso\(\) exchanges gradients"),
-        ("sgp(within='local', on_failure='continue')", ((0, 1),), "gradients inside it only"),
+        ("sgp(within='local')", ((0, 1),), "gradients inside it only"),
         ("adasum(partition=True)", ((0, 1),), "gradients inside it only"),
         ("Average(over='node')", ((0, 1),), "exchanges nothing; pass other nodes as mesh="),
         ("daso", ((0,), (1,)), "every node has one rank, so that .* parameters between nodes only"),

@@ -18,10 +18,8 @@ import offbeat
 from crowd import Crowd
 from held import descriptors, settles, threads
 from offbeat.elastic import generation, handover, join, join_barrier
-from offbeat.methods import PushSum
 from offbeat.replica import replicate
 from offbeat.testing import ThreadWorld, snapshot
-from offbeat.topology.graph import mixing_matrix
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
 from outcomes import alike
@@ -31,8 +29,8 @@ from reference import push_sum
 from reference.elastic import elastic_sgp
 from reference.participants import Array
 
-CONTINUE = "sgp(on_failure='continue')"
-OVERLAP = "sgp(overlap=1, on_failure='continue')"
+CONTINUE = "sgp()"
+OVERLAP = "sgp(overlap=1)"
 LR = 0.05
 
 
@@ -47,7 +45,7 @@ def perish(links: Links | None) -> None:
 
 def attach(world: World, algorithm: str, model: nn.Module | None = None) -> offbeat.Replica:
     own = Quadratic() if model is None else model
-    return offbeat.replicate(own, offbeat.algorithm(algorithm), mesh=world, join=True)
+    return offbeat.replicate(own, offbeat.algorithm(algorithm), mesh=world, elastic=True)
 
 
 def train(replica: offbeat.Replica, until: int, pause: Callable[[], float]) -> None:
@@ -79,7 +77,7 @@ def finish(replica: offbeat.Replica) -> tuple[Array, dict[str, Any]]:
     ],
 )
 @pytest.mark.fault(
-    "a new worker joins a run (join=True)",
+    "a new worker joins an elastic run",
     "the others go on; numerators and weights are conserved",
 )
 def test_joins_conserve_mass(
@@ -90,7 +88,7 @@ def test_joins_conserve_mass(
     ends: list[int] = []  # the step at which all stop, which the first one to know it writes
 
     def work(world: World) -> tuple[int, Array, float, Array, dict[str, Any]]:
-        replica = attach(world, f"sgp({more}on_failure='continue')")
+        replica = attach(world, f"sgp({more})")
         own = random.Random(f"{world.rank} {draws.random()}")
         while not ends or replica.steps < ends[0]:
             train(replica, replica.steps + 1, lambda: own.uniform(0, pauses))
@@ -123,7 +121,7 @@ def test_joins_conserve_mass(
         assert weight == pytest.approx(w[rank], abs=1e-12)
         assert np.array_equal(end, results[0][3])
         assert (stats["size"], stats["lost"]) == (5, [])
-        assert stats["joined"] == told["joined"][max(0, rank - 3) :]
+        assert stats["joined"] == told["joined"]
 
 
 def reached(replica: offbeat.Replica, joined: int, lost: int = 0, seconds: float = 40.0) -> None:
@@ -144,7 +142,7 @@ def meet(replica: offbeat.Replica, margin: int = 40) -> tuple[Array, dict[str, A
 
 @pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP])
 @pytest.mark.fault(
-    "a worker is lost, and a new process takes its number (join=True)",
+    "a worker is lost, and a new process takes its number",
     "it waits until the loss is noticed, joins, and all train on",
 )
 def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
@@ -164,7 +162,7 @@ def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
     for rank, (end, stats) in enumerate(results):
         assert np.array_equal(end, results[0][0])
         assert [each["rank"] for each in stats["joined"]] == [1]
-        assert [each["rank"] for each in stats["lost"]] == ([] if rank == 1 else [1])
+        assert [each["rank"] for each in stats["lost"]] == [1]
         assert (stats["rank"], stats["size"]) == (rank, 4)
 
 
@@ -450,7 +448,7 @@ class Other(Quadratic):
     [
         (None, CONTINUE, Other, "'more' exists on only one of them"),
         (None, OVERLAP, Quadratic, f"the algorithm is {CONTINUE} here and {OVERLAP} there"),
-        (None, "ddp", Quadratic, "join=True with ddp():"),
+        (None, "torch_ddp", Quadratic, "elastic=True with torch_ddp():"),
         (1, CONTINUE, Quadratic, "rank 1 takes part in the run already"),
         (7, CONTINUE, Quadratic, "it is none of those that were lost, []; give rank=None"),
     ],
@@ -514,7 +512,7 @@ def test_checkpoints_of_a_grown_world() -> None:
     """Weights of others than this rank may vary after a join, also where this one's is 1."""
     saved: dict[int, Any] = {}
     before: dict[int, Any] = {}
-    ring = "sgp('ring', on_failure='continue')"
+    ring = "sgp('ring')"
 
     def work(world: World) -> tuple[Array, Array, str]:
         replica = attach(world, ring)
@@ -556,39 +554,6 @@ def test_checkpoints_of_a_grown_world() -> None:
         np.testing.assert_allclose(end, first, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(("overlap", "every"), [(0, 1), (1, 1), (2, 1), (3, 1), (0, 3)])
-@pytest.mark.parametrize(
-    "topology", [offbeat.Exponential(), offbeat.Exponential(peers=2), offbeat.Ring()], ids=str
-)
-def test_who_begins_the_step_of_the_admission_has_heard_of_it(
-    topology: offbeat.Topology, overlap: int, every: int
-) -> None:
-    """By messages alone; and one step before, somebody may not have."""
-    exchange = PushSum(topology=topology, overlap=overlap, every=every)
-    every, shift = max(every, overlap), every - 1
-    for size in (2, 3, 5, 8, 13):
-        if size < 4 and topology != offbeat.Ring() and "2" in str(topology):
-            continue
-        for sender in (0, size - 1):
-            for step in range(5):
-                promised = exchange.reaches_all(size, sender, step)
-                heard = np.zeros(size, dtype=bool)
-                carried = heard  # by the messages in flight
-                all_heard_at = None
-                for k in range(promised + 2):
-                    if all_heard_at is None and heard.all():
-                        all_heard_at = k
-                    if k == step:
-                        heard = heard | (np.arange(size) == sender)
-                    if (k - shift) % every == 0:
-                        graph = mixing_matrix(topology, size, k // every) > 0
-                        heard = heard | carried  # waits for the last, then launches
-                        carried = graph @ heard
-                        if overlap == 0:
-                            heard, carried = heard | carried, np.zeros(size, dtype=bool)
-                assert all_heard_at == promised
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.fault(
@@ -607,11 +572,11 @@ def test_processes_come_and_go(seed: int) -> None:
 
 
 @pytest.mark.fault(
-    "join=True is combined with a recipe that cannot lose ranks", "`ValueError` on all ranks"
+    "elastic=True is combined with a recipe that cannot lose ranks", "`ValueError` on all ranks"
 )
-@pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd"])
+@pytest.mark.parametrize("text", ["torch_ddp", "lags('adaptive')", "lags(measure=True)"])
 def test_recipes_that_nobody_can_join(text: str) -> None:
-    assert "join=True with" in alike(lambda world: attach(world, text))
+    assert "elastic=True with" in alike(lambda world: attach(world, text))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from offbeat.lab import Loopback
 from offbeat.liveness import heartbeat
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.methods import Average, Mean, PushSum
 from offbeat.replica.saving.rank_files import RankFiles, Save
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.links import Links
@@ -35,7 +34,7 @@ from problems import Quadratic, flat
 from ranks import Spawned
 from reference.participants import Array
 
-CONTINUE = "sgp(on_failure='continue')"
+CONTINUE = "sgp"
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +141,7 @@ def test_where_nobody_is_lost_the_error_stays() -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("more", ["", "overlap=1, ", "overlap=2, wire='bf16', "])
 @pytest.mark.fault(
-    "a rank is lost under on_failure='continue'",
+    "a rank is lost in an elastic run of sgp()",
     "the others reconnect and converge to the mean of their models",
 )
 def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(
@@ -155,7 +154,7 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(
     def work(world: World) -> tuple[Array, Array, int, dict[str, Any]] | None:
         model = Quadratic()
         replica = offbeat.replicate(
-            model, offbeat.algorithm(f"sgp({more}on_failure='continue')"), mesh=world
+            model, offbeat.algorithm(f"sgp({more})"), mesh=world, elastic=True
         )
         with torch.no_grad():
             for parameter, part in ((model.matrix, slice(6)), (model.vector, slice(6, None))):
@@ -182,7 +181,7 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(
     ends, at_loss, came_at, stats = zip(*results, strict=True)
     assert len(set(came_at)) > 1, "somebody had to catch up"
     for end, told in zip(ends, stats, strict=True):
-        assert told["lost"] == [{"rank": victim, "step": max(came_at)}]
+        assert told["lost"] == [{"rank": victim, "step": max(came_at), "used": max(came_at)}]
         assert (told["size"], told["step"]) == (3, steps)
         assert np.array_equal(end, ends[0])
         # Mass is conserved from then on, casts included: only the order of float64 sums differs.
@@ -199,7 +198,7 @@ def test_survivors_catch_up_and_converge_to_the_mean_of_their_models(
 def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
     def work(world: World) -> tuple[float, float] | None:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world, elastic=True)
         with torch.no_grad():
             model.vector.fill_(float(world.rank))
         if world.rank == 2:
@@ -244,10 +243,10 @@ def placed(replica: offbeat.Replica, value: float) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_loss_found_in_state_dict_is_survived() -> None:
     """The message of the lost rank is missing; only its receiver waits for it while it saves."""
-    text, victim = "sgp(overlap=1, on_failure='continue')", 3
+    text, victim = "sgp(overlap=1)", 3
 
     def work(world: World) -> tuple[dict[str, Any], bool, float, float, dict[str, Any]] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, elastic=True)
         placed(replica, float(world.rank))
         replica.step()  # all ranks compare in their first one
         replica.consensus_distance()
@@ -300,7 +299,7 @@ def test_survivors_of_a_loss_in_a_save_save_again(
     links: dict[int, Any] = {}
 
     def work(world: World) -> int | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         links[world.rank] = replica._connection.links
         for _ in range(2):
             replica.step()
@@ -328,10 +327,10 @@ def test_survivors_of_a_loss_in_a_save_save_again(
 @pytest.mark.parametrize("lost_in", ["load_state_dict", "step"])
 def test_a_loss_found_in_load_state_dict_is_survived(lost_in: str, finished: bool) -> None:
     """In the load itself, and where survivors go back to what was saved before the loss."""
-    text, victim = "sgp(overlap=1, on_failure='continue')", 2
+    text, victim = "sgp(overlap=1)", 2
 
     def work(world: World) -> tuple[float, int, float] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, elastic=True)
         placed(replica, float(world.rank))
         for _ in range(2):
             replica.step()
@@ -372,13 +371,13 @@ def test_survivors_refuse_the_unfinished_state_of_a_larger_world() -> None:
     saved = {}
 
     def save(world: World) -> None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         replica.step()
         saved[world.rank] = replica.state_dict()
         replica.detach()
 
     def load(world: World) -> None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         if world.rank == 2:
             return perish(replica._connection.links)
         replica.load_state_dict(saved[world.rank])
@@ -396,7 +395,7 @@ def test_survivors_refuse_the_unfinished_state_of_a_larger_world() -> None:
 @pytest.mark.usefixtures("quick")
 def test_two_ranks_lost_at_once() -> None:
     def work(world: World) -> tuple[float, dict[str, Any]] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         placed(replica, float(world.rank))
         if world.rank in (1, 3):
             perish(replica._connection.links)
@@ -436,7 +435,7 @@ def test_another_loss_while_survivors_connect_is_survived(
     monkeypatch.setattr(survivors, "regroup", dies_here)
 
     def work(world: World) -> tuple[float, dict[str, Any]] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         placed(replica, float(world.rank))
         if world.rank == 3:
             perish(replica._connection.links)
@@ -466,7 +465,7 @@ def test_another_loss_while_survivors_connect_is_survived(
 @pytest.mark.fault("all ranks but one are lost", "the last one trains alone")
 def test_the_last_survivor_trains_alone() -> None:
     def work(world: World) -> dict[str, Any] | None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(CONTINUE), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
         if world.rank == 0:
             perish(replica._connection.links)
             return None
@@ -480,21 +479,21 @@ def test_the_last_survivor_trains_alone() -> None:
         _, stats = ThreadWorld(2).run(work)
     assert stats is not None
     assert (stats["rank"], stats["size"], stats["step"]) == (1, 1, 3)
-    assert stats["lost"] == [{"rank": 0, "step": 0}]
+    assert stats["lost"] == [{"rank": 0, "step": 0, "used": 0}]
     assert "slot is disabled: its group has one member" in stats["notes"][0]
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("text", "said"), [("sgp", "is lost"), (CONTINUE, "has left (detach)")])
+@pytest.mark.parametrize(("elastic", "said"), [(False, "is lost"), (True, "has left (detach)")])
 @pytest.mark.fault(
     "a rank leaves (detach) while the others train",
     "PeerLost on every other rank: leaving is no loss",
 )
-def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> None:
+def test_an_error_by_default_and_where_a_rank_has_left(elastic: bool, said: str) -> None:
     def work(world: World) -> None:
-        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world)
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=elastic)
         if world.rank == 1:
-            return replica.detach() if text == CONTINUE else perish(replica._connection.links)
+            return replica.detach() if elastic else perish(replica._connection.links)
         for _ in range(3):
             replica.step()
         return None
@@ -506,41 +505,13 @@ def test_an_error_by_default_and_where_a_rank_has_left(text: str, said: str) -> 
         assert f"rank 1 {said}" in str(error)
 
 
-def test_raise_is_the_default_everywhere() -> None:
-    assert PushSum().on_failure == Average().on_failure == "raise"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("sgp(on_failure='stop')", "on_failure='stop', expected 'raise' or 'continue'"),
-    ],
-)
-def test_settings_that_mean_nothing(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        offbeat.algorithm(text)
-
-
-@pytest.mark.parametrize("over", ["world", "node"])
-@pytest.mark.fault(
-    "on_failure='continue' is combined with an exchange of all ranks in backward", "ValueError"
-)
-def test_no_exchange_of_all_inside_backward_beside_it(over: Literal["world", "node"]) -> None:
-    gossip = PushSum(over=over, on_failure="continue")
-    with pytest.raises(ValueError, match="may lose a rank inside backward"):
-        offbeat.Algorithm(Mean(), gossip)
-    near = None if over == "node" else Mean(over="local")
-    with pytest.raises(ValueError, match="use within=None, within='local'"):
-        offbeat.Algorithm(near, gossip)
-
-
 @pytest.mark.fault(
     "the graph is undefined for one rank fewer", "ValueError on all ranks in replicate()"
 )
 def test_a_graph_that_cannot_shrink_is_refused_by_all_when_it_is_attached() -> None:
     def work(world: World) -> None:
-        algorithm = offbeat.algorithm("sgp('bipartite', on_failure='continue')")
-        offbeat.replicate(Quadratic(), algorithm, mesh=world)
+        algorithm = offbeat.algorithm("sgp('bipartite')")
+        offbeat.replicate(Quadratic(), algorithm, mesh=world, elastic=True)
 
     errors = errors_of(work, 4)
     assert all(isinstance(error, ValueError) for error in errors)
@@ -573,7 +544,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
 model = torch.nn.Linear(5, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
-replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]))
+replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
 losses = []
 for step in range(500):
     x = torch.randn(32, 5)
@@ -611,12 +582,12 @@ def results_of_survivors(script: str, text: str, victim: int, at: int) -> dict[i
 
 @pytest.mark.processes
 @pytest.mark.fault(
-    "a rank is lost under on_failure='continue'",
+    "a rank is lost in an elastic run of sgp()",
     "the others reconnect and converge to the mean of their models",
 )
 def test_survivors_of_a_killed_process_train_to_the_end(draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(100, 160)
-    algorithm = "sgp(overlap=1, on_failure='continue')"
+    algorithm = "sgp(overlap=1)"
     said = results_of_survivors(TRAIN, algorithm, victim, at)
     first = next(iter(said.values()))
     (lost,) = first["stats"]["lost"]
@@ -638,8 +609,8 @@ def _save_after_each_step(rank: int, results: Any) -> None:
     warnings.simplefilter("ignore")
     model = torch.nn.Linear(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    algorithm = offbeat.algorithm("sgp(overlap=1, on_failure='continue')")
-    replica = offbeat.replicate(model, algorithm)
+    algorithm = offbeat.algorithm("sgp(overlap=1)")
+    replica = offbeat.replicate(model, algorithm, elastic=True)
     for step in range(60):
         model(torch.randn(8, 5)).square().mean().backward()
         optimizer.step()

@@ -28,7 +28,7 @@ REPEATABLE = {
     "sgp(overlap=3, wire='bf16'{})": LONE,
     "sgp('ring', biased=True{})": LONE,
     "sgp(within='local'{})": PAIRS,
-    "sgp(within='local', on_failure='continue'{})": PAIRS,
+    "sgp('ring', within='local'{})": PAIRS,  # in an elastic run: a node is one participant
     "sgp(outer='SGD(lr=1, momentum=0.5)', outer_every=3{})": LONE,
     "d_psgd('ring'{})": LONE,
     "daso(every=2, wait=2{})": PAIRS,
@@ -36,6 +36,10 @@ REPEATABLE = {
 }
 METHODS = REPEATABLE | {"ad_psgd(within=None{})": LONE, "ad_psgd(within='local'{})": PAIRS}
 SKIP = ", nonfinite='skip'"
+
+
+def is_elastic(method: str) -> bool:
+    return method.startswith("sgp('ring', within='local'")
 
 
 def train(model: Quadratic, optimizer: Optimizer, replica: offbeat.Replica, steps: int = 1) -> None:
@@ -64,7 +68,9 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(method: str) -> None:
 
     def worker(world: World) -> str:
         model = Quadratic(torch.float32)
-        replica = offbeat.replicate(model, offbeat.algorithm(method.format("")), mesh=world)
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(method.format("")), mesh=world, elastic=is_elastic(method)
+        )
         optimizer = SGD(model.parameters(), lr=0.1)
 
         def go_on() -> None:
@@ -86,7 +92,7 @@ def test_one_bad_number_is_the_same_error_on_all_ranks(method: str) -> None:
     bad_node = next(node for node in nodes if 2 in node)
     text = "parameter 'vector' is not finite after the optimizer's step"
     named = [f"rank {rank}: {text}" for rank in bad_node]
-    if "on_failure" in method:  # a node is one participant
+    if is_elastic(method):  # a node is one participant
         named = [f"node {nodes.index(bad_node)}: {text}"]
     assert error.startswith(tuple(named))
 
@@ -131,7 +137,7 @@ def test_a_skipped_step_is_one_that_the_optimizer_did_not_make(method: str) -> N
     def worker(world: World, at: int, damaged: bool) -> list[Tensor]:
         model = Quadratic(torch.float32)
         algorithm = offbeat.algorithm(method.format(SKIP if damaged else ""))
-        replica = offbeat.replicate(model, algorithm, mesh=world)
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=is_elastic(method))
         optimizer = SGD(model.parameters(), lr=0.1)
         for step in range(9):
             loss(model, world.rank, 0).backward()
@@ -142,7 +148,7 @@ def test_a_skipped_step_is_one_that_the_optimizer_did_not_make(method: str) -> N
                     model.vector[1] = torch.nan
             optimizer.zero_grad()
             replica.step()
-        if "on_failure" not in method or world.local_rank == 0:  # a node is one participant
+        if not is_elastic(method) or world.local_rank == 0:  # a node is one participant
             measures = replica.stats()["measures"]
             assert measures.get("skipped") == (int(world.rank in nodes[1]) if damaged else None)
         replica.detach()

@@ -333,7 +333,6 @@ def refusals(rank: int, results: Any) -> None:
         ("FSDP1", flattened, "sgp"),
         ("inside", sharded(plain(), mesh["local"]), Algorithm(gradients=TopK(over="local"))),
         ("partition", sharded(plain(), mesh["local"]), "adasum(partition=True)"),
-        ("continue", sharded(plain(), mesh["local"]), "sgp(on_failure='continue')"),
     ):
         try:
             attach(model, text, mesh)
@@ -373,7 +372,6 @@ REFUSED = {
     "FSDP1": "shard it by torch.distributed.fsdp.fully_shard",
     "inside": "cannot exchange gradients of a sharded model",
     "partition": "cannot exchange gradients of a sharded model",
-    "continue": "the shards of a lost rank are lost",
 }
 
 

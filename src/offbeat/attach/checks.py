@@ -85,17 +85,12 @@ def optimizer_fault(
 
 def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | None:
     """Return why the algorithm cannot exchange this rank's shards on these nodes, or None."""
-    gradients, exchange = algorithm.gradients, algorithm.parameters
+    gradients = algorithm.gradients
     if gradients is not None and not gradients.takes_shards:
         return (
             f"{gradients} cannot exchange gradients of a sharded model; use ddp() or lags(), which "
             "exchange them between nodes, or a recipe that exchanges parameters, for example "
             "sgp(within='local') or local_sgd(within='local')"
-        )
-    if exchange is not None and exchange.on_failure == "continue":
-        return (
-            "on_failure='continue' with a sharded model: the shards of a lost rank are lost; use "
-            "on_failure='raise'"
         )
     return sharding_fault(model.parameters, world)
 

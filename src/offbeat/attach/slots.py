@@ -1,8 +1,8 @@
 """The two slots of a replica, filled with the exchanges of an algorithm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
@@ -57,7 +57,7 @@ class SlotFiller:
     A slot without an exchange, or whose group has one member, stays empty: a world of one rank
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
-    :meth:`offbeat.Site.commit`.
+    :meth:`offbeat.Site.commit`. ``stateful``: what else a rank that joins takes over.
     """
 
     algorithm: Algorithm
@@ -66,7 +66,14 @@ class SlotFiller:
     scaler: torch.amp.GradScaler | None
     notes: list[str]
     is_elastic: bool = False
-    transaction: Callable[[], None] | None = None
+    transaction: Callable[[int | None], None] | None = None
+    stateful: tuple[Any, ...] = ()
+
+    @property
+    def exchanges_again(self) -> bool:
+        """Whether the gradients slot goes on after a loss: inside a node a loss ends the node."""
+        exchange = self.algorithm.gradients
+        return self.is_elastic and exchange is not None and exchange.over == "world"
 
     def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""
@@ -93,6 +100,28 @@ class SlotFiller:
             everyone = Site.on("world", links, self.model, control=control)
         return IdleParameters(everyone)
 
+    def common(self) -> list[Any]:
+        """Return the states of optimizers and other objects, for a rank that joins."""
+        return [each.state_dict() for each in self._held]
+
+    def begin_with(self, common: Sequence[Any]) -> None:
+        """Take over what :meth:`common` has returned on another rank.
+
+        Raises ``ValueError`` if that rank was given other objects.
+        """
+        if len(common) != len(self._held):
+            raise ValueError(
+                f"the others passed {len(common)} optimizers, scalers and stateful objects to "
+                f"replicate(), this rank {len(self._held)}; pass the same"
+            )
+        for each, state in zip(self._held, common, strict=True):
+            each.load_state_dict(state)
+
+    @property
+    def _held(self) -> list[Any]:
+        scaler = () if self.scaler is None else (self.scaler,)
+        return [*self.optimizers, *scaler, *self.stateful]
+
     def _site(
         self,
         slot: str,
@@ -102,7 +131,7 @@ class SlotFiller:
     ) -> Site | None:
         if links is not None:
             given = self.optimizers, self.scaler, control
-            more = exchange.peers, self.transaction
+            more = exchange.peers, None if exchange.over == "local" else self.transaction
             site = Site.on(exchange.over, links, self.model, *given, *more)
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site

@@ -21,7 +21,7 @@ from offbeat.attach.checks import (
     optimizer_fault,
 )
 from offbeat.attach.connection import Connection
-from offbeat.exchange import Algorithm, ElasticExchange, Exchanged
+from offbeat.exchange import Algorithm, Exchanged
 from offbeat.platform.process_group import default_group
 from offbeat.transport.links import Links
 from offbeat.transport.world import World, host_name
@@ -57,7 +57,6 @@ def connect(
             raise ValueError(fault)
         return Connection(world, None, None)
     fault = fault or optimizer_fault(model, algorithm, optimizers)
-    fault = fault or (join_fault(algorithm) if run else None)
     fault = fault or (elastic_fault(model, algorithm) if elastic else None)
     links = Links.connect(world, run)
     try:
@@ -93,29 +92,23 @@ def argument_fault(model: Exchanged, algorithm: object) -> str | None:
     return model.fault()
 
 
-def join_fault(algorithm: object) -> str | None:
-    """Return why no rank can join a run of ``algorithm``, or None."""
-    exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
-    if isinstance(exchange, ElasticExchange) and exchange.on_failure == "continue":
-        return None
-    return (
-        f"join=True with {algorithm}: its exchanges wait for all ranks alike, and a run that loses "
-        "one ends; use sgp(on_failure='continue'), or join=False and restart all ranks from a "
-        "checkpoint"
-    )
-
-
 def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
     if model.is_sharded:
         return "elastic=True with a sharded model: the shards of a lost rank are lost with it"
-    for exchange in (algorithm.gradients, algorithm.parameters):
-        if exchange is not None and not exchange.is_transactional:
+    near, far = algorithm.gradients, algorithm.parameters
+    if near is not None and near.over == "local" and (far is None or far.over == "world"):
+        return (
+            f"elastic=True with {algorithm}: a rank that is lost inside backward ends its node, "
+            "so nodes must be what exchanges parameters; use a recipe with within='local', or "
+            "elastic=False"
+        )
+    for exchange in (None if near is None or near.over == "local" else near, far):
+        if exchange is not None and exchange.on_loss is None:
             return (
                 f"elastic=True with {algorithm}: {exchange} cannot be made again without a lost "
-                "rank; use ddp(), lags() or slgs() with a fixed density and without measure=True, "
-                "local_sgd() or diloco() without delay and wire, all over all ranks, "
-                "sgp(on_failure='continue'), or elastic=False"
+                "rank; use a fixed density and measure=False in lags(), partition=False in "
+                "adasum(), ddp() in place of torch_ddp(), or elastic=False"
             )
     return None
 

@@ -9,14 +9,15 @@ from typing import TypeVar, final
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import survivors
-from offbeat.elastic.handover import StartingPoint, give, take
-from offbeat.elastic.join_barrier import JoinBarrier, donor_in, donor_of, let_in
+from offbeat.elastic.admission import Admission
+from offbeat.elastic.handover import give, take
+from offbeat.elastic.join_barrier import donor_in, donor_of, let_in
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Progress, Reconnected
-from offbeat.exchange import BoundGradients, ElasticExchange, Exchanged, IdleParameters
+from offbeat.exchange import BoundGradients, BoundParameters, Exchanged, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.sharding import local
-from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.failure import PeerLost, Phase
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
@@ -63,7 +64,7 @@ class Generation:
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.exchanges_from = 0
-        self._join_barrier = JoinBarrier()
+        self._admission = Admission(connection.links)
 
     @property
     def gradients(self) -> BoundGradients:
@@ -74,9 +75,9 @@ class Generation:
         return self._gradients
 
     @property
-    def is_elastic(self) -> bool:
+    def exchanges_again(self) -> bool:
         """Whether the exchanges of gradients go on after a loss, too."""
-        return self._filler.is_elastic
+        return self._filler.exchanges_again
 
     @property
     def buffers(self) -> BufferBroadcast | None:
@@ -119,7 +120,7 @@ class Generation:
 
         def survive() -> Result:
             while True:
-                self.progress = self.progress._replace(steps=steps())
+                self.progress = self._progress(steps())
                 try:
                     with self.connection.calling(verb):
                         result = call()
@@ -182,13 +183,18 @@ class Generation:
 
         They start from the models as they are. Returns lines for the log.
         """
-        exchange = self.algorithm.parameters
-        survives = exchange is not None and exchange.on_failure == "continue"
-        if not survives and not self._filler.is_elastic:
+        if not self._filler.is_elastic:
             raise loss
         return self._adopt(self._reconnected or self._reconnect(loss))
 
-    def _commit(self) -> None:
+    def _progress(self, steps: int) -> Progress:
+        """Return how far this rank is; gossip, which starts anew, commits nothing."""
+        far = self.algorithm.parameters
+        is_anew = far is not None and far.on_loss == "anew"
+        used = steps if is_anew else self.progress.used
+        return self.progress._replace(steps=steps, used=used)
+
+    def _commit(self, steps: int | None) -> None:
         """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`.
 
         Each rank comes here once it holds the result. So where one has committed, every survivor
@@ -205,35 +211,31 @@ class Generation:
             if agreed == self.progress.commits:
                 raise
         before = self.progress
-        self.progress = before._replace(commits=before.commits + 1, used=before.steps + 1)
+        used = max(before.used, before.steps + 1 if steps is None else steps)
+        self.progress = before._replace(commits=before.commits + 1, used=used)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
         return survivors.reconnect(self.connection, self._filler, self.progress, loss)
 
     @property
     def is_asked(self) -> bool:
-        """Whether a rank waits to join, as far as this one knows, or has just given up."""
-        links = self.connection.links
-        asked = links is not None and links.heartbeat.request is not None
-        return asked or self._join_barrier.request is not None
+        """Whether a rank waits to join, as far as this one knows."""
+        return self._admission.is_asked
 
     def admit(self, model: Exchanged, steps: int) -> list[str]:
         """Let a rank join if all have agreed on that for this step; return lines for the log.
 
-        The members keep numerators and weights, with what is in flight merged. Only the donor
-        is late for the exchange that follows, by one model.
+        What is in flight is merged. Only the donor is late for the exchange that follows, by what
+        it hands over.
         """
-        links, exchange = self.connection.links, self.algorithm.parameters
-        if links is None or not isinstance(exchange, ElasticExchange):
-            return []
-        request = self._join_barrier.due(links, exchange, steps, self.exchanges_from)
-        if request is None:
+        links, request = self.connection.links, self._admission.due()
+        if links is None or request is None:
             return []
         with links.heartbeat.verb("step"):
             weight = self.parameters.drain()
         between = let_in(links, request)
         if between is None:
-            self._join_barrier.is_refused = True
+            self._admission.is_refused = True
             unit = self._unit
             return [f"{unit} {links.world.rank}: {unit} {request.rank} was lost while it joined"]
         members, earlier = links.world.ranks, self.connection
@@ -250,13 +252,22 @@ class Generation:
         return texts
 
     def take(self, model: Exchanged) -> None:
-        """Take the model, half of the weight and the place of the donor: this rank joins."""
-        world = self.connection.world
-        place = take(model, donor_in(world), self._control)
-        self.parameters.restart(place.weight)
-        self.connection.resume(place.phase)
-        self.steps = place.steps
-        self.joined.append({self._unit: world.rank, "step": place.steps})
+        """Take the place, the model and the state of the donor: this rank joins."""
+        slots = self._slots
+        state = take(model, donor_in(self.connection.world), self._control)
+        self._filler.begin_with(state["stateful"])
+        self.parameters.reset()
+        self.parameters.restart(state["weight"])
+        for slot, common in zip(slots, state["slots"], strict=True):
+            slot.begin_with(common)
+        self.progress = Progress(*state["progress"])
+        self.connection.resume(Phase(*state["phase"]))
+        self.steps, (self.lost, self.joined) = self.progress.steps, state["changes"]
+
+    @property
+    def _slots(self) -> list[BoundParameters | BoundGradients]:
+        """The slots that ranks fill together with those who join."""
+        return [self.parameters, *([self.gradients] if self.exchanges_again else [])]
 
     @property
     def _unit(self) -> str:
@@ -280,13 +291,22 @@ class Generation:
     def _share(
         self, model: Exchanged, newcomer: int, members: Sequence[int], steps: int, weight: float
     ) -> list[str]:
-        """Go on with the weight of this rank; the donor gives half of it."""
+        """Go on with the weight of this rank; the donor gives half of it, and its state."""
         world, phase = self.connection.world, self._control.detector.phase
-        self.joined.append({self._unit: newcomer, "step": steps})
         is_donor = donor_of(members, newcomer) == world.rank
+        # Before it is given the model: it may be lost meanwhile.
+        self.joined.append({self._unit: newcomer, "step": steps})
         self.parameters.restart(weight / 2 if is_donor else weight)
         if is_donor:
-            give(model, StartingPoint(steps, weight / 2, phase), newcomer, self._control)
+            state = {
+                "progress": self.progress._replace(steps=steps),
+                "phase": phase,
+                "changes": [self.lost, self.joined],
+                "weight": weight / 2,
+                "slots": [slot.common() for slot in self._slots],
+                "stateful": self._filler.common(),
+            }
+            give(model, state, newcomer, self._control)
         unit = self._unit
         return [
             f"{unit} {world.rank}: {unit} {newcomer} has joined; {list(world.ranks)} train on, "
@@ -301,16 +321,15 @@ class Generation:
             if found.gradients is not None and self._gradients is not None:
                 found.gradients.succeed(self._gradients)
                 self._gradients.detach()
-            self._gradients = found.gradients
+                self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
-        self._reconnected = None
+        self._admission, self._reconnected = Admission(found.connection.links), None
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks)
         return [self._note(agreed) for agreed in found.agreements]
 
     def _note(self, agreed: Agreement) -> str:
         self.exchanges_from = agreed.step
-        entry = {"step": agreed.step}
-        entry |= {"used": agreed.used} if self.is_elastic else {}
+        entry = {"step": agreed.step, "used": agreed.used}
         self.lost += [{self._unit: rank, **entry} for rank in agreed.lost]
         return agreed.text(self.connection.world.rank, self._unit)

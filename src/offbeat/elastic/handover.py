@@ -1,76 +1,111 @@
-"""What a rank that joins gets from its donor: the model, half of the weight, and its place."""
+"""What a rank that joins gets from its donor: state and model, bit for bit."""
 
+import json
 import zlib
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Exchanged
-from offbeat.liveness.failure import Phase
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
+Kinds = Sequence[tuple[str, Sequence[int], str]]
 
-class StartingPoint(NamedTuple):
-    """Where a rank that joins begins.
 
-    Attributes:
-        steps: the number of steps that the others have made.
-        weight: its push-sum weight.
-        phase: the place of the others in their sequence of calls.
+def give(model: Exchanged, state: Mapping[str, Any], rank: int, group: Group) -> None:
+    """Send the parameters, the persistent buffers and ``state`` to ``rank``, which :func:`take` s.
+
+    ``state``: what :func:`~offbeat.elastic.portable.taken_apart` can take apart; what it cannot
+    is an error of the newcomer. Bytes sent: those of all tensors, and some hundreds for each name
+    in the state.
     """
+    to, tensors = group.ranks.index(rank), tensors_of(model)
+    fault = None
+    try:
+        text, more = taken_apart(dict(state))
+    except ValueError as error:
+        text, more, fault = "null", [], str(error)
+    word = json.dumps([fault, kinds_of(tensors), text]).encode()
+    held = [*tensors.values(), *more] if fault is None else []
+    sent = [t.detach().to(message_device(group, t.device)).contiguous() for t in held]
+    head = torch.frombuffer(bytearray(word), dtype=torch.uint8)
+    for messages in [torch.tensor([len(word)])], [head], sent, [torch.tensor([_checksum(sent)])]:
+        _send(messages, to, group)
 
-    steps: int
-    weight: float
-    phase: Phase
 
+def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
+    """Receive what ``donor`` gives; parameters and buffers are then equal to its own.
 
-def give(model: Exchanged, place: StartingPoint, rank: int, group: Group) -> None:
-    """Send the model and ``place`` to ``rank``, which calls :func:`take`.
-
-    Bytes sent: those of the parameters and of the persistent buffers, and 48.
+    Returns the state. Raises ``ValueError``, before anything is written, if the donor has other
+    buffers than this rank or a state that cannot be sent, and ``RuntimeError`` if something was
+    damaged on the way.
     """
-    tensors, phase, to = _tensors(model), place.phase, group.ranks.index(rank)
-    numbers = [place.steps, place.weight, phase.calls, phase.steps, phase.exchanges, _sum(tensors)]
-    header = torch.tensor(numbers, dtype=torch.float64, device=message_device(group))
-    sent = [t.detach().to(message_device(group, t.device)).contiguous() for t in tensors.values()]
-    for messages in ([header], sent):  # two exchanges: messages of one are numbered
-        exchange([(to, message.view(-1)) for message in messages], [], group).wait()
-
-
-def take(model: Exchanged, donor: int, group: Group) -> StartingPoint:
-    """Receive what ``donor`` gives; the parameters and buffers are then equal to its own.
-
-    Raises ``ValueError`` if it has other buffers than this rank.
-    """
-    tensors, source = _tensors(model), group.ranks.index(donor)
-    header = torch.zeros(6, dtype=torch.float64, device=message_device(group))
-    exchange([], [(source, header)], group).wait()
-    steps, weight, calls, phase_steps, exchanges, found = header.tolist()
-    if found != _sum(tensors):
+    source, tensors = group.ranks.index(donor), tensors_of(model)
+    length = torch.zeros(1, dtype=torch.int64)
+    _receive([length], source, group)
+    word = torch.empty(int(length), dtype=torch.uint8)
+    _receive([word], source, group)
+    fault, kinds, text = json.loads(word.numpy().tobytes())
+    if fault is not None:
+        raise ValueError(f"rank {donor} cannot hand over its state: it holds {fault}")
+    if kinds != json.loads(json.dumps(kinds_of(tensors))):
         raise ValueError(
             f"rank {donor} has buffers of other names, shapes or dtypes than this rank that "
             "joins; register them before replicate(), alike on all ranks"
         )
-    got = [torch.empty_like(t, device=message_device(group, t.device)) for t in tensors.values()]
-    got = [message.contiguous() for message in got]
-    exchange([], [(source, message.view(-1)) for message in got], group).wait()
+    like = [*tensors.values(), *room_for(text)]
+    got = [torch.empty_like(t, device=message_device(group, t.device)).contiguous() for t in like]
+    _receive(got, source, group)
+    found = torch.zeros(1, dtype=torch.int64)
+    _receive([found], source, group)
+    if int(found) != _checksum(got):
+        raise RuntimeError(f"what rank {donor} has handed over was damaged on the way")
     with torch.no_grad():
-        for tensor, message in zip(tensors.values(), got, strict=True):
+        for tensor, message in zip(tensors.values(), got, strict=False):
             tensor.copy_(message)
-    return StartingPoint(
-        int(steps), weight, Phase(int(calls), "", int(phase_steps), int(exchanges))
-    )
+    state: dict[str, Any] = put_together(text, got[len(tensors) :])
+    return state
 
 
-def _tensors(model: Exchanged) -> dict[str, Tensor]:
+def tensors_of(model: Exchanged) -> dict[str, Tensor]:
     """Return parameters and persistent buffers that hold something, by name."""
     persistent = model.module.state_dict(keep_vars=True)
     tensors = sorted({**model.parameters, **model.buffers}.items())
     return {name: t for name, t in tensors if name in persistent and t.numel() > 0}
 
 
-def _sum(tensors: dict[str, Tensor]) -> int:
-    kinds = [(name, [*tensor.shape], str(tensor.dtype)) for name, tensor in tensors.items()]
-    return zlib.crc32(repr(kinds).encode())
+def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
+    """Return names, shapes and dtypes."""
+    return [(name, [*tensor.shape], str(tensor.dtype)) for name, tensor in tensors.items()]
+
+
+def _send(messages: Sequence[Tensor], to: int, group: Group) -> None:
+    # One exchange after the other: messages of one are numbered.
+    exchange([(to, bits) for bits in _bits(messages, group)], [], group).wait()
+
+
+def _receive(messages: Sequence[Tensor], source: int, group: Group) -> None:
+    parts = _bits(messages, group)
+    exchange([], [(source, part) for part in parts], group).wait()
+    filled = (message for message in messages if message.numel() > 0)
+    for message, part in zip(filled, parts, strict=True):
+        if message.device != part.device:
+            message.view(-1).view(torch.uint8).copy_(part)
+
+
+def _bits(messages: Sequence[Tensor], group: Group) -> list[Tensor]:
+    """Return the bytes of contiguous tensors that are not empty, on the device of messages."""
+    flat = [message.view(-1).view(torch.uint8) for message in messages if message.numel() > 0]
+    return [part.to(message_device(group, part.device)) for part in flat]
+
+
+def _checksum(messages: Sequence[Tensor]) -> int:
+    """Return the CRC-32 of all bytes: one pass over memory."""
+    crc = 0
+    for message in messages:
+        crc = zlib.crc32(message.view(-1).view(torch.uint8).cpu().numpy().data, crc)
+    return crc

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
-from offbeat.attach.start import argument_fault, join_fault
+from offbeat.attach.start import argument_fault, elastic_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.liveness import heartbeat
@@ -33,7 +33,7 @@ MODEL = "model"  # the key of the fingerprint
 def announce(links: Links, model: Exchanged, algorithm: Algorithm) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
     if links.run and links.world.rank == links.world.ranks[0]:
-        links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "")))
+        links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "", True)))
         links.announce()
 
 
@@ -139,7 +139,7 @@ class JoinAttempts:
             self.has_warned = True
             warnings.warn(
                 f"no run to join goes on in this store after {waited:.0f} s; waiting for one to "
-                "begin. Do its ranks pass join=True and the same store?",
+                "begin. Do its ranks pass elastic=True and the same store?",
                 RuntimeWarning,
                 stacklevel=6,
             )
@@ -207,6 +207,10 @@ class JoinAttempts:
                 )
             time.sleep(POLL)
 
+    def _growth_fault(self, size: int) -> str | None:
+        exchange = self.algorithm.parameters
+        return None if exchange is None else exchange.growth_fault(size)
+
     def _require_fitting(self, membership: Membership, rank: int) -> None:
         """Raise ``ValueError`` if this rank cannot join, which the others then do not notice."""
         if rank not in membership.lost and rank != membership.next_rank:
@@ -217,14 +221,14 @@ class JoinAttempts:
         fault = (
             self.fault
             or argument_fault(self.model, self.algorithm)
-            or join_fault(self.algorithm)
+            or elastic_fault(self.model, self.algorithm)
             or model_fault(self.model)
-            or self.algorithm.parameters.growth_fault(len(membership.ranks) + 1)
+            or self._growth_fault(len(membership.ranks) + 1)
         )
         if fault is None:
             there, here = (
                 json.loads(self.store.get(MODEL)),
-                fingerprint(self.model, self.algorithm, ""),
+                fingerprint(self.model, self.algorithm, "", True),
             )
             different = difference(there, json.loads(json.dumps(here)))
             fault = different and f"{different}; use the same versions, model and algorithm"

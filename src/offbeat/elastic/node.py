@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 
 
 def takes_part_as_nodes(algorithm: object) -> bool:
-    """Return whether a run of ``algorithm`` loses and gains whole nodes, not single ranks."""
+    """Return whether an elastic run of ``algorithm`` loses and gains whole nodes, not ranks."""
     exchange = algorithm.parameters if isinstance(algorithm, Algorithm) else None
-    return exchange is not None and (exchange.on_failure, exchange.over) == ("continue", "node")
+    return exchange is not None and exchange.over == "node"
 
 
 @final

@@ -50,7 +50,7 @@ class Agreement(NamedTuple):
 class Reconnected(NamedTuple):
     """The connection of the survivors, their new slots, and what they agreed on.
 
-    Without transactions nobody survives a loss in an exchange of gradients, and their slot is None.
+    The slot of gradients is None where these are not exchanged by those who may be lost.
     """
 
     connection: Connection
@@ -94,7 +94,7 @@ def connect_over(
             current = Connection.over(current.world, current.links, pair)
             slots = current.links, current.control
             parameters = filler.parameters(*slots)
-            gradients = filler.gradients(*slots) if filler.transaction else None
+            gradients = filler.gradients(*slots) if filler.exchanges_again else None
         except PeerLost as loss:
             current, agreed = _without(current, progress, loss)
             agreements.append(agreed)

@@ -4,7 +4,6 @@ from offbeat.exchange.algorithm import Algorithm
 from offbeat.exchange.bound import BoundGradients, BoundParameters, IdleGradients, IdleParameters
 from offbeat.exchange.exchanged import Exchanged
 from offbeat.exchange.interface import (
-    ElasticExchange,
     Exchange,
     GradientExchange,
     ParameterExchange,
@@ -28,7 +27,6 @@ __all__ = [
     "Algorithm",
     "BoundGradients",
     "BoundParameters",
-    "ElasticExchange",
     "Exchange",
     "Exchanged",
     "GradientExchange",

@@ -41,13 +41,6 @@ class Algorithm:
                 f"partition=True in one slot of {self}: one slot reduces gradients to the owners "
                 "of layers, the other gathers the layers they have stepped; set it in both"
             )
-        if self.parameters is not None and self.parameters.on_failure == "continue":
-            near = "local" if self.parameters.over == "node" else None
-            if (self.gradients and self.gradients.over) != near:
-                raise ValueError(
-                    f"{self} with on_failure='continue' may lose a rank inside backward, and those "
-                    "that wait for it; use within=None, within='local', or on_failure='raise'"
-                )
 
     def __str__(self) -> str:
         """Return the call of its recipe, or its exchanges; without arguments that are defaults."""

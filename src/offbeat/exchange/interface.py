@@ -12,6 +12,8 @@ from offbeat.exchange.site import Site
 from offbeat.exchange.state import Saved
 from offbeat.settings import call_text
 
+OnLoss = Literal["again", "anew"]
+
 
 class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind)
     """Holds the settings of an exchange in one of the two slots; immutable.
@@ -26,13 +28,15 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
         return call_text(type(self), vars(self))
 
     @property
-    def is_transactional(self) -> bool:
-        """Whether an exchange that a loss interrupts leaves everything as it was before.
+    def on_loss(self) -> OnLoss | None:
+        """How an elastic run goes on after a loss; None if it ends.
 
-        Then it calls :meth:`offbeat.Site.commit` once all has arrived and before it writes
-        parameters, gradients and state that is not scratch.
+        "again": an exchange is a transaction. It calls :meth:`offbeat.Site.commit` once all has
+        arrived and before it writes parameters, gradients and state that is not scratch, so that a
+        loss before leaves everything as it was. "anew": the parameters are still this rank's own
+        after a wait has raised :class:`PeerLost`, and survivors begin from models that differ.
         """
-        return False
+        return None
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants with which this one exchanges messages beside collectives.
@@ -105,10 +109,6 @@ class ParameterExchange(Exchange):
     """Combines parameters after the optimizer has stepped."""
 
     over: Literal["world", "node"]
-    # Whether the run survives the loss of a rank. "continue" requires that the parameters are still
-    # this rank's own after a wait has raised PeerLost, and that `bind` between the survivors is a
-    # valid start from parameters that differ.
-    on_failure: Literal["raise", "continue"] = "raise"
     # Each rank of a node steps its own share of the parameters, and `step` gathers all of them.
     partition: bool = False
     # Whether `step` may wait for other ranks; then the first one also compares their parameters.
@@ -122,20 +122,9 @@ class ParameterExchange(Exchange):
     def bind(self, site: Site) -> BoundParameters:
         """Allocate the buffers and return the live exchange; all ranks call, with equal parameters.
 
-        After a loss that the run survives, survivors call with parameters that differ.
+        In an elastic run also after a loss or a join, with parameters that may differ.
         """
 
-
-class ElasticExchange(ParameterExchange):
-    """An exchange that others may join: each gets half of the mass of a participant."""
-
-    @abstractmethod
     def growth_fault(self, size: int) -> str | None:
-        """Return why ``size`` participants could not exchange, or None."""
-
-    @abstractmethod
-    def reaches_all(self, size: int, sender: int, step: int) -> int:
-        """Return a step that nobody begins before a word of ``sender`` has reached it.
-
-        It is out before the first exchange from ``step`` on, and every message carries it on.
-        """
+        """Return why ``size`` participants could not exchange, or None: one more wants to join."""
+        return None

@@ -42,7 +42,7 @@ class Site:
     scaler: torch.amp.GradScaler | None = None
     control: Group | None = None
     shards: Group | None = None
-    transaction: Callable[[], None] | None = None
+    transaction: Callable[[int | None], None] | None = None
 
     @classmethod
     def on(
@@ -54,7 +54,7 @@ class Site:
         scaler: torch.amp.GradScaler | None = None,
         control: Group | None = None,
         peers: "Callable[[Site], Collection[int] | None] | None" = None,
-        transaction: Callable[[], None] | None = None,
+        transaction: Callable[[int | None], None] | None = None,
     ) -> "Site":
         """Open the groups of a slot over ``axis``; all ranks call.
 
@@ -75,15 +75,21 @@ class Site:
             return replace(site, group=group, shards=inside)
         return replace(site, group=group, inside=inside)
 
-    def commit(self) -> None:
+    def commit(self, steps: int | None = None) -> None:
         """Call when an exchange has arrived as a whole, before anything of it is written.
 
         In an elastic run this waits until it has arrived on all ranks. Where one is lost, every
         rank of the others writes it, or none does: then this raises :class:`PeerLost`, and the
-        exchange is made again without that rank.
+        exchange is made again without that rank. ``steps``: of how many steps each rank's work is
+        in the result; None for all so far.
         """
         if self.transaction is not None:
-            self.transaction()
+            self.transaction(steps)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on when a rank is lost, and lets others join."""
+        return self.transaction is not None
 
     @property
     def size(self) -> int:

@@ -88,13 +88,35 @@ class State:
         for variable in self._saved():
             variable.write(saved[variable.name])
 
+    def undo(self) -> None:
+        """Undo what an exchange has changed that a loss has interrupted, in an elastic run."""
+
     def take(self, earlier: "State") -> None:
         """Take over what is own or shared of an exchange of the same kind, nothing in flight."""
+        earlier.undo()
         for mine, before in zip(self._saved(), earlier._saved(), strict=True):
             if mine.parts is not None and before.parts is not None:
                 mine.parts.take(before.parts)
             elif mine.kind in ("own", "shared"):
                 mine.write(before.read())
+
+    def common(self) -> Saved:
+        """Return what is shared, for a rank that joins; it gets the rest from nobody."""
+        found: Saved = {}
+        for variable in self._saved():
+            if variable.parts is not None:
+                found[variable.name] = variable.parts.common()
+            elif variable.kind == "shared":
+                found[variable.name] = variable.read()
+        return found
+
+    def begin_with(self, common: Saved) -> None:
+        """Take over what :meth:`common` has returned on another rank."""
+        for variable in self._saved():
+            if variable.parts is not None:
+                variable.parts.begin_with(common[variable.name])
+            elif variable.kind == "shared":
+                variable.write(common[variable.name])
 
     def nbytes(self) -> int:
         """Return the memory that the exchange holds between steps, in bytes."""

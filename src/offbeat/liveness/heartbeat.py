@@ -25,7 +25,7 @@ from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
 from offbeat.liveness.interrupt import interrupts
 from offbeat.liveness.ring import Patience, Sign, WatchRing
-from offbeat.liveness.status_record import AgreedError, Failure, JoinRequest, Status
+from offbeat.liveness.status_record import AgreedError, Failure, HearRequest, JoinRequest, Status
 from offbeat.liveness.store import TimedStore
 from offbeat.liveness.timeout import Timeout, find_absence, unexplained
 from offbeat.platform.process_group import end_waits
@@ -65,7 +65,7 @@ class Heartbeat(FailureDetector):
         self._failure: Failure | None = None
         self._has_met_another = False
         self._agreed: Exception | None = None
-        self.request: JoinRequest | None = None  # of a rank that waits to join, at the last look
+        self.hear_request: HearRequest = lambda _: None  # that waits to join, at every look
         self._process, self._started, self._is_leaving = os.getpid(), time.monotonic(), Event()
         crossed_waits.add(self)
         interrupts.open(self)
@@ -291,7 +291,7 @@ class Heartbeat(FailureDetector):
         wait, exchanges = self._wait(), self._phase.verb == "backward"
         is_joined = wait is not None and (exchanges or wait.has_met_another)
         status, signs = self._ring.look(self._members if is_joined else (), self._patience)
-        self.request = status.request
+        self.hear_request(status.request)
         if wait is not None:
             self._adopt(status)
         if self._agreed is not None or status.agreed is not None:

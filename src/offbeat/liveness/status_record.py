@@ -54,6 +54,9 @@ class JoinRequest(NamedTuple):
     number: int  # of the request, since a rank may have several one after the other
 
 
+HearRequest = Callable[[JoinRequest | None], None]
+
+
 class Status(NamedTuple):
     """What ranks tell all others, None for nothing.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
 from offbeat.exchange.guard import Guard, Nonfinite
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout, pack
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.schedule import due
@@ -46,9 +47,9 @@ class Average(ParameterExchange):
         check_settings(self)
 
     @property
-    def is_transactional(self) -> bool:
-        """Whether ranks are the participants."""
-        return self.over == "world"
+    def on_loss(self) -> OnLoss:
+        """The mean is made again."""
+        return "again"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as a mean is a sum; any for 16-bit parameters."""

@@ -9,6 +9,7 @@ import torch
 from offbeat.exchange import GradientExchange, Site
 from offbeat.exchange.engine.bucket import Bucket, in_buckets
 from offbeat.exchange.engine.engine import Engine
+from offbeat.exchange.interface import OnLoss
 from offbeat.settings import above, check_settings, describe
 from offbeat.transport.collectives import all_reduce, peers_of_mean
 from offbeat.transport.group import message_device
@@ -75,9 +76,9 @@ class Mean(GradientExchange):
         return not self.partition
 
     @property
-    def is_transactional(self) -> bool:
-        """Whether gradients are those of all ranks: then each waits for all of them."""
-        return self.over == "world"
+    def on_loss(self) -> OnLoss | None:
+        """The mean is made again; a lost owner of layers had their optimizer's state."""
+        return None if self.partition else "again"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as a mean is a sum; any for 16-bit messages and for owners of layers."""

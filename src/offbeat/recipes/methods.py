@@ -91,7 +91,6 @@ def sgp(
     within: Within = None,
     biased: bool = False,
     weighted_updates: bool = False,
-    on_failure: Literal["raise", "continue"] = "raise",
     nonfinite: Nonfinite = "raise",
     outer: str | Callable[..., Any] | None = None,
     outer_every: Annotated[int, at_least(1, "steps")] | None = None,
@@ -125,7 +124,6 @@ def sgp(
         wire=wire,
         biased=biased,
         weighted_updates=weighted_updates,
-        on_failure=on_failure,
         nonfinite=nonfinite,
     )
     if outer is None:

@@ -56,7 +56,7 @@ class Replica:
         partition = self.algorithm.gradients is not None and self.algorithm.gradients.partition
         self._share = Share(model, self.gradients.site if partition else None)
         self._installed: Any = None
-        transact = partial(self._together, None) if members.is_elastic else None
+        transact = partial(self._together, None) if members.exchanges_again else None
         joint = self.gradients, members.heartbeat, members.buffers
         exchange = GradientExchange(*joint, transact)
         self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
@@ -205,7 +205,7 @@ class Replica:
         ``torch.distributed.checkpoint`` to one folder. Inside ``consensus()`` it is the state of
         training, not of the average. Gradients accumulated so far are not part of it.
 
-        With ``on_failure="continue"`` a loss found in that wait is survived as in ``step()``.
+        In an elastic run a loss found in that wait is survived as in ``step()``.
         States saved at that moment may be of different worlds: resume from another one.
         """
         self._use.require_open(also_shown=True)
@@ -216,8 +216,8 @@ class Replica:
     def load_state_dict(self, saved: Saved) -> None:
         """Continue where the saved run stopped, bit for bit; all ranks call.
 
-        With ``on_failure="continue"`` a loss found here is survived: the others load their own
-        states again and start anew from these models, as survivors of an earlier loss do.
+        In an elastic run a loss found here is survived: the others load their own states again
+        and start from these models, as survivors of an earlier loss do.
 
         Raises ``ValueError``, the same on all ranks and before anything is written, if the state
         of any rank is damaged, does not fit this replica, or is of another moment or run.
@@ -333,7 +333,7 @@ class Replica:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
         self._connection, self.parameters = self._members.connection, self._members.parameters
         buffers = self._watch.exchange.buffers
-        if self._members.is_elastic:
+        if self._members.exchanges_again:
             self.gradients, buffers = self._members.gradients, self._members.buffers
         self._watch.exchange.replace(self.gradients, self._members.heartbeat, buffers)
         self._watch.is_first = False  # others may be past their first step

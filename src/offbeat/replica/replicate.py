@@ -9,12 +9,13 @@ from typing import TypeVar
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from offbeat.attach.checks import digest_of, fingerprint, model_fault, require_shares, shards_fault
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller, reduced
-from offbeat.attach.start import argument_fault, connect, given_world
+from offbeat.attach.start import argument_fault, connect
 from offbeat.elastic import survivors
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.join import JoinAttempts, announce
@@ -23,7 +24,6 @@ from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.liveness.failure import PeerLost
-from offbeat.platform.process_group import default_group
 from offbeat.replica.replica import Replica
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.rendezvous import VARIABLE
@@ -41,8 +41,8 @@ def replicate(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     ignore: Collection[str | nn.Module] = (),
-    join: bool = False,
     elastic: bool = False,
+    stateful: Sequence[Stateful] = (),
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
@@ -60,30 +60,32 @@ def replicate(
             ``("node", "local")`` or an :class:`offbeat.World`; by default
             :meth:`offbeat.World.from_env` where ``OFFBEAT_STORE`` is set, the nodes of torchrun,
             or else of the host names.
-        optimizer: read by methods that depend on the learning rate: ``lags`` and ``slgs``.
-        scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``.
+        optimizer: read by methods that depend on the learning rate, ``lags`` and ``slgs``; in an
+            elastic run its state is handed over to ranks that join.
+        scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``; handed over
+            likewise.
         ignore: names of parameters, buffers and modules, or modules, that stay this rank's own:
             they are not copied from rank 0, exchanged or averaged. The same on all ranks. Extends
             what ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given.
-        join: True joins the run if one goes on, or else starts it together with the other ranks,
-            which pass it too: one script serves the first start and a restart. For
-            ``sgp(on_failure="continue")``, over a world made by :meth:`offbeat.World.at`.
-
-            The others agree on a step without waiting, and let the new rank in before its
-            exchange. One of them sends it the parameters, persistent buffers and half of its
-            push-sum weight w, so that :math:`\sum x` and :math:`\sum w` stay as they are. Only
-            that rank is late, by one model. ``replica.steps`` is the number of steps made so far,
-            for schedules and data; the state of the optimizer begins anew. A rank that is lost
-            meanwhile is survived, and the new rank tries again. With ``within="local"`` the ranks
-            of a node join together.
-        elastic: True lets the run go on when a rank is lost, for ``ddp()``, ``lags()`` and
-            ``slgs()``, with a fixed density and without ``measure=True``, and for ``local_sgd()``
-            and ``diloco()`` without ``delay`` and ``wire``, all over all ranks. An exchange is a
-            transaction: the ranks that are left make it again among themselves, with the gradients
-            and parameters that each has computed, so that none of their batches is lost; or all of
-            them keep its result, if one does. Means are then over the ranks that are left. The
-            launcher must keep them alive, and the store must not run on the lost rank. One small
+        elastic: True lets the run go on when ranks are lost, for every recipe but
+            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``. An
+            exchange is a transaction: the ranks that are left make it again among themselves, with
+            the gradients and parameters that each has computed, so that none of their batches is
+            lost; or all of them keep its result, if one does. Means are then over the ranks that
+            are left. With ``within="local"`` a node is lost with any of its ranks. One small
             gather more in every exchange.
+
+            Over a world made by :meth:`offbeat.World.at`, whose ranks meet in a store outside of
+            them all, it also lets ranks join: one script serves the first start and a restart. All
+            agree on a step without waiting, and let the new rank in before its exchange. One of
+            them, not always the same, hands over the parameters, the persistent buffers, the state
+            of ``optimizer``, ``scaler`` and ``stateful``, and what the method shares; residuals
+            begin with zero, and of a push-sum weight the new rank gets a half.
+            ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
+            of a node join together. Elsewhere the launcher must keep the others alive, and the
+            store must not run on the lost rank.
+        stateful: what else a rank that joins gets: objects with ``state_dict()`` and
+            ``load_state_dict()``, such as learning rate schedules. The same on all ranks.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -100,21 +102,22 @@ def replicate(
         )
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
-    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic)
-    replica = _attach(filler, mesh, join)
+    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic, stateful=(*stateful,))
+    replica = _attach(filler, mesh)
     world = replica.world
     if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return replica
 
 
-def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> Replica:
+def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     model, algorithm = filler.model, filler.algorithm
     run, node = 0, None
-    if join:
-        world = given_world(mesh) or World.of([range(default_group().size())])
-        node = Node.meet(world) if takes_part_as_nodes(algorithm) else None
-        found = _join(JoinAttempts(world, model, algorithm), filler, node)
+    as_nodes = filler.is_elastic and takes_part_as_nodes(algorithm)
+    # Without a process group, whose ranks are fixed, one script serves a start and a restart.
+    if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
+        node = Node.meet(mesh) if as_nodes else None
+        found = _join(JoinAttempts(mesh, model, algorithm), filler, node)
         if isinstance(found, Generation):
             replica = Replica(model, found)
             replica.step()  # the exchange of the step after which it has joined
@@ -126,7 +129,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None, join: bool) -> 
         if model.is_sharded:
             raise_alike(shards_fault(model, algorithm, world), connection.control)
         require_shares(model, algorithm, world.nodes)
-        if takes_part_as_nodes(algorithm) and connection.links is not None:
+        if as_nodes and connection.links is not None:
             return Replica(model, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
             announce(connection.links, model, algorithm)

@@ -262,13 +262,7 @@ def test_an_average_costs_two_models_less_their_nth_part() -> None:
         ({"outer": "SGD(lr=1)", "outer_every": 0}, "outer_every=0, expected None or a whole num"),
         ({"outer": "Muon(lr=0.1)"}, "expected one of SGD, Adam, .* treat every element"),
         ({"outer": 3}, "outer=3, expected a str .* or a callable"),
-        ({"outer": "SGD(lr=1)", "on_failure": "continue"}, "survivors .* use on_failure='raise'"),
     ],
-)
-@pytest.mark.fault(
-    "on_failure='continue' is combined with an outer optimizer",
-    "`ValueError`",
-    group="Settings and arguments",
 )
 def test_settings_are_checked(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):

@@ -106,8 +106,7 @@ class Bucket(Message):
         Where another rank owns them, those in ``.grad`` are dropped.
         """
         # An elastic exchange must not overwrite the gradient before it has committed.
-        is_elastic = self.site.transaction is not None
-        self.memory = self.memory.unless_kept(self.site.registered, is_elastic)
+        self.memory = self.memory.unless_kept(self.site.registered, self.site.is_elastic)
         self.memory.restore()
         self.flags.fill_(1)
         filled = {}

@@ -58,6 +58,11 @@ class Engine(BoundGradients, Generic[Kind]):
         super().load(saved)
         self.build()
 
+    def begin_with(self, common: Saved) -> None:
+        """Take over what is shared, and build the messages that it fixes."""
+        super().begin_with(common)
+        self.build()
+
     def build(self) -> None:
         """Build the messages; the one whose last gradient is ready first is launched first."""
         turn = {name: number for number, name in enumerate(self.order)}

@@ -1,7 +1,7 @@
 """Adasum of the optimizers' updates since the last exchange."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Annotated, ClassVar, Literal, final
 
@@ -19,6 +19,7 @@ from offbeat.exchange import (
     tensors,
 )
 from offbeat.exchange.guard import Nonfinite, error_of_second_skip, error_of_step
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout, flat_view, pack
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.participants import Participants
@@ -103,6 +104,11 @@ class AdasumUpdate(ParameterExchange):
                 "method='gram', which rounds once"
             )
 
+    @property
+    def on_loss(self) -> OnLoss | None:
+        """Updates are combined again; a lost owner of layers had their optimizer's state."""
+        return None if self.partition else "again"
+
     def bind(self, site: Site) -> "BoundAdasum":
         """Allocate the anchor and the buffers of the exchange."""
         # Every slice is divided again between its participants, into equal shares.
@@ -138,7 +144,8 @@ class BoundAdasum(BoundParameters):
     the updates; both are flat tensors by section, of the parameters in ``held``: all of them or,
     with a partition, this rank's share. ``owners`` are the local ranks that own the others.
     ``orthogonality`` (layers,) is that of the last exchange, and ``at_fault`` whether this rank
-    made it one that was skipped.
+    made it one that was skipped. ``before``: the errors of roundings before an exchange that has
+    not committed, in an elastic run.
     """
 
     site: Site
@@ -153,6 +160,7 @@ class BoundAdasum(BoundParameters):
     orthogonality: Tensor
     skipped: int = 0
     at_fault: bool = False
+    before: list[list[Tensor]] = field(default_factory=list)
 
     def state(self) -> Iterator[Variable]:
         """Yield the anchor, the errors of roundings, and the count of skipped steps.
@@ -171,6 +179,12 @@ class BoundAdasum(BoundParameters):
         for index, name in enumerate(("error_of_update", "error_of_combination")):
             if index < len(self.reduction.roundings):
                 yield self._rounding(name, *self.reduction.roundings[index])
+
+    def undo(self) -> None:
+        """Give the errors of roundings back what the messages of a lost exchange have taken."""
+        for kept, (_, rounding) in zip(self.before, self.reduction.roundings, strict=False):
+            pack(rounding.errors, kept)
+        self.before = []
 
     def _rounding(self, name: str, pieces: Sequence[Piece], rounding: Rounding) -> Variable:
         def read() -> dict[str, Tensor]:
@@ -194,13 +208,18 @@ class BoundAdasum(BoundParameters):
             self._broadcast_shares()
             return
         self._update()
+        if self.site.is_elastic:
+            self.before = [[e.clone() for e in r.errors] for _, r in self.reduction.roundings]
         statistics = self.reduction.compare()
         if statistics.is_finite():
-            self.at_fault = False
-            self.orthogonality = statistics.orthogonality
             self.reduction.combine()
             if not self.settings.partition:
                 self.site.gather(self.flat)
+        self.site.commit()
+        self.before = []
+        if statistics.is_finite():
+            self.at_fault = False
+            self.orthogonality = statistics.orthogonality
             for anchor, combined in zip(self.anchor, self.flat, strict=True):
                 anchor.add_(combined)
         else:

@@ -31,7 +31,8 @@ class Fragment(State):
     last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
     has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
     short messages, if that is wanted and this rank exchanges a slice. ``is_delayed``: training goes
-    on while a mean is in flight.
+    on while a mean is in flight. ``before``: the errors of messages before those in flight, in an
+    elastic run.
     """
 
     site: Site
@@ -44,6 +45,7 @@ class Fragment(State):
     lossy: Sequence[LossyMean]
     is_delayed: bool
     in_flight: bool = False
+    before: dict[str, dict[str, Tensor]] | None = None
     handles: list[Handle] = field(default_factory=list)
 
     @classmethod
@@ -75,6 +77,8 @@ class Fragment(State):
         self.in_flight = True
         if self.site.group is None:
             return
+        if self.site.is_elastic and self.lossy:
+            self.before = self._errors()
         if not self.lossy:
             filled = [part for part in self._slices(self.flat) if part.numel() > 0]
             self.handles = [mean(part, self.site.group) for part in filled]
@@ -102,14 +106,17 @@ class Fragment(State):
                 handle.then(partial(part.div_, total))
                 self.handles.append(handle)
 
-    def merge(self, mixing: float) -> None:
+    def merge(self, mixing: float, steps: int | None = None) -> None:
         """Step the anchor by the mean in flight, and blend it into the parameters.
+
+        ``steps``: as in :meth:`offbeat.Site.commit`.
 
         Raises ``ValueError`` on all ranks if a mean is not finite: anchor and parameters keep their
         values, and the mean is discarded.
         """
         self.join()
-        self.site.commit()
+        self.site.commit(steps)
+        self.before = None
         self.in_flight = False  # an average taken after the error must not count it
         self._require_finite()
         if self.site.group is not None:
@@ -145,6 +152,17 @@ class Fragment(State):
         self._pack(self.flat, self.views)
         pack(self.anchor, self._slices(self.flat))
         self.optimizer.reset()
+
+    def take(self, earlier: State) -> None:
+        """Take over; each rank sends again what messages in flight and owners of means had lost."""
+        super().take(earlier)
+        assert isinstance(earlier, Fragment), "an exchange of the same kind"
+        errors = earlier.before or earlier._errors()
+        if "means" in errors:  # the parts of the new owners are others
+            for name, sent in errors["sent"].items():
+                sent.add_(errors["means"][name], alpha=self.site.size)
+                errors["means"][name].zero_()
+        self._restore_errors(errors)
 
     def join(self) -> None:
         """Block until the mean in flight has arrived. Idempotent."""

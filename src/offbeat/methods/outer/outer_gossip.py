@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch, sections
 from offbeat.exchange.guard import Guard, Nonfinite
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout, pack
 from offbeat.settings import at_least, between, check_settings
 from offbeat.topology.schedule import due
@@ -93,6 +94,11 @@ class OuterGossip(ParameterExchange):
         """The rate at which the slow weights of a pair approach each other."""
         return self.lr if self.gossip_lr is None else self.gossip_lr
 
+    @property
+    def on_loss(self) -> OnLoss:
+        """Pairs exchange again, of those that are left."""
+        return "again"
+
     def partner(self, rank: int, size: int, step: int) -> int:
         """Return with whom ``rank`` of ``size`` exchanges in ``step``; itself if it is alone."""
         order = np.random.default_rng((self.seed, step // self.every)).permutation(size)
@@ -150,6 +156,7 @@ class BoundOuterGossip(BoundParameters):
         for x, slow, pull in zip(own, self.slow, pulls, strict=True):
             x.sub_(slow).mul_(rates.lr).add_(pull)
         self._average(own, partner)
+        self.site.commit()
         for x, slow, delta, pull in zip(own, self.slow, self.momentum, pulls, strict=True):
             delta.mul_(rates.momentum).add_(x.sub_(pull))
             x.copy_(slow.add_(delta))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import divide_layers
 from offbeat.methods.outer.fragment import Fragment, Wire
 from offbeat.methods.outer.optimizer import builder_of
@@ -132,9 +133,9 @@ class OuterStep(ParameterExchange):
         return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
 
     @property
-    def is_transactional(self) -> bool:
-        """Whether ranks are the participants, and training waits for means in full precision."""
-        return self.over == "world" and not self.delay and self.wire is None
+    def on_loss(self) -> OnLoss:
+        """A mean in flight is dropped: anchors, and errors of messages, are as before."""
+        return "again"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as means are sums or gathers; any for 16 and 8 bits."""
@@ -174,11 +175,11 @@ class BoundOuterStep(BoundParameters):
         """Merge the means that are due, then send those whose turn it is."""
         for turn, fragment in enumerate(self.fragments):
             if fragment.in_flight and self._is_turn(step - self.settings.delay, turn):
-                fragment.merge(self.settings.alpha)
+                fragment.merge(self.settings.alpha, step - self.settings.delay + 1)
             if self._is_turn(step, turn):
                 fragment.send()
                 if self.settings.delay == 0:
-                    fragment.merge(self.settings.alpha)
+                    fragment.merge(self.settings.alpha, step + 1)
 
     def _is_turn(self, step: int, turn: int) -> bool:
         return due(step - self._offset(turn), self.settings.every)
@@ -197,6 +198,13 @@ class BoundOuterStep(BoundParameters):
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
         for fragment in self.fragments:
             fragment.restart()
+
+    def drain(self) -> float:
+        """Merge the means in flight before their time; all ranks call."""
+        for fragment in self.fragments:
+            if fragment.in_flight:
+                fragment.merge(self.settings.alpha, 0)
+        return 1.0
 
     def staleness(self, step: int) -> int:
         """Return the number of steps since the newest mean merged was sent."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
+from offbeat.exchange.interface import OnLoss
 from offbeat.methods.outer.fragment import Fragment
 from offbeat.methods.outer.optimizer import builder_of
 from offbeat.methods.push_sum.bound import BoundPushSum
@@ -49,8 +50,7 @@ class SlowMomentum(ParameterExchange):
     ``finish()`` before loading too, or gossip in flight is added to the model that was loaded.
 
     Raises ``ValueError`` on all ranks for an average that is not finite, before the anchor is
-    changed; and for gossip with ``on_failure="continue"``, since the models of survivors differ,
-    and the anchor must not.
+    changed.
 
     Bytes sent per step: those of the gossip, and 2 (n-1)/n of the model's divided by ``every``,
     in float32 for 16-bit parameters; between nodes, one gather of the model inside each of them
@@ -80,12 +80,6 @@ class SlowMomentum(ParameterExchange):
         """Check the settings, and build the outer optimizer once."""
         check_settings(self)
         builder_of(self.outer)
-        if self.gossip.on_failure == "continue":
-            raise ValueError(
-                "on_failure='continue' with an outer optimizer: survivors start anew from models "
-                "that differ, and the anchor must be equal on all ranks; use on_failure='raise', "
-                "or no outer optimizer"
-            )
 
     def __repr__(self) -> str:
         """Return the settings, with a function by name: ranks compare them."""
@@ -95,6 +89,15 @@ class SlowMomentum(ParameterExchange):
     def over(self) -> Literal["world", "node"]:  # type: ignore[override]  # nobody writes it
         """The participants of the gossip."""
         return self.gossip.over
+
+    @property
+    def on_loss(self) -> OnLoss:
+        """The gossip starts anew, from the same anchor."""
+        return self.gossip.on_loss
+
+    def growth_fault(self, size: int) -> str | None:
+        """Return that of the gossip."""
+        return self.gossip.growth_fault(size)
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return those of the gossip; any for 16-bit means."""
@@ -144,6 +147,19 @@ class BoundSlowMomentum(BoundParameters):
         """Start anew from equal replicas: no gossip in flight, anchor = parameters, no momentum."""
         self.gossip.reset()
         self.model.restart()
+
+    def drain(self) -> float:
+        """Merge the gossip in flight."""
+        return self.gossip.drain()
+
+    def restart(self, weight: float) -> None:
+        """Start the gossip anew."""
+        self.gossip.restart(weight)
+
+    def succeed(self, earlier: BoundParameters) -> None:
+        """Start the gossip anew, and take over the anchor and the outer optimizer."""
+        super().succeed(earlier)
+        self.gossip.restart(1.0)
 
     def staleness(self, step: int) -> int:
         """Return the steps since the last average, or the age of the last message if that is less.

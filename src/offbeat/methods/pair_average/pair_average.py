@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
 from offbeat.exchange.guard import Guard, Nonfinite
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout, accumulation_dtype, pack
 from offbeat.methods.pair_average.pairs import PairExchanger
 from offbeat.settings import check_settings
@@ -66,6 +67,11 @@ class PairAverage(ParameterExchange):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+
+    @property
+    def on_loss(self) -> OnLoss:
+        """Survivors go on from their models, with the changes of exchanges that have ended."""
+        return "anew"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants of the other half: pairs are drawn at random."""
@@ -138,6 +144,30 @@ class BoundPairAverage(BoundParameters):
             for part, delta in zip(flat, pairs.delta, strict=True):
                 site.slice(part).add_(delta)
         return flat, views, 1.0
+
+    def drain(self) -> float:
+        """End the exchanges of this step, and add their changes; all ranks call."""
+        if self.pairs is not None:
+            self.pairs.quiesce()
+        self._add_changes()
+        return 1.0
+
+    def succeed(self, earlier: BoundParameters) -> None:
+        """Take over, and add the changes of exchanges that have ended."""
+        super().succeed(earlier)
+        if isinstance(earlier, BoundPairAverage):
+            earlier._add_changes()
+        self.guard.keep()
+
+    def _add_changes(self) -> bool:
+        """Add what exchanges have changed to the parameters; return whether there is any."""
+        if self.pairs is None:
+            return False
+        with self.pairs.lock:
+            pack(self.views.values(), self.site.parameters.values())
+            if changed := self.pairs.apply():
+                pack(self.site.parameters.values(), self.views.values())
+        return changed
 
     def reset(self) -> None:
         """Discard changes not added yet: the average contains them."""

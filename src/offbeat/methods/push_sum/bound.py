@@ -170,6 +170,10 @@ class BoundPushSum(BoundParameters):
         self.reset()
         self.weight = weight
 
+    def succeed(self, earlier: BoundParameters) -> None:
+        """Start anew from the models as they are; mass in flight to or from a lost rank is lost."""
+        self.restart(1.0)
+
     def drain(self) -> float:
         r"""Add the message in flight before its time, de-bias, and return the weight.
 

@@ -19,8 +19,8 @@ def require_shrinking(topology: Topology, size: int) -> None:
             validate(topology, size - 1)
     except ValueError as fault:
         raise ValueError(
-            "on_failure='continue' needs a graph that holds without one participant too; use "
-            f"'exponential' or 'ring', or on_failure='raise': {fault}"
+            "elastic=True needs a graph that holds without one participant too; use "
+            f"'exponential' or 'ring', or elastic=False: {fault}"
         ) from fault
 
 

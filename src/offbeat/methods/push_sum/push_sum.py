@@ -4,8 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, final
 
-from offbeat.exchange import ElasticExchange, Site
+from offbeat.exchange import ParameterExchange, Site
 from offbeat.exchange.guard import Guard, Nonfinite
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout
 from offbeat.kernels.dispatch import push_sum_passes
 from offbeat.methods.push_sum.bound import BoundPushSum, new_anchor, works_in_place
@@ -19,7 +20,6 @@ from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
 from offbeat.topology.graph import (
     Topology,
-    exchanges_to_all,
     is_in_hops,
     keeps_weights,
     neighbours,
@@ -29,7 +29,7 @@ from offbeat.topology.graph import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PushSum(ElasticExchange):
+class PushSum(ParameterExchange):
     r"""Gossips models, de-biased by a weight that is sent too (SGP and Overlap SGP).
 
     .. math::
@@ -61,10 +61,6 @@ class PushSum(ElasticExchange):
             participant a weight of 0.005. A warning at the attach says so of weights below 0.2.
             With it the average moves by :math:`w_i / n` of an update, and not by 1/n: data of
             participants with small weights count for less. One more pass over memory.
-        on_failure: "continue" lets the survivors of a lost rank discard what is in flight and
-            start anew from their models, x = z and w = 1, on the same graphs for fewer ranks:
-            they converge to the mean of these models. Over "node", a node is lost with any of its
-            ranks; its first rank then exchanges the whole model, and copies it to the others.
         nonfinite: "raise" makes parameters of a rank that are not finite before an exchange the
             same error on all ranks; those of that rank are averaged in part by then. "skip" lets
             that rank return to those after its step before, in any step, and gossip them; a second
@@ -80,6 +76,11 @@ class PushSum(ElasticExchange):
     anchor of the parameters' dtype.
     ``sum x`` and ``sum w``, mass in flight included, are conserved up to rounding.
 
+    In an elastic run the survivors of a lost rank discard what is in flight and start anew from
+    their models, x = z and w = 1, on the same graphs for fewer ranks: they converge to the mean of
+    these models. Over "node" the first rank of each node exchanges the whole model, and copies it
+    to the others.
+
     Source: Assran et al. 2019, Algorithms 1 and 2; there the update is a plain SGD step, here it
     is whatever the optimizer did to the parameters. The delay is exactly tau (caption of Table 4),
     not at most tau, so that runs can be repeated bit for bit.
@@ -92,7 +93,6 @@ class PushSum(ElasticExchange):
     wire: Literal["bf16"] | Annotated[None, "full precision"] = None
     biased: bool = False
     weighted_updates: bool = False
-    on_failure: Literal["raise", "continue"] = "raise"
     nonfinite: Nonfinite = "raise"
 
     def __post_init__(self) -> None:
@@ -109,12 +109,17 @@ class PushSum(ElasticExchange):
                 "out one of them"
             )
 
+    @property
+    def on_loss(self) -> OnLoss:
+        """Survivors start anew from their models."""
+        return "anew"
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Check the graphs for this world on all ranks alike, and return the neighbours in them."""
         if site.size == 1:  # alone until another one joins
             return ()
         validate(self.topology, site.size)
-        if self.on_failure == "continue" and not site.world.lost:
+        if site.is_elastic and not site.world.lost:
             require_shrinking(self.topology, site.size)
         agree_on_graphs(self.topology, site)
         return neighbours(self.topology, site.rank, site.size)
@@ -134,7 +139,7 @@ class PushSum(ElasticExchange):
             gossip_round(self.topology, site, empty, self.wire, in_hops) for _ in range(count)
         ]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
-        as_nodes = self.on_failure == "continue" and self.over == "node"
+        as_nodes = site.is_elastic and self.over == "node"
         guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")
         passes = push_sum_passes(site.device)
         bound = BoundPushSum(
@@ -151,7 +156,7 @@ class PushSum(ElasticExchange):
             biased=self.biased,
             weighted_updates=self.weighted_updates,
             skips=self.nonfinite == "skip",
-            may_grow=self.on_failure == "continue",
+            may_grow=site.is_elastic,
         )
         bound.reset()
         if anchor is not None and not self.weighted_updates:
@@ -167,14 +172,3 @@ class PushSum(ElasticExchange):
         except ValueError as fault:
             return str(fault)
         return None
-
-    def reaches_all(self, size: int, sender: int, step: int) -> int:
-        """Return a step that nobody begins before a word of ``sender`` has reached it.
-
-        A message of exchange e is waited for in step e or, under overlap, in that of exchange
-        e + 1: before the message of exchange e + 1 is launched, which carries the word on.
-        """
-        every = max(self.every, self.overlap)
-        first = -(-step // every) if self.overlap else step // every
-        heard = first + exchanges_to_all(self.topology, size, sender, first)
-        return heard * every + (self.overlap > 0)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch, tensors
+from offbeat.exchange import Saved, Site, State, Variable, count_fault, plain, scratch, tensors
 from offbeat.functional import (
     Layout,
     cast_difference,
@@ -60,6 +60,7 @@ class Rotation(State):
     sent: list[Tensor]
     turn: int = 0
     pending: PendingSum | None = None
+    before: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -96,6 +97,7 @@ class Rotation(State):
         assert pending is not None, "a sum is in flight"
         if self._is_root(pending.root):
             pending.join()
+            self.site.commit(pending.due - pending.wait + 1)
             self._merge(self.flat, pending.wait)
         self._broadcast_result(pending.root)
 
@@ -121,12 +123,37 @@ class Rotation(State):
 
     def average(self, exact: bool) -> None:
         """Set all models to the mean of the nodes; from 16-bit differences unless ``exact``."""
-        root = self._next()
-        if exact or not self.error:
-            self._exact_mean(root)
-        else:
-            self._narrow_mean(root)
+        root, narrows = self._next(), bool(self.error) and not exact
+        if self.site.is_elastic:
+            self.before = [error.clone() for error in self.error]
+        (self._narrow_mean if narrows else self._exact_mean)(root)
+        self.site.commit()
+        self.before = []
+        if narrows and self._is_root(root) and self.site.group is not None:
+            for reference, difference in zip(self.flat, self.message, strict=True):
+                reference.add_(difference)
         self._broadcast_result(root)
+
+    def undo(self) -> None:
+        """Give the errors of casts back what the messages of a lost exchange have taken."""
+        pack(self.error[: len(self.before)], self.before)
+        self.before = []
+
+    def take(self, earlier: State) -> None:
+        """Take over, with the reference: it is not the model where an average is made again."""
+        super().take(earlier)
+        assert isinstance(earlier, Rotation), "an exchange of the same kind"
+        if earlier.pending is None:  # elsewhere the buffer holds a sum, and the next mean is exact
+            pack(self.views.values(), earlier.views.values())
+
+    def common(self) -> Saved:
+        """Return what is shared, with the reference, which all nodes have in blocking phases."""
+        return {**super().common(), "reference": self.views}
+
+    def begin_with(self, common: Saved) -> None:
+        """Take over what :meth:`common` has returned on another rank."""
+        super().begin_with(common)
+        pack(self.views.values(), [common["reference"][name] for name in self.views])
 
     def restart(self) -> None:
         """Take the models, now equal, as the reference; discard the sum and all errors."""
@@ -147,7 +174,9 @@ class Rotation(State):
             yield replace(
                 tensors("own", "carry", views(self.carry), self.carry), write=self._restore_carry
             )
-        yield Variable("flight", "shared", self._read_flight, self._write_flight, is_compared=True)
+        yield Variable(
+            "flight", "in_flight", self._read_flight, self._write_flight, is_compared=True
+        )
         yield self._in_flight("sum", self.flat)
         if self.sent:
             yield self._in_flight("sent", self.sent)
@@ -227,8 +256,6 @@ class Rotation(State):
         if self._is_root(root):
             for handle in [mean(part, self.site.group) for part in _filled(self.message)]:
                 handle.wait()
-            for reference, difference in zip(self.flat, self.message, strict=True):
-                reference.add_(difference)
 
     def _broadcast_result(self, root: int) -> None:
         """Broadcast the result of the root in its node, and set the parameters to it."""

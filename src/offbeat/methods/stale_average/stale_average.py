@@ -18,6 +18,7 @@ from offbeat.exchange import (
     plain,
 )
 from offbeat.exchange.guard import Guard, Nonfinite
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import progress
 from offbeat.methods.stale_average.rotation import Rotation
 from offbeat.settings import check_settings
@@ -83,6 +84,11 @@ class StaleAverage(ParameterExchange):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+
+    @property
+    def on_loss(self) -> OnLoss:
+        """A sum that has not arrived is dropped, and a blocking average made again."""
+        return "again"
 
     def bind(self, site: Site) -> "BoundStaleAverage":
         """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
@@ -200,6 +206,7 @@ class BoundStaleAverage(BoundParameters):
         if self.settings.cycle.ends_window(step):
             assert self.site.control is not None, "a slot in use has a control group"
             reports = gather_numbers([float(self.loss), self.losses], self.site.control)
+            self.site.commit(0)
             count = sum(count for _, count in reports)
             if count > 0:
                 loss = sum(loss for loss, _ in reports) / count
@@ -234,6 +241,19 @@ class BoundStaleAverage(BoundParameters):
         """Return the parameters, merged with the sum in flight if there is one, with weight one."""
         self.guard.require()
         return *self.rotation.merged(), 1.0
+
+    def drain(self) -> float:
+        """Merge the sum in flight before its time; all ranks call."""
+        if (pending := self.rotation.pending) is not None:
+            self.rotation.merge()
+            self.newest = pending.due - pending.wait + 1
+        return 1.0
+
+    def succeed(self, earlier: BoundParameters) -> None:
+        """Take over; turns begin anew, as one rank may have begun one more than another."""
+        super().succeed(earlier)
+        self.rotation.turn = 0
+        self.guard.keep()
 
     def reset(self) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""

@@ -13,6 +13,7 @@ from offbeat.exchange.engine.error_feedback import ErrorFeedback
 from offbeat.exchange.engine.message import FeedbackMessage
 from offbeat.exchange.engine.residuals import FeedbackExchange
 from offbeat.exchange.engine.units import Units, optimizer_fault
+from offbeat.exchange.interface import OnLoss
 from offbeat.functional import warm_density
 from offbeat.functional.messages.sixteen_bits import Sixteen
 from offbeat.kernels.dispatch import BlockSelect, Select, each_block, top_k_of_blocks
@@ -143,10 +144,9 @@ class TopK(FeedbackExchange):
         return describe(self)
 
     @property
-    def is_transactional(self) -> bool:
-        """Whether gradients are those of all ranks, which measure nothing together."""
-        measures = self.measure or self.density == "adaptive"
-        return self.over == "world" and not measures
+    def on_loss(self) -> OnLoss | None:
+        """Messages are made again; what ranks have measured together holds for these alone."""
+        return None if self.measure or self.density == "adaptive" else "again"
 
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[Optimizer]

@@ -1,0 +1,91 @@
+"""The agreement on the step in which a rank joins: nobody waits for it in training."""
+
+import threading
+import time
+from math import ceil
+from typing import final
+
+from offbeat.elastic.join_barrier import barrier_of
+from offbeat.liveness import heartbeat
+from offbeat.liveness.status_record import JoinRequest
+from offbeat.transport.links import Links
+
+POLL = 0.002  # seconds between two looks for the decision, at first
+MARGIN = 1.25  # heartbeats in which all members have read a request
+
+
+@final
+class Admission:
+    r"""What one member knows about the present request to join, whatever the method exchanges.
+
+    1. The newcomer writes its request into the status record, which all read at each heartbeat.
+    2. The thread of each member's heartbeat acknowledges it with a limit l: no ``step()`` from
+       number l on begins here before the decision is known.
+    3. Who acknowledges last writes the decision, the step of the admission.
+
+    .. math:: S = \max_i l_i
+
+    So nobody has begun step S when it is decided, and everyone reads the decision before. Limits
+    are some steps ahead, as many as fit in the time in which all acknowledge: then no member waits
+    for the decision. The acknowledgement must not come from the training thread: a member may be
+    in an exchange with one that waits for it.
+    """
+
+    def __init__(self, links: Links | None) -> None:
+        """Acknowledge requests from now on."""
+        self._links, self._changing = links, threading.Lock()
+        self._request: JoinRequest | None = None
+        self._limit = 0  # as the heartbeat counts steps
+        self._looked = time.monotonic(), 0  # when, after how many steps
+        self._step: int | None = None
+        self.is_refused = False
+        if links is not None and links.run:
+            links.heartbeat.hear_request = self._acknowledge
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a rank waits to join."""
+        return self._request is not None
+
+    def due(self) -> JoinRequest | None:
+        """Return the request to fulfil in the step that begins now, if there is one."""
+        with self._changing:
+            request, limit, links = self._request, self._limit, self._links
+        if request is None or links is None or self.is_refused:
+            return None
+        number = links.heartbeat.phase.steps
+        if number >= limit and self._step is None:
+            self._step = self._await_decision(request, links)
+        return request if self._step is not None and number >= self._step else None
+
+    def _acknowledge(self, request: JoinRequest | None) -> None:
+        links = self._links
+        assert links is not None, "it listens to its heartbeat"
+        (before, had), now, steps = self._looked, time.monotonic(), links.heartbeat.phase.steps
+        ahead = ceil(MARGIN * heartbeat.BEAT * (steps - had) / max(now - before, 1e-3))
+        self._looked = now, steps
+        if request == self._request:
+            return
+        with self._changing:
+            # In this order: a step that begins meanwhile sees the request, or counts below.
+            self._request, self._step, self.is_refused = request, None, False
+            self._limit = links.heartbeat.phase.steps + 1 + ahead
+        if request is None:
+            return
+        barrier = barrier_of(links.store, links.name, request.number)
+        barrier.append("limits", f"{self._limit} ")
+        if barrier.add("acknowledged", 1) == len(links.world.ranks):
+            step = max(map(int, barrier.get("limits").split()))
+            barrier.compare_set("step", "", str(step))
+
+    def _await_decision(self, request: JoinRequest, links: Links) -> int | None:
+        """Return the step of the admission; None if the request is withdrawn first."""
+        barrier, wait = barrier_of(links.store, links.name, request.number), POLL
+        with links.heartbeat.verb("step"), links.heartbeat.watching():
+            while request == self._request:
+                links.heartbeat.raise_agreed_error()
+                if (step := barrier.find("step")) is not None:
+                    return int(step)
+                time.sleep(wait)
+                wait = min(2 * wait, heartbeat.BEAT / 10)
+        return None
