@@ -261,9 +261,7 @@ def test_the_last_one_goes_on_alone(text: str) -> None:
     assert [loss["rank"] for loss in stats["lost"]] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "text", ["sgp()", "lags(density='adaptive')", "diloco(every=4, delay=1, fragments=2)"]
-)
+@pytest.mark.parametrize("text", ["torch_ddp", "lags(density='adaptive')", "lags(measure=True)"])
 def test_what_cannot_be_made_again_is_refused(text: str) -> None:
     def work(world: World) -> None:
         with pytest.raises(ValueError, match="cannot be made again without a lost rank"):

@@ -109,7 +109,9 @@ class Node:
             self.links.close()
 
     def go_on(self, numbers: Sequence[int]) -> None:
-        """Note the numbers of the nodes that take part from now on."""
+        """Note the numbers of the nodes that take part from now on; a new one has one rank."""
+        while max(numbers) >= len(self.everyone.nodes):
+            self.everyone = self.everyone.joined_by(sum(map(len, self.everyone.nodes)))
         self.world = self.everyone.among(
             [r for number in numbers for r in self.everyone.nodes[number]]
         )

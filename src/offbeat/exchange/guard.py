@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch
+from offbeat.exchange import Site, State, Variable, count_fault, plain
 from offbeat.functional import all_finite, pack
 
 Nonfinite = Literal["raise", "skip"]
@@ -106,7 +106,14 @@ class Guard(State):
     def state(self) -> Iterator[Variable]:
         """Yield the counts, with "skip"; between steps the copy equals the parameters."""
         if self.kept is not None:
-            yield scratch("kept", self.kept)
+            kept = self.kept
+            yield Variable(
+                "kept",
+                "derived",
+                lambda: [part.clone() for part in kept],
+                lambda saved: pack(kept, saved),
+                memory=kept,
+            )
             yield plain("own", self, "skipped", count_fault)
             yield plain("own", self, "skipped_last")
 

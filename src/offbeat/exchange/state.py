@@ -10,7 +10,7 @@ from offbeat.exchange.site import Site
 from offbeat.functional import Layout, pack
 
 Saved = dict[str, Any]  # nested dicts of tensors and plain values: torch.load(weights_only=True)
-Kind = Literal["own", "shared", "in_flight", "scratch"]
+Kind = Literal["own", "shared", "derived", "in_flight", "scratch"]
 
 
 def _fits(value: Any) -> None:
@@ -28,7 +28,8 @@ class Variable:
     Attributes:
         name: its name in a saved state, fixed for as long as checkpoints are supported.
         kind: "own" differs by rank (a residual, an anchor, a weight); "shared" is equal on all
-            members (a counter, a schedule, outer momentum); "in_flight" was launched and is not
+            members (a counter, a schedule, outer momentum); "derived" follows from the parameters
+            between steps, and is not saved; "in_flight" was launched and is not
             merged yet; "scratch" is a buffer: memory, and never saved.
         read: returns the value to save, plain or tensors by parameter name, equal in names, shapes
             and kinds at all times; lists may differ in length.
@@ -92,30 +93,30 @@ class State:
         """Undo what an exchange has changed that a loss has interrupted, in an elastic run."""
 
     def take(self, earlier: "State") -> None:
-        """Take over what is own or shared of an exchange of the same kind, nothing in flight."""
+        """Take over an exchange of the same kind, and nothing in flight."""
         earlier.undo()
-        for mine, before in zip(self._saved(), earlier._saved(), strict=True):
+        for mine, before in zip(self.state(), earlier.state(), strict=True):
             if mine.parts is not None and before.parts is not None:
                 mine.parts.take(before.parts)
-            elif mine.kind in ("own", "shared"):
+            elif mine.kind in ("own", "shared", "derived"):
                 mine.write(before.read())
 
     def common(self) -> Saved:
-        """Return what is shared, for a rank that joins; it gets the rest from nobody."""
+        """Return what a rank that joins gets, in the middle of a step: not what is "own"."""
         found: Saved = {}
-        for variable in self._saved():
+        for variable in self.state():
             if variable.parts is not None:
                 found[variable.name] = variable.parts.common()
-            elif variable.kind == "shared":
+            elif variable.kind in ("shared", "derived"):
                 found[variable.name] = variable.read()
         return found
 
     def begin_with(self, common: Saved) -> None:
         """Take over what :meth:`common` has returned on another rank."""
-        for variable in self._saved():
+        for variable in self.state():
             if variable.parts is not None:
                 variable.parts.begin_with(common[variable.name])
-            elif variable.kind == "shared":
+            elif variable.name in common:
                 variable.write(common[variable.name])
 
     def nbytes(self) -> int:
@@ -128,7 +129,9 @@ class State:
             yield from variable.memory if variable.parts is None else variable.parts._memory()
 
     def _saved(self) -> Iterator[Variable]:
-        return (variable for variable in self.state() if variable.kind != "scratch")
+        return (
+            variable for variable in self.state() if variable.kind not in ("derived", "scratch")
+        )
 
 
 def count_fault(count: int) -> str | None:

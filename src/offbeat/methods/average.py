@@ -129,11 +129,6 @@ class BoundAverage(BoundParameters):
             carry.zero_()
         self.guard.keep()
 
-    def succeed(self, earlier: BoundParameters) -> None:
-        """Take over; "skip" may return to the parameters as they are now."""
-        super().succeed(earlier)
-        self.guard.keep()
-
     def staleness(self, step: int) -> int:
         """Return the number of steps since the last average."""
         return step % self.settings.every

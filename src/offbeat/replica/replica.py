@@ -76,6 +76,9 @@ class Replica:
         self._note(self._watch.make_up())
         if self._members.is_asked:
             self._together(None, self._admit)
+        self._end_step()
+
+    def _end_step(self) -> None:
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)

@@ -120,7 +120,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
         found = _join(JoinAttempts(mesh, model, algorithm), filler, node)
         if isinstance(found, Generation):
             replica = Replica(model, found)
-            replica.step()  # the exchange of the step after which it has joined
+            replica._end_step()  # the exchange of the step after which it has joined
             return replica
         run = found
     connection = connect(model, algorithm, mesh, filler.optimizers, run, filler.is_elastic)

@@ -20,6 +20,7 @@ from offbeat.exchange import (
 )
 from offbeat.exchange.guard import Nonfinite, error_of_second_skip, error_of_step
 from offbeat.exchange.interface import OnLoss
+from offbeat.exchange.state import Kind
 from offbeat.functional import Layout, flat_view, pack
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.participants import Participants
@@ -172,10 +173,8 @@ class BoundAdasum(BoundParameters):
         yield plain("shared", self, "skipped", count_fault)
         if self.settings.nonfinite == "skip":
             yield plain("own", self, "at_fault")
-        if self.settings.every > 1 or self.layout.is_rounded:
-            yield tensors("shared", "anchor", self.held.views(self.anchor), self.anchor)
-        else:
-            yield scratch("anchor", self.anchor)
+        kind: Kind = "shared" if self.settings.every > 1 or self.layout.is_rounded else "derived"
+        yield tensors(kind, "anchor", self.held.views(self.anchor), self.anchor)
         for index, name in enumerate(("error_of_update", "error_of_combination")):
             if index < len(self.reduction.roundings):
                 yield self._rounding(name, *self.reduction.roundings[index])

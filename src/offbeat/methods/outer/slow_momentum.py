@@ -156,11 +156,6 @@ class BoundSlowMomentum(BoundParameters):
         """Start the gossip anew."""
         self.gossip.restart(weight)
 
-    def succeed(self, earlier: BoundParameters) -> None:
-        """Start the gossip anew, and take over the anchor and the outer optimizer."""
-        super().succeed(earlier)
-        self.gossip.restart(1.0)
-
     def staleness(self, step: int) -> int:
         """Return the steps since the last average, or the age of the last message if that is less.
 

@@ -157,7 +157,6 @@ class BoundPairAverage(BoundParameters):
         super().succeed(earlier)
         if isinstance(earlier, BoundPairAverage):
             earlier._add_changes()
-        self.guard.keep()
 
     def _add_changes(self) -> bool:
         """Add what exchanges have changed to the parameters; return whether there is any."""

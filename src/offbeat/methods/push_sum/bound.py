@@ -12,6 +12,7 @@ from offbeat.exchange import (
     BoundParameters,
     Saved,
     Site,
+    State,
     Variable,
     plain,
     scratch,
@@ -170,9 +171,11 @@ class BoundPushSum(BoundParameters):
         self.reset()
         self.weight = weight
 
-    def succeed(self, earlier: BoundParameters) -> None:
+    def take(self, earlier: State) -> None:
         """Start anew from the models as they are; mass in flight to or from a lost rank is lost."""
         self.restart(1.0)
+        assert isinstance(earlier, BoundPushSum), "an exchange of the same kind"
+        self.guard.take(earlier.guard)
 
     def drain(self) -> float:
         r"""Add the message in flight before its time, de-bias, and return the weight.

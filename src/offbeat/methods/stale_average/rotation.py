@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.exchange import Saved, Site, State, Variable, count_fault, plain, scratch, tensors
+from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch, tensors
 from offbeat.functional import (
     Layout,
     cast_difference,
@@ -139,22 +139,6 @@ class Rotation(State):
         pack(self.error[: len(self.before)], self.before)
         self.before = []
 
-    def take(self, earlier: State) -> None:
-        """Take over, with the reference: it is not the model where an average is made again."""
-        super().take(earlier)
-        assert isinstance(earlier, Rotation), "an exchange of the same kind"
-        if earlier.pending is None:  # elsewhere the buffer holds a sum, and the next mean is exact
-            pack(self.views.values(), earlier.views.values())
-
-    def common(self) -> Saved:
-        """Return what is shared, with the reference, which all nodes have in blocking phases."""
-        return {**super().common(), "reference": self.views}
-
-    def begin_with(self, common: Saved) -> None:
-        """Take over what :meth:`common` has returned on another rank."""
-        super().begin_with(common)
-        pack(self.views.values(), [common["reference"][name] for name in self.views])
-
     def restart(self) -> None:
         """Take the models, now equal, as the reference; discard the sum and all errors."""
         if self.pending is not None:
@@ -168,6 +152,8 @@ class Rotation(State):
         """Yield the errors, whose turn it is, and the sum in flight."""
         views = self.layout.views
         yield scratch("message", self.message)
+        if self.error:  # the reference; elsewhere a sum, and the next average is exact
+            yield tensors("derived", "reference", self.views, ())
         yield plain("shared", self, "turn", count_fault)
         yield tensors("own", "error", views(self.error) if self.error else {}, self.error)
         if self.carry:

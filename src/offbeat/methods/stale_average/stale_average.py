@@ -253,7 +253,6 @@ class BoundStaleAverage(BoundParameters):
         """Take over; turns begin anew, as one rank may have begun one more than another."""
         super().succeed(earlier)
         self.rotation.turn = 0
-        self.guard.keep()
 
     def reset(self) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""

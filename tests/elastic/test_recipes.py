@@ -1,0 +1,171 @@
+"""Every recipe goes on after a loss, and lets ranks join: against references written apart."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from test_survivors import perish, quick, stopped_heartbeats
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+
+import offbeat
+from crowd import Crowd
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.handle import Handle
+from offbeat.transport.world import World
+from problems import START, Quadratic, flat, gradient
+from reference import members
+from reference.participants import Array
+
+__all__ = ["quick", "stopped_heartbeats"]  # fixtures
+
+STEPS, VICTIM, LR = 14, 1, 0.05
+FRAGMENTS = (slice(0, 6), slice(6, 9))
+RECIPES: dict[str, Callable[[], members.Method]] = {
+    "ddp(bucket_mb=0.00004)": lambda: members.Ddp(START),
+    "lags(density=0.34)": lambda: members.Lags(START),
+    "local_sgd(every=2)": lambda: members.LocalSgd(START),
+    "adasum": lambda: members.Adasum(START),
+    "adasum(every=2, method='gather')": lambda: members.Adasum(START, every=2),
+    "diloco(every=2)": lambda: members.Diloco(START),
+    "diloco(every=4, fragments=2, delay=3)": lambda: members.Diloco(
+        START, every=4, fragments=FRAGMENTS, delay=3, mixing=0.5
+    ),
+    "sparse_loco(every=2, density=0.5, bits=None)": lambda: members.SparseLoco(START),
+    "noloco(every=2)": lambda: members.Noloco(START),
+    "daso(every=4, wait=2)": lambda: members.Daso(START),
+}
+COUPLED = [text for text in RECIPES if not text.startswith(("noloco", "daso", "diloco(every=4"))]
+
+
+class Lost(BaseException):
+    """Ends the victim's thread."""
+
+
+class Rank:
+    """One rank that trains."""
+
+    def __init__(self, world: World, text: str) -> None:
+        self.model = Quadratic()
+        self.optimizer = SGD(self.model.parameters(), lr=LR, momentum=0.5)
+        self.schedule = StepLR(self.optimizer, step_size=10_000)
+        self.replica = offbeat.replicate(
+            self.model,
+            offbeat.algorithm(text),
+            mesh=world,
+            optimizer=self.optimizer,
+            elastic=True,
+            stateful=[self.schedule],
+        )
+
+    def step(self) -> None:
+        self.model(self.replica.world.rank).backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.replica.step()
+
+    def ends(self) -> tuple[int, Array, dict[str, Any]]:
+        """The rank, its own parameters, and its stats."""
+        own, stats = flat(snapshot(self.model)), self.replica.stats()
+        assert self.schedule.last_epoch == stats["step"]
+        self.replica.finish()
+        self.replica.detach()
+        return stats["rank"], own, stats
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By thread, after how many more waits for a message it dies."""
+    left: dict[int, int] = {}
+    wait = Handle.wait
+
+    def counted(handle: Handle) -> None:
+        me = threading.get_ident()
+        if me in left:
+            left[me] -= 1
+            if left[me] < 0:
+                raise Lost
+        wait(handle)
+
+    monkeypatch.setattr(Handle, "wait", counted)
+    return left
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.fault(
+    "a rank is lost at any moment of a step of an elastic run",
+    "the others go on; none of their steps is lost, and what is in flight is as never sent",
+)
+def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> None:
+    size, others = 4, [0, 2, 3]
+
+    def work(world: World) -> tuple[int, Array, dict[str, Any]] | None:
+        rank = Rank(world, text)
+        try:
+            for step in range(STEPS):
+                if (world.rank, step) == (VICTIM, 5):
+                    waits[threading.get_ident()] = after
+                rank.step()
+        except Lost:
+            perish(rank.replica._connection.links)
+            return None
+        return rank.ends()
+
+    with pytest.warns(RuntimeWarning, match=r"s \[1\] are lost"):
+        found = [each for each in ThreadWorld(size).run(work) if each is not None]
+    assert [rank for rank, _, _ in found] == others
+    misses = []
+    for at in range(5, STEPS + 1):  # the victim takes part until some exchange, then never
+        expected = members.train(
+            RECIPES[text](), gradient, ranks=range(size), steps=STEPS, lr=LR, momentum=0.5,
+            losses={at: [VICTIM]},
+        )  # fmt: skip
+        misses.append(max(np.abs(own - expected[rank]).max() for rank, own, _ in found))
+    assert min(misses) < 1e-12, misses
+    unit = "node" if text.startswith("daso") else "rank"
+    for _, _, stats in found:
+        assert [loss[unit] for loss in stats["lost"]] == [VICTIM]
+        assert stats["lost"] == found[0][2]["lost"]
+        assert (stats["size"], stats["step"]) == (3, STEPS)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.fault(
+    "a new worker joins an elastic run",
+    "it gets model, optimizer, schedule and what the method shares from a donor, bit for bit",
+    group="Ranks that join",
+)
+def test_a_rank_joins(text: str) -> None:
+    last = list[int]()
+
+    def work(world: World) -> tuple[int, Array, dict[str, Any]]:
+        rank = Rank(world, text)
+        while not last or rank.replica.steps < last[0]:
+            time.sleep(0.01)
+            rank.step()
+            if rank.replica.joined and not last:
+                last.append(rank.replica.joined[0]["step"] + 12)
+        return rank.ends()
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    found = crowd.all()
+    assert not [each for each in found if isinstance(each, Exception)], found
+    at = found[0][2]["joined"][0]["step"]
+    expected = members.train(
+        RECIPES[text](), gradient, ranks=range(3), steps=last[0], lr=LR, momentum=0.5,
+        joins={at: 3},
+    )  # fmt: skip
+    for rank, own, stats in found:
+        np.testing.assert_allclose(own, expected[rank], rtol=0, atol=1e-12)
+        assert stats["joined"] == found[0][2]["joined"]
+        assert (stats["size"], stats["lost"], stats["step"]) == (4, [], last[0])
+    if text in COUPLED and last[0] % 2 == 0:
+        assert all(np.array_equal(own, found[0][1]) for _, own, _ in found)
