@@ -103,7 +103,7 @@ class Adasum(Method):
 
 @dataclass
 class Diloco(Method):
-    """Fragments and delay as in ``reference.diloco``; what is in flight is lost, or merged early."""
+    """As ``reference.diloco``; what is in flight is lost, or merged early."""
 
     every: int = 2
     fragments: Sequence[slice] = (slice(None),)
