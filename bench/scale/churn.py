@@ -1,4 +1,4 @@
-"""A run of gossip under random kills and joins: real processes around one TCPStore."""
+"""An elastic run under random kills and joins: real processes around one TCPStore."""
 
 import json
 import random
@@ -44,8 +44,9 @@ class Run:
 class Churn:
     """Starts the workers of a run, kills them at random, and starts others in their place."""
 
-    def __init__(self, context: BaseContext, seed: int, size: int) -> None:
-        """Start ``size`` workers."""
+    def __init__(self, context: BaseContext, seed: int, size: int, text: str) -> None:
+        """Start ``size`` workers of the recipe ``text``."""
+        self._text = text
         self.run, self._draws, self._size = Run(seed), random.Random(seed), size
         self._context: Any = context
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -100,7 +101,7 @@ class Churn:
     def _start(self, rank: int | None) -> None:
         port, seed = self._store.port, self.run.seed
         process = self._context.Process(
-            target=work, args=(port, self._size, rank, seed), daemon=True
+            target=work, args=(port, self._size, rank, seed, self._text), daemon=True
         )
         process.start()
         process.rank = rank
@@ -189,8 +190,10 @@ def _tenths(losses: list[float]) -> Iterator[float]:
         yield sum(part) / max(1, len(part))
 
 
-def churn(context: BaseContext, seed: int, seconds: float, size: int = 6) -> Run:
+def churn(
+    context: BaseContext, seed: int, seconds: float, size: int = 6, text: str = "sgp(overlap=1)"
+) -> Run:
     """Disturb a run of ``size`` workers for so many seconds, then let it end."""
-    whole = Churn(context, seed, size)
+    whole = Churn(context, seed, size, text)
     whole.disturb(seconds)
     return whole.end()

@@ -5,7 +5,7 @@ import os
 import random
 import time
 import warnings
-from typing import Literal
+from typing import Any
 
 import torch
 from torch.distributed import TCPStore
@@ -20,7 +20,9 @@ FEATURES = 20
 GIVEN_UP = 3  # exit code of a worker that the others have given up, because it was too slow
 
 
-def work(port: int, size: int, rank: int | None, seed: int, ranks_per_node: int = 1) -> None:
+def work(
+    port: int, size: int, rank: int | None, seed: int, text: str, ranks_per_node: int = 1
+) -> None:
     """Train as one worker, and end as one does under a launcher that starts it again."""
     torch.set_num_threads(1)
     for name, value in PATIENCE.items():
@@ -29,24 +31,22 @@ def work(port: int, size: int, rank: int | None, seed: int, ranks_per_node: int 
     try:
         address, draws = f"127.0.0.1:{port}", random.Random(f"{seed} {rank} {time.time()}")
         world = offbeat.World.at(address, size=size, rank=rank, ranks_per_node=ranks_per_node)
-        _train(port, world, "local" if ranks_per_node > 1 else None, draws)
+        _train(port, world, text, draws)
     except offbeat.PeerLost as loss:
         if "given up by the others" in str(loss):
             os._exit(GIVEN_UP)
         raise
 
 
-def _train(
-    port: int, world: offbeat.World, within: Literal["local"] | None, draws: random.Random
-) -> None:
+def _train(port: int, world: offbeat.World, text: str, draws: random.Random) -> None:
     """Say when this worker is in, and at the end what it has seen."""
     torch.manual_seed(draws.randrange(2**31))
     store = TCPStore("127.0.0.1", port, is_master=False)
     model = torch.nn.Linear(FEATURES, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     _optimize(model, optimizer)  # the first time imports for a second, which others would wait for
-    algorithm = offbeat.sgp(overlap=1, within=within)
-    replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True)
+    given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
+    replica = offbeat.replicate(model, offbeat.algorithm(text), **given)
     _say(store, "in", replica.world.rank, os.getpid())
     losses, last, watch = [], None, Watch(replica)
     while last is None or replica.steps < last:

@@ -555,15 +555,25 @@ def test_checkpoints_of_a_grown_world() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sgp(overlap=1)",
+        "ddp",
+        "lags(density=0.2)",
+        "adasum",
+        "local_sgd(every=4)",
+        "diloco(every=4, fragments=1, delay=2)",
+    ],
+)
 @pytest.mark.fault(
     "workers are killed and started again, at random times",
     "all train on and agree at the end; stats() lists who came and went",
 )
-def test_processes_come_and_go(seed: int) -> None:
+def test_processes_come_and_go(text: str, draws: random.Random) -> None:
     from bench.scale.churn import churn
 
-    run = churn(fork_server(), seed, seconds=4.0)
+    run = churn(fork_server(), draws.randrange(1000), seconds=4.0, size=4, text=text)
     assert run.hung == []
     assert run.killed
     assert run.is_agreed

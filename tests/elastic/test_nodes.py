@@ -157,14 +157,15 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
     "the node joins; all models are equal at the end",
     group="Ranks that join",
 )
-def test_processes_of_a_node_return() -> None:
+@pytest.mark.parametrize("text", ["sgp(overlap=1, within='local')", "daso(every=4)"])
+def test_processes_of_a_node_return(text: str) -> None:
     from bench.scale.worker import work
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("words", "")
 
     def start(rank: int) -> BaseProcess:
-        args = (store.port, 6, rank, 1, 2)
+        args = (store.port, 6, rank, 1, text, 2)
         process: BaseProcess = fork_server().Process(target=work, args=args, daemon=True)
         process.start()
         return process
