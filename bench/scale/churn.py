@@ -15,7 +15,7 @@ from bench.scale.worker import GIVEN_UP, work
 
 MARGIN = 100  # steps between the announcement of the last one and that one
 POINTS = 10  # of the curve of the loss
-HANG = 90.0  # seconds without an answer that count as one
+HANG = 25.0  # seconds without an answer that count as one
 WITNESS = 0  # a rank that is never killed: it has seen all who came and went
 
 

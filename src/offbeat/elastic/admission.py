@@ -36,7 +36,8 @@ class Admission:
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
         self._limit = 0  # as the heartbeat counts steps
-        self._looked = time.monotonic(), 0  # when, after how many steps
+        steps = links.heartbeat.phase.steps if links is not None else 0
+        self._looked = time.monotonic(), steps
         self._step: int | None = None
         self.is_refused = False
         if links is not None and links.run:

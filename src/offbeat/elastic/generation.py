@@ -46,9 +46,13 @@ class Generation:
     """
 
     def __init__(
-        self, connection: Connection, filler: SlotFiller, node: Node | None = None
+        self,
+        connection: Connection,
+        filler: SlotFiller,
+        node: Node | None = None,
+        joins: bool = False,
     ) -> None:
-        """Fill the parameters slot; all ranks call."""
+        """Fill the parameters slot; all ranks call. ``joins``: this rank calls :meth:`take`."""
         if filler.is_elastic:
             filler = replace(filler, transaction=self._commit)
         self.connection, self._filler, self.node = connection, filler, node
@@ -64,7 +68,8 @@ class Generation:
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.exchanges_from = 0
-        self._admission = Admission(connection.links)
+        # Not before it knows in which step the others are.
+        self._admission = Admission(None if joins else connection.links)
 
     @property
     def gradients(self) -> BoundGradients:
@@ -262,6 +267,7 @@ class Generation:
             slot.begin_with(common)
         self.progress = Progress(*state["progress"])
         self.connection.resume(Phase(*state["phase"]))
+        self._admission = Admission(self.connection.links)
         self.steps, (self.lost, self.joined) = self.progress.steps, state["changes"]
 
     @property

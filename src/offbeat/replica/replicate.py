@@ -226,7 +226,7 @@ def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> G
         try:
             pair = found.world.rank, donor_in(found.world)
             between = Connection.over(found.world, found.links, pair)
-            members = Generation(between, filler, node)
+            members = Generation(between, filler, node, joins=True)
             members.take(filler.model)
         except BaseException as error:
             survivors.resign(found.links)
