@@ -17,7 +17,8 @@ from torch.distributed import HashStore
 import offbeat
 from crowd import Crowd
 from held import descriptors, settles, threads
-from offbeat.elastic import generation, handover, join, join_barrier
+from offbeat.elastic import handover, join, join_barrier, joining, survivors
+from offbeat.elastic.generation import Generation
 from offbeat.replica import replicate
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.links import Links
@@ -240,13 +241,13 @@ def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     if when == "with the model":
 
-        def take(self: generation.Generation, model: nn.Module) -> None:
+        def enter(members: Generation, model: Any) -> None:
             if dead.is_set():
-                return accept(self, model)
-            return die(self.connection.links)
+                return accept(members, model)
+            return die(members.connection.links)
 
-        accept = generation.Generation.take
-        monkeypatch.setattr(generation.Generation, "take", take)
+        accept = replicate.join
+        monkeypatch.setattr(replicate, "join", enter)
         monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
     else:
 
@@ -307,8 +308,8 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
 
     enter, let, connect_over, give = (
         join_barrier.pass_barrier,
-        generation.let_in,
-        generation.survivors.connect_over,
+        joining.let_in,
+        survivors.connect_over,
         handover.give,
     )
 
@@ -334,10 +335,10 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
             die(new[0]._members.connection.links)
         give(model, place, rank, group)
 
-    monkeypatch.setattr(generation, "let_in", let_in)
+    monkeypatch.setattr(joining, "let_in", let_in)
     monkeypatch.setattr(join_barrier, "pass_barrier", pass_barrier)
-    monkeypatch.setattr(generation.survivors, "connect_over", over)
-    monkeypatch.setattr(generation, "give", giving)
+    monkeypatch.setattr(survivors, "connect_over", over)
+    monkeypatch.setattr(joining, "give", giving)
     old: list[Links] = []
     new: list[offbeat.Replica] = []
 

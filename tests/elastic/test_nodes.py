@@ -18,6 +18,7 @@ from torch.distributed import HashStore, TCPStore
 import offbeat
 from offbeat.attach import node_start
 from offbeat.liveness.store import TimedStore
+from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from problems import Quadratic, flat
@@ -287,7 +288,7 @@ def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
     def work(world: World) -> str:
         replica = attach(world)
         with pytest.raises(ValueError, match="a bad word") as said:
-            replica.raise_alike("a bad word" if world.rank == rank else None)
+            raise_alike("a bad word" if world.rank == rank else None, replica)
         train(replica, 2)
         replica.finish()
         replica.detach()

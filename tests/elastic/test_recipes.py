@@ -58,14 +58,14 @@ class Rank:
             mesh=world,
             optimizer=self.optimizer,
             elastic=True,
-            stateful=[self.schedule],
         )
+        self.replica.register("schedule", self.schedule)
 
     def step(self) -> None:
         self.model(self.replica.world.rank).backward()
         self.optimizer.step()
-        self.schedule.step()
         self.optimizer.zero_grad()
+        self.schedule.step()
         self.replica.step()
 
     def ends(self) -> tuple[int, Array, dict[str, Any]]:

@@ -86,8 +86,8 @@ def work(address: str, until: Any, progress: Any, results: Any) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    algorithm = offbeat.sgp(on_failure="continue")
-    replica = offbeat.replicate(model, algorithm, join=True, optimizer=optimizer)
+    algorithm = offbeat.sgp()
+    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=True)
     while replica.steps < until.value:
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()

@@ -76,6 +76,6 @@ def test_another_run(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
 
 def test_a_new_rank_that_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World.at(torch.distributed.HashStore(), size=2)
-    with pytest.raises(ValueError, match="join=True"):
+    with pytest.raises(ValueError, match="elastic=True"):
         offbeat.replicate(torch.nn.Linear(2, 1), offbeat.sgp(), mesh=world)
     assert VARIABLE not in os.environ

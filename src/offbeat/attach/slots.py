@@ -1,7 +1,7 @@
 """The two slots of a replica, filled with the exchanges of an algorithm."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -57,7 +57,8 @@ class SlotFiller:
     A slot without an exchange, or whose group has one member, stays empty: a world of one rank
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
-    :meth:`offbeat.Site.commit`. ``stateful``: what else a rank that joins takes over.
+    :meth:`offbeat.Site.commit`. ``registered``: objects whose states a rank that joins gets,
+    and ``received`` those that this one has got, by name.
     """
 
     algorithm: Algorithm
@@ -67,7 +68,8 @@ class SlotFiller:
     notes: list[str]
     is_elastic: bool = False
     transaction: Callable[[int | None], None] | None = None
-    stateful: tuple[Any, ...] = ()
+    registered: dict[str, Any] = field(default_factory=dict)
+    received: dict[str, Any] = field(default_factory=dict)
 
     @property
     def exchanges_again(self) -> bool:
@@ -100,27 +102,29 @@ class SlotFiller:
             everyone = Site.on("world", links, self.model, control=control)
         return IdleParameters(everyone)
 
-    def common(self) -> list[Any]:
+    def common(self) -> dict[str, Any]:
         """Return the states of optimizers and other objects, for a rank that joins."""
-        return [each.state_dict() for each in self._held]
+        registered = {name: each.state_dict() for name, each in self.registered.items()}
+        return {"optimizers": [each.state_dict() for each in self._held], "registered": registered}
 
-    def begin_with(self, common: Sequence[Any]) -> None:
+    def begin_with(self, common: Mapping[str, Any]) -> None:
         """Take over what :meth:`common` has returned on another rank.
 
-        Raises ``ValueError`` if that rank was given other objects.
+        Raises ``ValueError`` if that rank was given other optimizers.
         """
-        if len(common) != len(self._held):
+        given = common["optimizers"]
+        if len(given) != len(self._held):
             raise ValueError(
-                f"the others passed {len(common)} optimizers, scalers and stateful objects to "
-                f"replicate(), this rank {len(self._held)}; pass the same"
+                f"the others passed {len(given)} optimizers and scalers to replicate(), this rank "
+                f"{len(self._held)}; pass the same"
             )
-        for each, state in zip(self._held, common, strict=True):
+        for each, state in zip(self._held, given, strict=True):
             each.load_state_dict(state)
+        self.received.update(common["registered"])
 
     @property
     def _held(self) -> list[Any]:
-        scaler = () if self.scaler is None else (self.scaler,)
-        return [*self.optimizers, *scaler, *self.stateful]
+        return [*self.optimizers, *(() if self.scaler is None else (self.scaler,))]
 
     def _site(
         self,

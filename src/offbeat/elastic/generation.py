@@ -1,23 +1,23 @@
 """Who takes part in the training of one replica: losses that it survives, and ranks that join."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar, final
+
+from torch.distributed.checkpoint.stateful import Stateful
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
-from offbeat.elastic.handover import give, take
-from offbeat.elastic.join_barrier import donor_in, donor_of, let_in
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Progress, Reconnected
-from offbeat.exchange import BoundGradients, BoundParameters, Exchanged, IdleParameters
+from offbeat.exchange import BoundGradients, BoundParameters, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.sharding import local
-from offbeat.liveness.failure import PeerLost, Phase
+from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
@@ -52,10 +52,10 @@ class Generation:
         node: Node | None = None,
         joins: bool = False,
     ) -> None:
-        """Fill the parameters slot; all ranks call. ``joins``: this rank calls :meth:`take`."""
+        """Fill the parameters slot; all ranks call. ``joins``: this rank joins others."""
         if filler.is_elastic:
             filler = replace(filler, transaction=self._commit)
-        self.connection, self._filler, self.node = connection, filler, node
+        self.connection, self.filler, self.node = connection, filler, node
         self.progress = Progress(0)
         self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
         self._gradients: BoundGradients | None = None
@@ -69,20 +69,20 @@ class Generation:
         self.joined: list[dict[str, int]] = []
         self.exchanges_from = 0
         # Not before it knows in which step the others are.
-        self._admission = Admission(None if joins else connection.links)
+        self.admission = Admission(None if joins else connection.links)
 
     @property
     def gradients(self) -> BoundGradients:
         """The gradients slot, filled when it is first asked for; all ranks ask together."""
         if self._gradients is None:
             near = self.connection if self.node is None else self.node
-            self._gradients = self._filler.gradients(near.links, near.control)
+            self._gradients = self.filler.gradients(near.links, near.control)
         return self._gradients
 
     @property
     def exchanges_again(self) -> bool:
         """Whether the exchanges of gradients go on after a loss, too."""
-        return self._filler.exchanges_again
+        return self.filler.exchanges_again
 
     @property
     def buffers(self) -> BufferBroadcast | None:
@@ -92,7 +92,7 @@ class Generation:
             return None
         chosen = exchange.broadcast_buffers
         is_wanted = exchange.over == "world" if chosen is None else chosen
-        return BufferBroadcast(slot.site, self._filler.model.buffers) if is_wanted else None
+        return BufferBroadcast(slot.site, self.filler.model.buffers) if is_wanted else None
 
     @property
     def world(self) -> World:
@@ -133,7 +133,7 @@ class Generation:
                     adopt(self.continue_without(loss))
                     continue
                 if self._reconnected is not None:
-                    adopt(self._adopt(self._reconnected))
+                    adopt(self.adopt(self._reconnected))
                 return result
 
         if self.node is None:
@@ -141,7 +141,7 @@ class Generation:
         with self._as_one(self.node):
             if verb is None:
                 return survive()
-            model = self._filler.model
+            model = self.filler.model
             parameters = [local(p) for p in model.trained.values()]
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
             with self.node.calling(verb):
@@ -150,6 +150,12 @@ class Generation:
     def settle(self, steps: int) -> None:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
         self.progress = self.progress._replace(used=steps)
+
+    def register(self, name: str, stateful: Stateful) -> None:
+        """Hand the state of ``stateful`` over to ranks that join; load it if this one has."""
+        self.filler.registered[name] = stateful
+        if name in self.filler.received:
+            stateful.load_state_dict(self.filler.received.pop(name))
 
     def report_error(self, error: Exception) -> Exception:
         """Make ``error`` the agreed error of all ranks, and return the agreed error to raise."""
@@ -188,9 +194,9 @@ class Generation:
 
         They start from the models as they are. Returns lines for the log.
         """
-        if not self._filler.is_elastic:
+        if not self.filler.is_elastic:
             raise loss
-        return self._adopt(self._reconnected or self._reconnect(loss))
+        return self.adopt(self._reconnected or self._reconnect(loss))
 
     def _progress(self, steps: int) -> Progress:
         """Return how far this rank is; gossip, which starts anew, commits nothing."""
@@ -220,63 +226,21 @@ class Generation:
         self.progress = before._replace(commits=before.commits + 1, used=used)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
-        return survivors.reconnect(self.connection, self._filler, self.progress, loss)
+        return survivors.reconnect(self.connection, self.filler, self.progress, loss)
 
     @property
     def is_asked(self) -> bool:
         """Whether a rank waits to join, as far as this one knows."""
-        return self._admission.is_asked
-
-    def admit(self, model: Exchanged, steps: int) -> list[str]:
-        """Let a rank join if all have agreed on that for this step; return lines for the log.
-
-        What is in flight is merged. Only the donor is late for the exchange that follows, by what
-        it hands over.
-        """
-        links, request = self.connection.links, self._admission.due()
-        if links is None or request is None:
-            return []
-        with links.heartbeat.verb("step"):
-            weight = self.parameters.drain()
-        between = let_in(links, request)
-        if between is None:
-            self._admission.is_refused = True
-            unit = self._unit
-            return [f"{unit} {links.world.rank}: {unit} {request.rank} was lost while it joined"]
-        members, earlier = links.world.ranks, self.connection
-        current = Connection(between.world, between, None)
-        pair = request.rank, donor_of(members, request.rank)
-        try:
-            place = self.progress._replace(steps=steps)
-            found = survivors.connect_over(current, earlier, self._filler, place, [], pair)
-        finally:
-            links.close(at_once=True)  # all have come to the barrier; one may be lost since
-        texts = self._adopt(found)
-        if not found.agreements:
-            texts += self._share(model, request.rank, members, steps, weight)
-        return texts
-
-    def take(self, model: Exchanged) -> None:
-        """Take the place, the model and the state of the donor: this rank joins."""
-        slots = self._slots
-        state = take(model, donor_in(self.connection.world), self._control)
-        self._filler.begin_with(state["stateful"])
-        self.parameters.reset()
-        self.parameters.restart(state["weight"])
-        for slot, common in zip(slots, state["slots"], strict=True):
-            slot.begin_with(common)
-        self.progress = Progress(*state["progress"])
-        self.connection.resume(Phase(*state["phase"]))
-        self._admission = Admission(self.connection.links)
-        self.steps, (self.lost, self.joined) = self.progress.steps, state["changes"]
+        return self.admission.is_asked
 
     @property
-    def _slots(self) -> list[BoundParameters | BoundGradients]:
+    def slots(self) -> list[BoundParameters | BoundGradients]:
         """The slots that ranks fill together with those who join."""
         return [self.parameters, *([self.gradients] if self.exchanges_again else [])]
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
+        """What takes part: "rank" or "node"."""
         return "rank" if self.node is None else "node"
 
     @contextmanager
@@ -290,46 +254,23 @@ class Generation:
             raise node.report_error(loss) from loss
 
     @property
-    def _control(self) -> Group:
+    def control(self) -> Group:
+        """The group of those that take part; only where there are several."""
         assert self.connection.control is not None, "a rank joins others"
         return self.connection.control
 
-    def _share(
-        self, model: Exchanged, newcomer: int, members: Sequence[int], steps: int, weight: float
-    ) -> list[str]:
-        """Go on with the weight of this rank; the donor gives half of it, and its state."""
-        world, phase = self.connection.world, self._control.detector.phase
-        is_donor = donor_of(members, newcomer) == world.rank
-        # Before it is given the model: it may be lost meanwhile.
-        self.joined.append({self._unit: newcomer, "step": steps})
-        self.parameters.restart(weight / 2 if is_donor else weight)
-        if is_donor:
-            state = {
-                "progress": self.progress._replace(steps=steps),
-                "phase": phase,
-                "changes": [self.lost, self.joined],
-                "weight": weight / 2,
-                "slots": [slot.common() for slot in self._slots],
-                "stateful": self._filler.common(),
-            }
-            give(model, state, newcomer, self._control)
-        unit = self._unit
-        return [
-            f"{unit} {world.rank}: {unit} {newcomer} has joined; {list(world.ranks)} train on, "
-            f"with exchanges between all from step {steps}"
-        ]
-
-    def _adopt(self, found: Reconnected) -> list[str]:
+    def adopt(self, found: Reconnected) -> list[str]:
+        """Go on over what was found after a loss or a join; return lines for the log."""
         if (before := self.connection.heartbeat) is not None:
             found.connection.resume(before.phase)  # it may have ended the call meanwhile
-        if self._filler.is_elastic:
+        if self.filler.is_elastic:
             found.parameters.succeed(self.parameters)
             if found.gradients is not None and self._gradients is not None:
                 found.gradients.succeed(self._gradients)
                 self._gradients.detach()
                 self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
-        self._admission, self._reconnected = Admission(found.connection.links), None
+        self.admission, self._reconnected = Admission(found.connection.links), None
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks)
         return [self._note(agreed) for agreed in found.agreements]
@@ -337,5 +278,5 @@ class Generation:
     def _note(self, agreed: Agreement) -> str:
         self.exchanges_from = agreed.step
         entry = {"step": agreed.step, "used": agreed.used}
-        self.lost += [{self._unit: rank, **entry} for rank in agreed.lost]
-        return agreed.text(self.connection.world.rank, self._unit)
+        self.lost += [{self.unit: rank, **entry} for rank in agreed.lost]
+        return agreed.text(self.connection.world.rank, self.unit)

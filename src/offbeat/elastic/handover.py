@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Exchanged
+from offbeat.liveness.failure import PeerLost
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
@@ -40,9 +41,9 @@ def give(model: Exchanged, state: Mapping[str, Any], rank: int, group: Group) ->
 def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
     """Receive what ``donor`` gives; parameters and buffers are then equal to its own.
 
-    Returns the state. Raises ``ValueError``, before anything is written, if the donor has other
-    buffers than this rank or a state that cannot be sent, and ``RuntimeError`` if something was
-    damaged on the way.
+    Returns the state. Before anything is written, raises ``ValueError`` if the donor has other
+    buffers than this rank or a state that cannot be sent, and :class:`PeerLost` if something was
+    damaged on the way: then this rank tries again.
     """
     source, tensors = group.ranks.index(donor), tensors_of(model)
     length = torch.zeros(1, dtype=torch.int64)
@@ -63,7 +64,7 @@ def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
     found = torch.zeros(1, dtype=torch.int64)
     _receive([found], source, group)
     if int(found) != _checksum(got):
-        raise RuntimeError(f"what rank {donor} has handed over was damaged on the way")
+        raise PeerLost(f"what rank {donor} has handed over was damaged on the way")
     with torch.no_grad():
         for tensor, message in zip(tensors.values(), got, strict=False):
             tensor.copy_(message)

@@ -8,11 +8,13 @@ from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from offbeat.attach import checks
 from offbeat.attach.first_step import check_start, drift_note, keeps_equal
 from offbeat.elastic.generation import Generation
+from offbeat.elastic.joining import admit
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
@@ -199,6 +201,15 @@ class Replica:
         bare = bare_optimizer(optimizer, earlier=self._installed is not None)
         self._installed = bare.register_step_post_hook(lambda *_: self.step())
 
+    def register(self, name: str, stateful: Stateful) -> None:
+        """Let ranks that join get the state of ``stateful``, such as a learning rate schedule.
+
+        Call it on all ranks, with the same names. On one that has joined, it loads what
+        ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
+        tuples and dicts of these. No communication.
+        """
+        self._members.register(name, stateful)
+
     def state_dict(self) -> Saved:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
 
@@ -251,16 +262,6 @@ class Replica:
             **self._recorder.stats(),
             **self.gradients.stats(),
         }
-
-    def raise_alike(self, fault: str | None) -> None:
-        """Raise the same ``ValueError`` on all ranks if one of them passes a fault; all ranks call.
-
-        A rank that raised for itself would leave the others waiting.
-        """
-        where = f"rank {self.world.rank}: " if self.world.size > 1 else ""
-        faults = self.gather(where + fault if fault else "")
-        if first := next(filter(None, faults), None):
-            raise ValueError(first)
 
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
@@ -329,7 +330,7 @@ class Replica:
         return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
     def _admit(self) -> None:
-        if texts := self._members.admit(self._exchanged, self.steps):
+        if texts := admit(self._members, self._exchanged, self.steps):
             self._adopt(texts)
 
     def _adopt(self, texts: Sequence[str]) -> None:

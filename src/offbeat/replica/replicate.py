@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from offbeat.attach.checks import digest_of, fingerprint, model_fault, require_shares, shards_fault
@@ -20,6 +19,7 @@ from offbeat.elastic import survivors
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.join import JoinAttempts, announce
 from offbeat.elastic.join_barrier import donor_in
+from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.sharding import gathering_modules, reshard
@@ -42,7 +42,6 @@ def replicate(
     scaler: torch.amp.GradScaler | None = None,
     ignore: Collection[str | nn.Module] = (),
     elastic: bool = False,
-    stateful: Sequence[Stateful] = (),
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
@@ -79,13 +78,12 @@ def replicate(
             them all, it also lets ranks join: one script serves the first start and a restart. All
             agree on a step without waiting, and let the new rank in before its exchange. One of
             them, not always the same, hands over the parameters, the persistent buffers, the state
-            of ``optimizer``, ``scaler`` and ``stateful``, and what the method shares; residuals
-            begin with zero, and of a push-sum weight the new rank gets a half.
+            of ``optimizer`` and ``scaler``, what :meth:`Replica.register` got, and what the method
+            shares; residuals begin with zero, and of a push-sum weight the new rank gets
+            a half.
             ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
             of a node join together. Elsewhere the launcher must keep the others alive, and the
             store must not run on the lost rank.
-        stateful: what else a rank that joins gets: objects with ``state_dict()`` and
-            ``load_state_dict()``, such as learning rate schedules. The same on all ranks.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -94,15 +92,15 @@ def replicate(
         PeerLost: if a rank has ended, or does not call in time; names it.
     """
     if mesh is None and VARIABLE in os.environ:
-        mesh = World.from_env(join=join)
-    if isinstance(mesh, World) and mesh.is_new and not join:
+        mesh = World.from_env(elastic=elastic)
+    if isinstance(mesh, World) and mesh.is_new and not elastic:
         raise ValueError(
-            "this rank is new: a run goes on that it takes no part in; pass join=True to "
+            "this rank is new: a run goes on that it takes no part in; pass elastic=True to "
             "replicate() too"
         )
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
-    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic, stateful=(*stateful,))
+    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic)
     replica = _attach(filler, mesh)
     world = replica.world
     if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):
@@ -227,7 +225,7 @@ def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> G
             pair = found.world.rank, donor_in(found.world)
             between = Connection.over(found.world, found.links, pair)
             members = Generation(between, filler, node, joins=True)
-            members.take(filler.model)
+            join(members, filler.model)
         except BaseException as error:
             survivors.resign(found.links)
             if isinstance(error, PeerLost):

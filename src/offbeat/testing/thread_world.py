@@ -44,7 +44,7 @@ class ThreadWorld:
         return World(rank, self.nodes, self._store, self._open)
 
     def newcomer(self) -> World:
-        """Return the layout to pass, with ``join=True``, in a thread that is a new rank."""
+        """Return the layout to pass, with ``elastic=True``, in a thread that is a new rank."""
         nodes = (*self.nodes, (self.size,))
         return World(self.size, nodes, self._store, self._open, is_new=True)
 

@@ -180,7 +180,7 @@ class Presence:
                 warnings.warn(
                     f"{VARIABLE}: no place in a run after {WARN_AFTER:.0f} s; the store waits for "
                     "more processes, or for the end of a run that this one does not join "
-                    "(join=True). Its status tells which",
+                    "(elastic=True). Its status tells which",
                     RuntimeWarning,
                     stacklevel=5,
                 )

@@ -145,7 +145,7 @@ class World:
         return cls(number, nodes, place, opener, is_new=rank is None)
 
     @classmethod
-    def from_env(cls, *, join: bool = False) -> "World":
+    def from_env(cls, *, elastic: bool = False) -> "World":
         """Describe the ranks that meet in the store at ``OFFBEAT_STORE``, without a process group.
 
         ``offbeat store`` numbers the first processes in the order in which they come; those of one
@@ -154,14 +154,14 @@ class World:
         calls return the same.
 
         Args:
-            join: whether this process may join a run that goes on, as a new rank
-                (:attr:`is_new`), as ``replicate(join=True)`` does. Otherwise it waits for its end,
+            elastic: whether this process may join a run that goes on, as a new rank
+                (:attr:`is_new`), by ``replicate(elastic=True)``. Otherwise it waits for its end,
                 and starts the next run together with others.
 
         Raises ``ValueError`` if the variable is missing or malformed, nobody answers there, or the
         store is for another run or for fewer ranks than the launcher has started.
         """
-        place, store = place_of_this_process(join)
+        place, store = place_of_this_process(elastic)
         opener = partial(open_group, backends=GLOO)
         is_new, nodes = place.rank is None, place.nodes
         number = sum(map(len, nodes)) if place.rank is None else place.rank

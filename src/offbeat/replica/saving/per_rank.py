@@ -118,7 +118,7 @@ def _alike(replica: Replica, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # whatever it is: the other ranks wait
         fault = f"{what}: {error}"
-    replica.raise_alike(fault)
+    raise_alike(fault, replica)
 
 
 def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Save:
@@ -217,3 +217,14 @@ def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
 
 def _gather(replica: Replica, word: Any) -> list[Any]:
     return [json.loads(text) for text in replica.gather(json.dumps(word))]
+
+
+def raise_alike(fault: str | None, replica: Replica) -> None:
+    """Raise the same ``ValueError`` on all ranks if one of them passes a fault; all ranks call.
+
+    A rank that raised for itself would leave the others waiting.
+    """
+    where = f"rank {replica.world.rank}: " if replica.world.size > 1 else ""
+    faults = replica.gather(where + fault if fault else "")
+    if first := next(filter(None, faults), None):
+        raise ValueError(first)

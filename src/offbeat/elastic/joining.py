@@ -1,0 +1,84 @@
+"""The admission of a rank that joins: members let it in, and a donor hands over what it needs."""
+
+from offbeat.attach.connection import Connection
+from offbeat.elastic import survivors
+from offbeat.elastic.admission import Admission
+from offbeat.elastic.generation import Generation
+from offbeat.elastic.handover import give, take
+from offbeat.elastic.join_barrier import donor_in, donor_of, let_in
+from offbeat.elastic.survivors import Progress
+from offbeat.exchange import Exchanged
+from offbeat.liveness.failure import Phase
+from offbeat.transport.links import Links
+
+
+def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
+    """Let a rank join if all have agreed on that for this step; return lines for the log.
+
+    What is in flight is merged. Only the donor is late for the exchange that follows, by what it
+    hands over.
+    """
+    links, request = members.connection.links, members.admission.due()
+    if links is None or request is None:
+        return []
+    unit, rank, newcomer = members.unit, links.world.rank, request.rank
+    with links.heartbeat.verb("step"):
+        weight = members.parameters.drain()
+    between = let_in(links, request)
+    if between is None:
+        members.admission.is_refused = True
+        return [f"{unit} {rank}: {unit} {newcomer} was lost while it joined"]
+    donor = donor_of(links.world.ranks, newcomer)
+    texts = _connect(members, between, (newcomer, donor), steps)
+    if texts:
+        return texts
+    # Before it is given the model: it may be lost meanwhile.
+    changes = [*members.lost], [*members.joined]
+    members.joined.append({unit: newcomer, "step": steps})
+    weight /= 2 if rank == donor else 1
+    members.parameters.restart(weight)
+    if rank == donor:
+        state = {
+            "progress": members.progress._replace(steps=steps),
+            "phase": members.control.detector.phase,
+            "changes": changes,
+            "weight": weight,
+            "slots": [slot.common() for slot in members.slots],
+            "held": members.filler.common(),
+        }
+        give(model, state, newcomer, members.control)
+    ranks = list(members.connection.world.ranks)
+    return [
+        f"{unit} {rank}: {unit} {newcomer} has joined; {ranks} train on, with exchanges between "
+        f"all from step {steps}"
+    ]
+
+
+def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: int) -> list[str]:
+    """Connect to all; return lines for the log if one was lost meanwhile: then none has joined."""
+    links, place = members.connection.links, members.progress._replace(steps=steps)
+    current = Connection(between.world, between, None)
+    try:
+        earlier = members.connection
+        found = survivors.connect_over(current, earlier, members.filler, place, [], pair)
+    finally:
+        if links is not None:
+            links.close(at_once=True)  # all have come to the barrier; one may be lost since
+    return members.adopt(found)
+
+
+def join(members: Generation, model: Exchanged) -> None:
+    """Take the place, the model and the state of the donor."""
+    slots = members.slots
+    state = take(model, donor_in(members.connection.world), members.control)
+    members.filler.begin_with(state["held"])
+    members.parameters.reset()
+    members.parameters.restart(state["weight"])
+    for slot, common in zip(slots, state["slots"], strict=True):
+        slot.begin_with(common)
+    members.progress = Progress(*state["progress"])
+    members.steps = members.progress.steps
+    members.lost[:], members.joined[:] = state["changes"]
+    members.joined.append({members.unit: members.connection.world.rank, "step": members.steps})
+    members.connection.resume(Phase(*state["phase"]))
+    members.admission = Admission(members.connection.links)
