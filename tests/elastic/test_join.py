@@ -105,7 +105,7 @@ def test_joins_conserve_mass(
     results = crowd.all()
     assert not [each for each in results if isinstance(each, Exception)], results
     told = results[0][-1]
-    assert [each["rank"] for each in told["joined"]] == [3, 4]
+    assert sorted(each["rank"] for each in told["joined"]) == [3, 4], told["lost"]
     start = flat(snapshot(Quadratic()))
     z, w, in_flight = elastic_sgp(
         dict.fromkeys(range(3), start),
