@@ -156,7 +156,7 @@ class ElasticSampler(Sampler[list[int]]):
         """Continue after ``replica.steps`` steps, with any number of ranks; all ranks call.
 
         ``batch_size``, ``accumulate``, ``drop_last`` and ``prefetch`` may be others than before. A
-        rank that joins a run loads the state of one that takes part.
+        rank that joins a run loads the state of one that takes part, by ``Replica.register``.
 
         Raises ``ValueError`` for the state of another order of samples.
         """

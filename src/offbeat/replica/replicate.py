@@ -67,8 +67,9 @@ def replicate(
             they are not copied from rank 0, exchanged or averaged. The same on all ranks. Extends
             what ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given.
         elastic: True lets the run go on when ranks are lost, for every recipe but
-            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``. An
-            exchange is a transaction: the ranks that are left make it again among themselves, with
+            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``, and
+            for models that are not sharded. The launcher must keep the others alive, and the store
+            must not run on the lost rank. An exchange is a transaction: the ranks that are left make it again among themselves, with
             the gradients and parameters that each has computed, so that none of their batches is
             lost; or all of them keep its result, if one does. Means are then over the ranks that
             are left. With ``within="local"`` a node is lost with any of its ranks. One small
@@ -82,8 +83,7 @@ def replicate(
             shares; residuals begin with zero, and of a push-sum weight the new rank gets
             a half.
             ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
-            of a node join together. Elsewhere the launcher must keep the others alive, and the
-            store must not run on the lost rank.
+            of a node join together.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be

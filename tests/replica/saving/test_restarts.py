@@ -1,8 +1,7 @@
-"""The scripts of the page on reliability under torchrun, which starts a killed worker again."""
+"""The script of the page on elastic runs under torchrun, which starts a killed worker again."""
 
 import os
 import re
-import runpy
 import shlex
 import signal
 import sys
@@ -16,13 +15,15 @@ from typing import Any
 import pytest
 from torch.distributed import run
 
+from offbeat.cli import app
 from ranks import fork_server, free_port
 from test_docs import ROOT, blocks, script
 
-PAGE = "docs/reliability.md"
-SIZE, VICTIM, NEW = 2, "1", "new"
+PAGE = "docs/elastic.md"
+SIZE = 2
 WAIT = 100.0  # seconds; a loss and two joins take about ten, the steps twenty
-COMMAND = re.compile(r"^ *torchrun (.*) elastic.py localhost:29400 3 (?:\$rank|new) &$", re.M)
+COMMAND = re.compile(r"^ *torchrun (.*) elastic.py &", re.M)
+END = re.compile(r"rank (\d+): (\[.*\]) lost, (\[.*\]) joined")
 
 
 class Run:
@@ -32,27 +33,26 @@ class Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Start ``SIZE`` workers, and one that is new."""
-        for name in ("store.py", "elastic.py"):
-            (folder / name).write_text(script(PAGE, name))
+        """Start the store and one more worker than begin the run."""
+        (folder / "elastic.py").write_text(script(PAGE, "elastic.py"))
         commands = next(b for b in blocks(ROOT / PAGE, "bash") if "elastic.py" in b)
         (options,) = {*COMMAND.findall(commands)}
         port, self._logs = free_port(), folder / "logs"
-        self._store = _start(_host, folder / "store.py", port)
-        self.agents: dict[str, BaseProcess] = {}
-        for rank in (*map(str, range(SIZE)), NEW):
-            logs = ["--redirects=3", f"--log-dir={self._logs / rank}"]
-            given = [str(folder / "elastic.py"), f"localhost:{port}", str(SIZE), rank]
-            self.agents[rank] = _start(run.main, [*shlex.split(options), *logs, *given])
+        self._store = _start(app, ["store", f"--port={port}", f"--workers={SIZE}"])
+        self.agents: dict[int, BaseProcess] = {}
+        for worker in range(SIZE + 1):
+            logs = ["--redirects=3", f"--log-dir={self._logs / str(worker)}"]
+            given = [*shlex.split(options), *logs, str(folder / "elastic.py")]
+            self.agents[worker] = _start(_launch, f"localhost:{port}", given)
 
-    def said(self, rank: str, restarts: int, stream: str = "stdout") -> str:
+    def said(self, worker: int, restarts: int, stream: str = "stdout") -> str:
         """Return what a worker has printed since it was started again for so many times."""
-        found = (self._logs / rank).glob(f"*/attempt_{restarts}/0/{stream}.log")
+        found = (self._logs / str(worker)).glob(f"*/attempt_{restarts}/0/{stream}.log")
         return "".join(path.read_text() for path in found)
 
-    def kill_worker(self, rank: str) -> None:
+    def kill_worker(self, number: int) -> None:
         """Kill the only child of an agent."""
-        agent = self.agents[rank].pid
+        agent = self.agents[number].pid
         (worker,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
         os.kill(int(worker), signal.SIGKILL)
 
@@ -72,9 +72,9 @@ def _start(work: Callable[..., Any], *args: Any) -> BaseProcess:
     return process
 
 
-def _host(path: Path, port: int) -> None:
-    sys.argv = [str(path), str(port)]
-    runpy.run_path(str(path), run_name="__main__")
+def _launch(store: str, arguments: list[str]) -> None:
+    os.environ["OFFBEAT_STORE"] = store
+    run.main(arguments)
 
 
 @pytest.fixture
@@ -94,22 +94,26 @@ def workers(tmp_path: Path) -> Iterator[Run]:
 )
 def test_a_worker_that_torchrun_starts_again_joins(workers: Run) -> None:
     until = time.monotonic() + WAIT
-    while "step" not in workers.said(NEW, 0):
-        is_coming = time.monotonic() < until and workers.agents[NEW].is_alive()
-        assert is_coming, workers.said(NEW, 0, "stderr")
+    while not all("step" in workers.said(worker, 0) for worker in workers.agents):
+        is_coming = time.monotonic() < until and all(a.is_alive() for a in workers.agents.values())
+        assert is_coming, [workers.said(worker, 0, "stderr") for worker in workers.agents]
         time.sleep(0.1)
-    workers.kill_worker(VICTIM)
-    until = time.monotonic() + WAIT
-    for rank, agent in workers.agents.items():
+    victim = 1
+    workers.kill_worker(victim)
+    until, found = time.monotonic() + WAIT, []
+    for worker, agent in workers.agents.items():
         agent.join(max(0.0, until - time.monotonic()))
-        assert agent.exitcode == 0, (rank, workers.said(rank, 0), workers.said(rank, 0, "stderr"))
-    for rank, number in (("0", 0), (VICTIM, 1), (NEW, SIZE)):
-        *steps, end = workers.said(rank, restarts=int(rank == VICTIM)).splitlines()
-        found = re.fullmatch(rf"rank {number}: (\[.*\]) lost, (\[.*\]) joined", end)
-        assert found is not None, end
-        lost, joined = ([each["rank"] for each in literal_eval(text)] for text in found.groups())
-        assert lost == ([] if rank == VICTIM else [1])
-        assert joined == ([1] if rank == VICTIM else [SIZE, 1])
-        assert steps[-1].startswith(f"rank {number}, step 1500: ")
-    first = int(re.findall(r"step (\d+)", workers.said(VICTIM, restarts=1))[0])
-    assert first > int(re.findall(r"step (\d+)", workers.said(VICTIM, restarts=0))[-1])
+        assert agent.exitcode == 0, (worker, workers.said(worker, 0, "stderr"))
+        *steps, end = workers.said(worker, restarts=int(worker == victim)).splitlines()
+        assert steps[-1].startswith("step 1500: ")
+        said = END.fullmatch(end)
+        assert said is not None, end
+        found.append([literal_eval(text) for text in said.groups()])
+    ranks = [rank for rank, *_ in found]
+    assert ranks[victim] == SIZE + 1, "a process that was started again gets a new number"
+    (lost,) = {*range(SIZE + 2)} - {*ranks}
+    for _, losses, joins in found:
+        assert [each["rank"] for each in losses] == [lost]
+        assert [each["rank"] for each in joins] == [SIZE, SIZE + 1]
+    first = int(re.findall(r"step (\d+)", workers.said(victim, restarts=1))[0])
+    assert first > int(re.findall(r"step (\d+)", workers.said(victim, restarts=0))[-1])
