@@ -69,11 +69,11 @@ def replicate(
         elastic: True lets the run go on when ranks are lost, for every recipe but
             ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``, and
             for models that are not sharded. The launcher must keep the others alive, and the store
-            must not run on the lost rank. An exchange is a transaction: the ranks that are left make it again among themselves, with
-            the gradients and parameters that each has computed, so that none of their batches is
-            lost; or all of them keep its result, if one does. Means are then over the ranks that
-            are left. With ``within="local"`` a node is lost with any of its ranks. One small
-            gather more in every exchange.
+            must not run on the lost rank. An exchange is a transaction: the ranks that are left
+            make it again among themselves, with the gradients and parameters that each has
+            computed, so that none of their batches is lost; or all of them keep its result, if one
+            does. Means are then over the ranks that are left. With ``within="local"`` a node is
+            lost with any of its ranks. One small gather more in every exchange.
 
             Over a world made by :meth:`offbeat.World.at`, whose ranks meet in a store outside of
             them all, it also lets ranks join: one script serves the first start and a restart. All

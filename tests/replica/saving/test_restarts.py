@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 import time
 from ast import literal_eval
 from collections.abc import Callable, Iterator
