@@ -80,8 +80,7 @@ def replicate(
             agree on a step without waiting, and let the new rank in before its exchange. One of
             them, not always the same, hands over the parameters, the persistent buffers, the state
             of ``optimizer`` and ``scaler``, what :meth:`Replica.register` got, and what the method
-            shares; residuals begin with zero, and of a push-sum weight the new rank gets
-            a half.
+            shares; residuals begin with zero, and of a push-sum weight the new rank gets a half.
             ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
             of a node join together.
 
