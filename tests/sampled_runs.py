@@ -30,6 +30,9 @@ class Member:
     joined: list[dict[str, int]] = field(default_factory=list)
     others: list[str] | None = None  # what the others pass to gather
 
+    def register(self, name: str, stateful: Any) -> None:
+        """A test loads what it has copied."""
+
     def gather(self, text: str) -> list[str]:
         return self.others or [text] * len(self.world.ranks)
 

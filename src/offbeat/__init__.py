@@ -24,6 +24,7 @@ from offbeat.recipes.methods import ad_psgd, adasum, d_psgd, daso, local_sgd, sg
 from offbeat.recipes.outer import diloco, noloco, sparse_loco
 from offbeat.recipes.text import algorithm
 from offbeat.replica.batch_norm import sync_batch_norm
+from offbeat.replica.preemption import leave_on_signal
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import load_per_rank, save_per_rank
@@ -64,6 +65,7 @@ __all__ = [
     "ddp",
     "diloco",
     "lags",
+    "leave_on_signal",
     "load_per_rank",
     "local_sgd",
     "noloco",

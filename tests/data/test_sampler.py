@@ -3,6 +3,8 @@
 import json
 import random
 import sys
+import threading
+import time
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat
+from crowd import Crowd
 from offbeat.data import ElasticSampler
 from offbeat.lab import Loopback
 from offbeat.testing import ThreadWorld
@@ -221,6 +224,44 @@ def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
         next(iter(sampler))
     sampler.load_state_dict(pickled(state))
     assert len(next(iter(sampler))) == 4
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=3)"])
+@pytest.mark.fault(
+    "a rank joins in the middle of an epoch, and another leaves",
+    "each sample is used once all the same",
+    group="Ranks that join",
+)
+def test_each_sample_once_with_a_join_and_a_leave(text: str) -> None:
+    length, joined = 900, threading.Event()
+
+    def work(world: World) -> list[int]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, elastic=True)
+        sampler, used = ElasticSampler(length, 4, replica), list[int]()
+        for batch in sampler:
+            time.sleep(0.02)
+            model(world.rank).backward()
+            model.zero_grad()
+            used += batch
+            replica.step()
+            if replica.joined:
+                joined.set()
+            if joined.is_set() and world.rank == 1 and not world.is_new:
+                replica.leave()
+            if replica.has_left:
+                return used
+        replica.finish()
+        assert sampler.stats()["left"] == sampler.stats()["returned"] == 0
+        assert (len(replica.joined), len(replica.lost)) == (1, 1)
+        replica.detach()
+        return used
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.2)
+    used = [sample for samples in crowd.all() for sample in samples]
+    assert sorted(used) == [*range(length)]
 
 
 def test_an_epoch_is_a_number() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_survivors import perish, quick, stopped_heartbeats
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -169,3 +170,83 @@ def test_a_rank_joins(text: str) -> None:
         assert (stats["size"], stats["lost"], stats["step"]) == (4, [], last[0])
     if text in COUPLED and last[0] % 2 == 0:
         assert all(np.array_equal(own, found[0][1]) for _, own, _ in found)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", [text for text in RECIPES if not text.startswith("daso")])
+@pytest.mark.fault(
+    "a rank leaves an elastic run (leave())",
+    "the others wait for nothing, and divide what it has not sent",
+    group="Leaving",
+)
+def test_a_rank_leaves(text: str) -> None:
+    last = list[int]()
+
+    def work(world: World) -> tuple[int, Array, dict[str, Any]] | None:
+        rank = Rank(world, text)
+        while not last or rank.replica.steps < last[0]:
+            time.sleep(0.01)
+            rank.step()
+            if rank.replica.steps == 5 and world.rank == VICTIM:
+                rank.replica.leave()
+            if rank.replica.has_left:
+                with pytest.raises(ValueError, match="after detach"):
+                    rank.replica.step()
+                return None
+            if rank.replica.lost and not last:
+                last.append(rank.replica.lost[0]["step"] + 8)
+        return rank.ends()
+
+    found = [each for each in ThreadWorld(4).run(work) if each is not None]
+    (lost,) = found[0][2]["lost"]
+    assert (lost["rank"], lost["left"]) == (VICTIM, 1)
+    assert lost["used"] == lost["step"] or "delay" in text
+    expected = members.train(
+        RECIPES[text](), gradient, ranks=range(4), steps=last[0], lr=LR, momentum=0.5,
+        leaves={lost["step"]: VICTIM},
+    )  # fmt: skip
+    assert [rank for rank, _, _ in found] == [0, 2, 3]
+    for rank, own, stats in found:
+        np.testing.assert_allclose(own, expected[rank], rtol=0, atol=1e-12)
+        assert (stats["lost"], stats["size"], stats["step"]) == ([lost], 3, last[0])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", ["sgp", "sgp(overlap=1)", "sgp('ring', outer='SGD(lr=1.0)')"])
+def test_mass_stays_when_a_rank_leaves(text: str) -> None:
+    """No optimizer: the weighted mean of all models stays, also without the one that leaves."""
+    last = list[int]()
+
+    def work(world: World) -> Array | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world, elastic=True)
+        with torch.no_grad():
+            replica.model.vector.fill_(float(world.rank))
+        while not last or replica.steps < last[0]:
+            time.sleep(0.01)
+            replica.step()
+            if replica.steps == 2 and world.rank == VICTIM:
+                replica.leave()
+            if replica.has_left:
+                return None
+            if replica.lost and not last:
+                last.append(replica.lost[0]["step"] + 12)
+        replica.finish()
+        replica.detach()
+        return flat(snapshot(replica.model))
+
+    ends = [end for end in ThreadWorld(4).run(work) if end is not None]
+    assert len(ends) == 3
+    for end in ends:
+        np.testing.assert_allclose(end[6:], 1.5, rtol=0, atol=1e-12)
+
+
+def test_who_cannot_leave_is_told_so() -> None:
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        with pytest.raises(ValueError, match="pass elastic=True"):
+            replica.leave()
+        with pytest.raises(ValueError, match="pass elastic=True"):
+            offbeat.leave_on_signal(replica)
+        replica.detach()
+
+    ThreadWorld(2).run(work)

@@ -3,7 +3,9 @@
 The references are written apart: torch in one process, with the members of every exchange given.
 """
 
+import json
 import random
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
 from offbeat.elastic import generation
+from offbeat.lab import Loopback
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
@@ -314,3 +317,61 @@ def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
         assert [lost["rank"] for lost in result["stats"]["lost"]] == [victim]
         assert (result["stats"]["size"], result["stats"]["step"]) == (3, 200)
         assert np.mean(result["losses"][-20:]) < 0.5 * np.mean(result["losses"][:20])
+
+
+LEAVE = """
+import json, os, signal, sys, time
+import torch, torch.distributed as dist
+import offbeat
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+algorithm = offbeat.algorithm(sys.argv[1])
+replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=True)
+offbeat.leave_on_signal(replica)
+longest = 0.0
+for step in range(150):
+    before = time.monotonic()
+    time.sleep(0.02)
+    model(torch.randn(8, 5)).square().mean().backward()
+    if [dist.get_rank(), step] == [int(word) for word in sys.argv[2:]]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.step()
+    longest = max(longest, time.monotonic() - before) if step else 0.0
+    if replica.has_left:
+        print(json.dumps({"left": replica.steps}))
+        break
+else:
+    replica.finish()
+    state = [p.tolist() for p in model.parameters()]
+    print(json.dumps({"state": state, "longest": longest, "lost": replica.stats()["lost"]}))
+    replica.detach()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["ddp()", "diloco(every=4)"])
+@pytest.mark.fault(
+    "a process of an elastic run gets SIGTERM in the middle of a step (leave_on_signal)",
+    "it leaves after an exchange, and ends; the others wait for nothing",
+    group="Leaving",
+)
+def test_a_preempted_process_leaves(text: str) -> None:
+    lines: list[tuple[int | None, str]] = []
+    with Loopback(4) as place:
+        command = [sys.executable, "-c", LEAVE, text, "1", "20"]
+        code = place.run(command, keep_going=True, on_line=lambda *line: lines.append(line))
+    assert code == 0, lines
+    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
+    left = said.pop(1)["left"]
+    assert left > 20
+    first = next(iter(said.values()))
+    for result in said.values():
+        assert result["state"] == first["state"]
+        (lost,) = result["lost"]
+        assert lost == {"rank": 1, "step": left, "used": left, "left": 1}
+        assert result["longest"] < 1.5, "no wait for a silence"

@@ -38,6 +38,11 @@ class Method:
     def lose(self, ranks: Collection[int]) -> None:
         """Go on without these."""
 
+    def leave(self, rank: int, z: Rows) -> Rows:
+        """Let one go between two steps; what is in flight is merged."""
+        self.lose([rank])
+        return {other: row for other, row in z.items() if other != rank}
+
     def join(self, rank: int, donor: int, z: Rows) -> Rows:
         """Let one more in, which has the donor's parameters; before the exchange of the step."""
         return z | {rank: z[donor].copy()}
@@ -76,6 +81,11 @@ class Lags(Method):
     def lose(self, ranks: Collection[int]) -> None:
         for rank in ranks:
             self.residual.pop(rank, None)
+
+    def leave(self, rank: int, z: Rows) -> Rows:
+        share = self.residual[rank] / (len(z) - 1)
+        self.residual = {other: own + share for other, own in self.residual.items()}
+        return super().leave(rank, z)
 
 
 @dataclass
@@ -141,10 +151,16 @@ class Diloco(Method):
     def lose(self, ranks: Collection[int]) -> None:
         self.sent = {}
 
-    def join(self, rank: int, donor: int, z: Rows) -> Rows:
+    def merged(self, z: Rows) -> Rows:
         for p in sorted(self.sent):
             z = self.receive(z, p)
-        return super().join(rank, donor, z)
+        return z
+
+    def leave(self, rank: int, z: Rows) -> Rows:
+        return super().leave(rank, self.merged(z))
+
+    def join(self, rank: int, donor: int, z: Rows) -> Rows:
+        return super().join(rank, donor, self.merged(z))
 
 
 @dataclass
@@ -172,6 +188,11 @@ class SparseLoco(Diloco):
         super().lose(ranks)
         for rank in ranks:
             self.error.pop(rank, None)
+
+    def leave(self, rank: int, z: Rows) -> Rows:
+        share = self.error[rank] / (len(z) - 1)
+        self.error = {other: own + share for other, own in self.error.items()}
+        return super().leave(rank, z)
 
 
 @dataclass
@@ -250,12 +271,13 @@ def train(
     momentum: float = 0.0,
     losses: Mapping[int, Collection[int]] | None = None,
     joins: Mapping[int, int] | None = None,
+    leaves: Mapping[int, int] | None = None,
 ) -> Rows:
     """Return the parameters by rank after ``steps``.
 
     ``losses[k]`` take no part from the exchange of step k on; ``joins[k]`` takes part from the
     exchange of parameters of step k on, with the parameters and the velocity of the next higher
-    rank, or else of the lowest.
+    rank, or else of the lowest; ``leaves[k]`` has left before step k.
     """
     optimizer = SGD(lr, momentum)
     z: Rows = {rank: method.start.copy() for rank in sorted(ranks)}
@@ -265,6 +287,8 @@ def train(
         if gone:
             z = {rank: row for rank, row in z.items() if rank not in gone}
             method.lose(gone)
+        if k in (leaves or {}):
+            z = method.leave((leaves or {})[k], z)
         g = method.gradients({rank: gradient(rank, z[rank], k) for rank in z})
         for rank in z:
             z[rank], velocity[rank] = optimizer.step(z[rank], g[rank], velocity[rank])

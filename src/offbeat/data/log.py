@@ -29,6 +29,9 @@ class Training(Protocol):
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes; all ranks call."""
 
+    def register(self, name: str, stateful: Any) -> None:
+        """Let a rank that has joined load its state from that of another."""
+
 
 class Log(NamedTuple):
     """The entries of a replica, of which the first ones, by number, are older than the start."""

@@ -29,7 +29,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
     >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
-    >>> replica.gather = lambda text: [text, text]
+    >>> replica.gather, replica.register = lambda text: [text, text], lambda *_: None
     >>> sampler = ElasticSampler(10, 2, replica, shuffle=False)
     >>> for batch in sampler:
     ...     print(batch)
@@ -59,7 +59,7 @@ class ElasticSampler(Sampler[list[int]]):
         accumulate: int = 1,
         prefetch: int = 0,
     ) -> None:
-        """Begin epoch 0; all ranks call, except those that join a run.
+        """Begin epoch 0, or where the others are on a rank that has joined a run; all ranks call.
 
         Args:
             length: the number of samples, at most 2^62.
@@ -94,6 +94,7 @@ class ElasticSampler(Sampler[list[int]]):
             require_alike(replica, arguments, fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
         self._planned: tuple[Pass, tuple[int, int], Plan] | None = None
+        replica.register(f"sampler of {length} with seed {seed}", self)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of one batch after the other, from ``replica.steps`` on."""
@@ -155,8 +156,7 @@ class ElasticSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after ``replica.steps`` steps, with any number of ranks; all ranks call.
 
-        ``batch_size``, ``accumulate``, ``drop_last`` and ``prefetch`` may be others than before. A
-        rank that joins a run loads the state of one that takes part, by ``Replica.register``.
+        ``batch_size``, ``accumulate``, ``drop_last`` and ``prefetch`` may be others than before.
 
         Raises ``ValueError`` for the state of another order of samples.
         """
@@ -217,8 +217,8 @@ class ElasticSampler(Sampler[list[int]]):
         current, steps = self._current(), self._replica.steps
         if self._is_newcomer and not self._is_told:
             raise ValueError(
-                "this rank has joined a run and does not know which samples are used; pass the "
-                "state_dict() of the sampler of a rank that takes part to load_state_dict()"
+                "this rank has joined a run and does not know which samples are used: the others "
+                "have no sampler of this length and seed; make the same one on all ranks"
             )
         self._asked = 0
         if step > steps + self._layout.lookahead:

@@ -1,4 +1,4 @@
-"""The agreement on the step in which a rank joins: nobody waits for it in training."""
+"""The agreement on the step in which a rank joins or leaves: nobody waits for it in training."""
 
 import threading
 import time
@@ -16,19 +16,21 @@ MARGIN = 1.25  # heartbeats in which all members have read a request
 
 @final
 class Admission:
-    r"""What one member knows about the present request to join, whatever the method exchanges.
+    r"""What one member knows about the present request to join or to leave, under any method.
 
-    1. The newcomer writes its request into the status record, which all read at each heartbeat.
+    1. The newcomer, or the member that leaves, writes its request into the status record, which
+       all read at each heartbeat.
     2. The thread of each member's heartbeat acknowledges it with a limit l: no ``step()`` from
        number l on begins here before the decision is known.
     3. Who acknowledges last writes the decision, the step of the admission.
 
     .. math:: S = \max_i l_i
 
-    So nobody has begun step S when it is decided, and everyone reads the decision before. Limits
-    are some steps ahead, as many as fit in the time in which all acknowledge: then no member waits
-    for the decision. The acknowledgement must not come from the training thread: a member may be
-    in an exchange with one that waits for it.
+    A newcomer comes at the beginning of that step, a member leaves at the end of one. Nobody has
+    begun step S when it is decided, and everyone reads the decision before. Limits are some steps
+    ahead, as many as fit in the time in which all acknowledge: then no member waits for the
+    decision. The acknowledgement must not come from the training thread: a member may be in an
+    exchange with one that waits for it.
     """
 
     def __init__(self, links: Links | None) -> None:
@@ -39,13 +41,13 @@ class Admission:
         steps = links.heartbeat.phase.steps if links is not None else 0
         self._looked = time.monotonic(), steps
         self._step: int | None = None
-        self.is_refused = False
-        if links is not None and links.run:
+        self.is_refused = self.wants_to_leave = False
+        if links is not None:
             links.heartbeat.hear_request = self._acknowledge
 
     @property
     def is_asked(self) -> bool:
-        """Whether a rank waits to join."""
+        """Whether a rank waits to join or to leave."""
         return self._request is not None
 
     def due(self) -> JoinRequest | None:
@@ -65,6 +67,9 @@ class Admission:
         (before, had), now, steps = self._looked, time.monotonic(), links.heartbeat.phase.steps
         ahead = ceil(MARGIN * heartbeat.BEAT * (steps - had) / max(now - before, 1e-3))
         self._looked = now, steps
+        if request is None and self.wants_to_leave:
+            number = links.store.add("requests", 1)
+            links.heartbeat.ask(None, JoinRequest(links.world.rank, number))
         if request == self._request:
             return
         with self._changing:

@@ -42,6 +42,8 @@ class Generation:
             an elastic run also with "used", the number of its steps that an exchange has committed.
         joined: the ranks that have joined, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
+        committed_in: the last step in which an exchange of all has committed.
+        has_left: whether this rank has left.
         progress: how far this rank has come.
     """
 
@@ -67,7 +69,7 @@ class Generation:
         self.steps = 0
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
-        self.exchanges_from = 0
+        self.exchanges_from, self.committed_in, self.has_left = 0, -1, False
         # Not before it knows in which step the others are.
         self.admission = Admission(None if joins else connection.links)
 
@@ -198,11 +200,15 @@ class Generation:
             raise loss
         return self.adopt(self._reconnected or self._reconnect(loss))
 
-    def _progress(self, steps: int) -> Progress:
-        """Return how far this rank is; gossip, which starts anew, commits nothing."""
+    @property
+    def starts_anew(self) -> bool:
+        """Whether exchanges commit nothing, and survivors start anew from their models."""
         far = self.algorithm.parameters
-        is_anew = far is not None and far.on_loss == "anew"
-        used = steps if is_anew else self.progress.used
+        return far is not None and far.on_loss == "anew"
+
+    def _progress(self, steps: int) -> Progress:
+        """Return how far this rank is."""
+        used = steps if self.starts_anew else self.progress.used
         return self.progress._replace(steps=steps, used=used)
 
     def _commit(self, steps: int | None) -> None:
@@ -224,13 +230,14 @@ class Generation:
         before = self.progress
         used = max(before.used, before.steps + 1 if steps is None else steps)
         self.progress = before._replace(commits=before.commits + 1, used=used)
+        self.committed_in = before.steps
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
         return survivors.reconnect(self.connection, self.filler, self.progress, loss)
 
     @property
     def is_asked(self) -> bool:
-        """Whether a rank waits to join, as far as this one knows."""
+        """Whether a rank waits to join or to leave, as far as this one knows."""
         return self.admission.is_asked
 
     @property

@@ -45,7 +45,7 @@ def let_in(links: Links, request: JoinRequest) -> Links | None:
         raise
     between.abandon()
     if donor_of(links.world.ranks, request.rank) == links.world.rank:
-        links.heartbeat.withdraw(request)
+        links.heartbeat.ask(request, None)
     return None
 
 

@@ -19,7 +19,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     hands over.
     """
     links, request = members.connection.links, members.admission.due()
-    if links is None or request is None:
+    if links is None or request is None or request.rank in links.world.ranks:
         return []
     unit, rank, newcomer = members.unit, links.world.rank, request.rank
     with links.heartbeat.verb("step"):

@@ -119,6 +119,16 @@ class State:
             elif variable.name in common:
                 variable.write(common[variable.name])
 
+    def unsent(self) -> list[Tensor]:
+        """Return copies of what this rank alone holds, and shares out when it leaves.
+
+        A sum of it over the ranks counts, such as that of residuals. Nothing is in flight.
+        """
+        return []
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add this rank's share of what :meth:`unsent` has returned on one that leaves."""
+
     def nbytes(self) -> int:
         """Return the memory that the exchange holds between steps, in bytes."""
         held = {t.untyped_storage()._cdata: t for t in self._memory()}

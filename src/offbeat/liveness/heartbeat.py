@@ -208,10 +208,10 @@ class Heartbeat(FailureDetector):
         found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
         return found | dict.fromkeys({*suspects}.intersection(self.absent), "lost")
 
-    def withdraw(self, request: JoinRequest) -> None:
-        """Remove ``request`` from the status record: another one may be made."""
+    def ask(self, before: JoinRequest | None, request: JoinRequest | None) -> None:
+        """Write ``request`` in the place of ``before`` into the status record; None for none."""
         self._ring.record.change(
-            lambda old: old._replace(request=None) if old.request == request else old
+            lambda old: old._replace(request=request) if old.request == before else old
         )
 
     def stop(self, has_left: bool = True) -> None:

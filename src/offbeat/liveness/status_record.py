@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 
 
 class JoinRequest(NamedTuple):
-    """A rank that waits to join."""
+    """A rank that waits to join, or to leave if it takes part."""
 
     rank: int
     number: int  # of the request, since a rank may have several one after the other
@@ -66,7 +66,7 @@ class Status(NamedTuple):
         silent: a rank without heartbeats.
         left: the first rank that has left.
         front: of the ranks that wait in a call of all ranks, one that is in the latest call.
-        request: a rank that takes no part, and asks to join.
+        request: a rank that asks to join or to leave.
     """
 
     agreed: AgreedError | None = None

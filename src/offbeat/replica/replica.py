@@ -1,20 +1,17 @@
 """The operations of a replica: a model that trains together with its copies on other ranks."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from offbeat.attach import checks
 from offbeat.attach.first_step import check_start, drift_note, keeps_equal
 from offbeat.elastic.generation import Generation
-from offbeat.elastic.joining import admit
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
@@ -23,15 +20,15 @@ from offbeat.replica.consensus import Consensus
 from offbeat.replica.gradient_exchange import GradientExchange
 from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import Share
+from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
 from offbeat.telemetry.recorder import Recorder
-from offbeat.transport.world import World
 
 Result = TypeVar("Result")
 
 
 @final
-class Replica:
+class Replica(Participation):
     """Trains a model together with its copies on other ranks; :func:`replicate` returns it.
 
     Parameters are a valid model at any moment outside of offbeat's own calls. All ranks call
@@ -76,9 +73,11 @@ class Replica:
         self._use.require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
-        if self._members.is_asked:
-            self._together(None, self._admit)
+        self._admit()
         self._end_step()
+        self._let_go()
+        if self.has_left:
+            self.detach()
 
     def _end_step(self) -> None:
         self._together("step", self._step)
@@ -201,15 +200,6 @@ class Replica:
         bare = bare_optimizer(optimizer, earlier=self._installed is not None)
         self._installed = bare.register_step_post_hook(lambda *_: self.step())
 
-    def register(self, name: str, stateful: Stateful) -> None:
-        """Let ranks that join get the state of ``stateful``, such as a learning rate schedule.
-
-        Call it on all ranks, with the same names. On one that has joined, it loads what
-        ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
-        tuples and dicts of these. No communication.
-        """
-        self._members.register(name, stateful)
-
     def state_dict(self) -> Saved:
         """Return all that a resumed run needs of this rank, under the key ``rank<r>``.
 
@@ -263,11 +253,6 @@ class Replica:
             **self.gradients.stats(),
         }
 
-    def gather(self, text: str) -> list[str]:
-        """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
-        self._use.require_open(also_shown=True)
-        return self._together("gather", self._members.gather(text))
-
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
         if self._use.closed == DETACHED:
@@ -278,11 +263,6 @@ class Replica:
             self._installed.remove()
         self._recorder.close()
         self._members.close()
-
-    @property
-    def world(self) -> World:
-        """The layout of the ranks that take part."""
-        return self._members.world
 
     def _saved(self, verb: str | None, call: Callable[..., Result], *state: Any) -> Result:
         def on_parts() -> Result:
@@ -324,27 +304,3 @@ class Replica:
         self._consensus.reach("finish", self.steps)
         self.parameters.reset()
         return distance
-
-    def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
-        reshard(self._gathering)
-        return self._members.together(verb, call, lambda: self.steps, self._adopt)
-
-    def _admit(self) -> None:
-        if texts := admit(self._members, self._exchanged, self.steps):
-            self._adopt(texts)
-
-    def _adopt(self, texts: Sequence[str]) -> None:
-        """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
-        self._connection, self.parameters = self._members.connection, self._members.parameters
-        buffers = self._watch.exchange.buffers
-        if self._members.exchanges_again:
-            self.gradients, buffers = self._members.gradients, self._members.buffers
-        self._watch.exchange.replace(self.gradients, self._members.heartbeat, buffers)
-        self._watch.is_first = False  # others may be past their first step
-        for text in texts:
-            warnings.warn(text, RuntimeWarning, stacklevel=7)
-
-    def _note(self, note: str | None) -> None:
-        if note is not None and note not in self.notes:
-            self.notes.append(note)
-            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)

@@ -1,7 +1,7 @@
 """The engine of exchanges with residuals, which go back when a gradient is discarded."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +35,17 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         self.messages, self.home = [], {}
         super().load(saved)
         self._remember(saved)
+
+    def unsent(self) -> list[Tensor]:
+        """Return the residuals."""
+        return [*self.kept("residual").values()]
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add to the residuals."""
+        saved = self.save()
+        for residual, share in zip(saved["residual"].values(), shares, strict=True):
+            residual.add_(share)
+        self.load(saved)
 
     def build(self) -> None:
         """Build the messages, which go on with the residuals of those before them."""

@@ -164,6 +164,20 @@ class Fragment(State):
                 errors["means"][name].zero_()
         self._restore_errors(errors)
 
+    def unsent(self) -> list[Tensor]:
+        """Return what messages have lost, of this rank and of the means that it owns."""
+        errors = self._errors()
+        for name, error in errors.get("means", {}).items():
+            errors["sent"][name].add_(error, alpha=self.site.size)
+        return [*errors.get("sent", {}).values()]
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add to what messages of this rank have lost."""
+        errors = self._errors()
+        for error, share in zip(errors["sent"].values(), shares, strict=True):
+            error.add_(share)
+        self._restore_errors(errors)
+
     def join(self) -> None:
         """Block until the mean in flight has arrived. Idempotent."""
         while self.handles:

@@ -1,6 +1,6 @@
 """DiLoCo and Streaming DiLoCo: an outer optimizer that steps the mean of the models."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -198,6 +198,16 @@ class BoundOuterStep(BoundParameters):
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
         for fragment in self.fragments:
             fragment.restart()
+
+    def unsent(self) -> list[Tensor]:
+        """Return what the messages of all fragments have lost."""
+        return [tensor for fragment in self.fragments for tensor in fragment.unsent()]
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add to what the messages of the fragments have lost."""
+        left = iter(shares)
+        for fragment in self.fragments:
+            fragment.add_unsent([next(left) for _ in fragment.unsent()])
 
     def drain(self) -> float:
         """Merge the means in flight before their time; all ranks call."""

@@ -1,6 +1,6 @@
 """SlowMo: gossip, and every few steps an outer optimizer that steps the exact average."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -147,6 +147,14 @@ class BoundSlowMomentum(BoundParameters):
         """Start anew from equal replicas: no gossip in flight, anchor = parameters, no momentum."""
         self.gossip.reset()
         self.model.restart()
+
+    def unsent(self) -> list[Tensor]:
+        """Return the mass of the gossip."""
+        return self.gossip.unsent()
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add to the mass of the gossip."""
+        self.gossip.add_unsent(shares)
 
     def drain(self) -> float:
         """Merge the gossip in flight."""

@@ -1,11 +1,12 @@
 """Push-sum on one replica: its state, and what reads and writes its parameters."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from offbeat.exchange import (
@@ -176,6 +177,21 @@ class BoundPushSum(BoundParameters):
         self.restart(1.0)
         assert isinstance(earlier, BoundPushSum), "an exchange of the same kind"
         self.guard.take(earlier.guard)
+
+    def unsent(self) -> list[Tensor]:
+        """Return numerators and weight."""
+        flat, _, weight = self.mass()
+        return [*flat, flat[0].new_tensor([weight], dtype=torch.float64)]
+
+    def add_unsent(self, shares: Sequence[Tensor]) -> None:
+        """Add to numerator and weight, and de-bias."""
+        flat, views, before = self.mass()
+        *parts, weight = shares
+        total = before + float(weight)
+        for part, share in zip(flat, parts, strict=True):
+            part.add_(share).div_(total)
+        pack(self.site.parameters.values(), views.values())
+        self.restart(total)
 
     def drain(self) -> float:
         r"""Add the message in flight before its time, de-bias, and return the weight.

@@ -1,0 +1,64 @@
+"""A rank that leaves a run: the others know the step, and it shares out what it alone holds."""
+
+import torch
+
+from offbeat.attach.connection import Connection
+from offbeat.elastic import survivors
+from offbeat.elastic.generation import Generation
+from offbeat.elastic.survivors import Agreement
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import message_device
+
+
+def let_go(members: Generation, steps: int) -> list[str]:
+    """Let a rank leave after ``steps`` if all have agreed on that; return lines for the log.
+
+    It does so at the end of the first step after the agreement in which all have exchanged, so
+    that nothing of its work is lost that is not in flight. What it has not sent is divided between
+    the others. Bytes sent: 2 (n-1)/n of the tensors that hold it, none under most methods.
+    """
+    links, request = members.connection.links, members.admission.due()
+    if links is None or request is None or request.rank not in links.world.ranks:
+        return []
+    if members.committed_in != steps - 1 and not members.starts_anew:
+        return []
+    world, leaves = links.world, request.rank == links.world.rank
+    with links.heartbeat.verb("step"):
+        members.parameters.drain()
+        weight = _share_out(members, leaves)
+    if leaves:
+        links.close()
+        members.connection = Connection(world.among([world.rank]), None, None)
+        members.has_left = True
+        return [f"{members.unit} {world.rank} has left after {steps} steps"]
+    living = tuple(rank for rank in world.ranks if rank != request.rank)
+    place, earlier = members.progress._replace(steps=steps), members.connection
+    between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
+    current = Connection(world.among(living), between, None)
+    found = survivors.connect_over(current, earlier, members.filler, place, [])
+    entry = {"step": steps, "used": members.progress.used, "left": 1}
+    members.lost.append({members.unit: request.rank, **entry})
+    texts = members.adopt(found)
+    members.parameters.restart(weight)
+    return [
+        f"{members.unit} {world.rank}: {members.unit} {request.rank} has left after {steps} steps; "
+        f"{list(living)} train on",
+        *texts,
+    ]
+
+
+def _share_out(members: Generation, leaves: bool) -> float:
+    """Divide what the leaving rank has not sent between the others; return this rank's weight."""
+    control = members.control
+    for slot in members.slots:
+        shares = [
+            (tensor if leaves else torch.zeros_like(tensor)).to(
+                message_device(control, tensor.device)
+            )
+            for tensor in slot.unsent()
+        ]
+        for share in shares:
+            all_reduce(share, control).wait()
+        if shares and not leaves:
+            slot.add_unsent([share.div_(control.size - 1) for share in shares])
+    return members.parameters.drain()

@@ -1,0 +1,120 @@
+"""Who takes part in the training of a replica, and the calls that all of these make together."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+from offbeat.attach.connection import Connection
+from offbeat.elastic.generation import Generation
+from offbeat.elastic.joining import admit
+from offbeat.elastic.leaving import let_go
+from offbeat.exchange import BoundGradients, BoundParameters, Exchanged
+from offbeat.exchange.sharding import reshard
+from offbeat.replica.availability import Availability
+from offbeat.replica.backward import BackwardWatch
+from offbeat.transport.world import World
+
+Result = TypeVar("Result")
+
+
+class Participation:
+    """The part of a :class:`Replica` that follows changes of the set of ranks."""
+
+    steps: int
+    notes: list[str]
+    gradients: BoundGradients
+    parameters: BoundParameters
+    _exchanged: Exchanged
+    _members: Generation
+    _connection: Connection
+    _watch: BackwardWatch
+    _use: Availability
+    _gathering: list[Any]
+
+    @property
+    def world(self) -> World:
+        """The layout of the ranks that take part."""
+        return self._members.world
+
+    def leave(self) -> None:
+        """Announce that this rank leaves an elastic run; the others wait for nothing.
+
+        Safe in a signal handler. Train on until :attr:`has_left` is true after a ``step()``: the
+        first one in which all exchange, after all have heard of it, about two heartbeats. What
+        this rank has not sent yet, residuals and push-sum mass, is then divided between the
+        others, and this replica is detached. Their ``lost`` has its entry, with ``"left": 1``.
+        Raises ``ValueError`` where a loss ends the run.
+        """
+        if not self.has_left:
+            self.require_may_leave()
+            self._members.admission.wants_to_leave = True
+
+    def require_may_leave(self) -> None:
+        """Raise ``ValueError`` if :meth:`leave` would."""
+        self._use.require_open(also_shown=True)
+        if not self._members.filler.is_elastic or self._members.node is not None:
+            raise ValueError(
+                f"leave() under {self._members.algorithm}: pass elastic=True to replicate(); and "
+                "nodes of several ranks come and go as wholes, which one of them cannot decide"
+            )
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left the run by :meth:`leave`."""
+        return self._members.has_left
+
+    def register(self, name: str, stateful: Stateful) -> None:
+        """Let ranks that join get the state of ``stateful``, such as a learning rate schedule.
+
+        Call it on all ranks, with the same names. On one that has joined, it loads what
+        ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
+        tuples and dicts of these. No communication.
+        """
+        self._members.register(name, stateful)
+
+    def gather(self, text: str) -> list[str]:
+        """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
+        self._use.require_open(also_shown=True)
+        return self._together("gather", self._members.gather(text))
+
+    def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
+        reshard(self._gathering)
+        return self._members.together(verb, call, lambda: self.steps, self._adopt)
+
+    def _admit(self) -> None:
+        """Let a rank in, if one waits to join and all have agreed on this step."""
+
+        def let_in() -> None:
+            if texts := admit(self._members, self._exchanged, self.steps):
+                self._adopt(texts)
+
+        if self._members.is_asked:
+            self._together(None, let_in)
+
+    def _let_go(self) -> None:
+        """Let a rank go, if one waits to leave and all have agreed on this step."""
+
+        def part() -> None:
+            if (texts := let_go(self._members, self.steps)) and not self.has_left:
+                self._adopt(texts)
+
+        if self._members.is_asked:
+            self._together(None, part)
+
+    def _adopt(self, texts: Sequence[str]) -> None:
+        """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
+        self._connection, self.parameters = self._members.connection, self._members.parameters
+        buffers = self._watch.exchange.buffers
+        if self._members.exchanges_again:
+            self.gradients, buffers = self._members.gradients, self._members.buffers
+        self._watch.exchange.replace(self.gradients, self._members.heartbeat, buffers)
+        self._watch.is_first = False  # others may be past their first step
+        for text in texts:
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+
+    def _note(self, note: str | None) -> None:
+        if note is not None and note not in self.notes:
+            self.notes.append(note)
+            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)
