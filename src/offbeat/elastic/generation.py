@@ -38,8 +38,9 @@ class Generation:
         connection: the connection at present.
         parameters: the parameters slot at present.
         steps: the number of steps before this rank came.
-        lost: the ranks that were lost, each with the step from which the others exchanged again; in
-            an elastic run also with "used", the number of its steps that an exchange has committed.
+        lost: the ranks that were lost, each with the step from which the others exchanged again,
+            and with "used", the number of its steps that an exchange has committed; those that have
+            left also with "left", and their last step.
         joined: the ranks that have joined, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
         committed_in: the last step in which an exchange of all has committed.

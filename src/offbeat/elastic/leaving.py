@@ -36,7 +36,7 @@ def let_go(members: Generation, steps: int) -> list[str]:
     between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
     current = Connection(world.among(living), between, None)
     found = survivors.connect_over(current, earlier, members.filler, place, [])
-    entry = {"step": steps, "used": members.progress.used, "left": 1}
+    entry = {"step": steps - 1, "used": members.progress.used, "left": 1}
     members.lost.append({members.unit: request.rank, **entry})
     texts = members.adopt(found)
     members.parameters.restart(weight)
