@@ -152,6 +152,69 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
         assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "daso(every=4, wait=2)",
+        "daso(every=2, total_steps=1000, warmup_steps=900, wire='bf16')",
+        "local_sgd(every=2, within='local')",
+        "adasum(within='local')",
+        "diloco(every=4, fragments=2, delay=1, within='local')",
+        "sparse_loco(every=2, density=0.5, within='local')",
+        "noloco(every=2, within='local')",
+    ],
+)
+@pytest.mark.fault(
+    "a whole node is lost and starts again under any recipe with nodes",
+    "each of its ranks gets model and optimizer; all train on",
+    group="Ranks that join",
+)
+def test_a_node_is_healed_as_one(text: str) -> None:
+    def work(world: World) -> tuple[Array, Array, Array, dict[str, Any]]:
+        def start() -> tuple[offbeat.Replica, torch.optim.Optimizer]:
+            model = Quadratic()
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+            given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
+            return offbeat.replicate(model, offbeat.algorithm(text), **given), optimizer
+
+        def step() -> None:
+            time.sleep(0.01)
+            optimizer.zero_grad()
+            replica.model(world.rank).backward()
+            optimizer.step()
+            replica.step()
+
+        replica, optimizer = start()
+        for _ in range(3):
+            step()
+        if world.rank in NODES[1]:
+            perish(replica)
+            replica, optimizer = start()
+        until = time.monotonic() + 40
+        while not replica.joined:
+            assert time.monotonic() < until, replica.lost
+            step()
+        while replica.steps < replica.joined[-1]["step"] + 9:
+            step()
+        own = flat(snapshot(replica.model))
+        velocity = optimizer.state[replica.model.vector]["momentum_buffer"].numpy().copy()
+        replica.finish()
+        result = own, velocity, flat(snapshot(replica.model)), replica.stats()
+        replica.detach()
+        return result
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    for first, second in NODES:
+        for one, other in zip(results[first][:2], results[second][:2], strict=True):
+            np.testing.assert_array_equal(one, other)
+    for _, _, end, stats in results:
+        np.testing.assert_array_equal(end, results[0][2])
+        assert [join["node"] for join in stats["joined"]] == [1]
+        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert np.isfinite(end).all()
+
+
 @pytest.mark.processes
 @pytest.mark.fault(
     "a process of a node is killed, and all of the node are started again",

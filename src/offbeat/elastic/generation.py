@@ -202,6 +202,11 @@ class Generation:
         return self.adopt(self._reconnected or self._reconnect(loss))
 
     @property
+    def has_reconnected(self) -> bool:
+        """Whether a loss was found in a commit of the present call, which ends with new links."""
+        return self._reconnected is not None
+
+    @property
     def starts_anew(self) -> bool:
         """Whether exchanges commit nothing, and survivors start anew from their models."""
         far = self.algorithm.parameters

@@ -24,6 +24,8 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     unit, rank, newcomer = members.unit, links.world.rank, request.rank
     with links.heartbeat.verb("step"):
         weight = members.parameters.drain()
+    if members.has_reconnected:
+        return []
     between = let_in(links, request)
     if between is None:
         members.admission.is_refused = True

@@ -25,6 +25,8 @@ def let_go(members: Generation, steps: int) -> list[str]:
     world, leaves = links.world, request.rank == links.world.rank
     with links.heartbeat.verb("step"):
         members.parameters.drain()
+        if members.has_reconnected:
+            return []
         weight = _share_out(members, leaves)
     if leaves:
         links.close()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.node_start import meet
+from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Algorithm
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.status_record import AgreedError
@@ -122,6 +123,16 @@ class Node:
             return word
         text = json.dumps(word if self.is_first else None).encode()
         return json.loads(gather_bytes(text, self.control)[0])
+
+    def copy_state(self, state: Any) -> Any:
+        """Return copies of what the first rank passes, numbers, text and tensors; all call."""
+        if self.control is None:
+            return state
+        text, tensors = taken_apart(state if self.is_first else None)
+        text = self.tell(text)
+        tensors = tensors if self.is_first else room_for(text)
+        copy_from_first([tensor for tensor in tensors if tensor.numel() > 0], self.control)
+        return put_together(text, tensors)
 
     def first_fault(self, fault: str | None) -> str | None:
         """Return the fault of the first rank that has one; all call."""

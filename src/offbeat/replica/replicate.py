@@ -185,6 +185,9 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
         found.append(Generation(Connection(joining.world, None, None), filler, node))
     assert isinstance(found[0], Generation), "it has joined"
     found[0].steps = steps
+    state = node.copy_state({**filler.common(), "registered": filler.received})
+    if not node.is_first:
+        filler.begin_with(state)
     return found[0]
 
 
