@@ -72,7 +72,8 @@ class Generation:
         self.joined: list[dict[str, int]] = []
         self.exchanges_from, self.committed_in, self.has_left = 0, -1, False
         # Not before it knows in which step the others are.
-        self.admission = Admission(None if joins else connection.links)
+        listens = filler.is_elastic and not joins
+        self.admission = Admission(connection.links if listens else None)
 
     @property
     def gradients(self) -> BoundGradients:

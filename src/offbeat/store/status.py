@@ -139,9 +139,10 @@ class History:
     def _follow(self, process: Process) -> None:
         sign, change = process.sign, Change(process.sign.rank, process.sign.steps)
         silence = self.runs.clock - process.changed
-        is_silent = silence > heartbeat.SILENT_AFTER and sign.state == "trains"
+        is_silent = silence > heartbeat.MUTE_AFTER and sign.state == "trains"
         if process.was_training and process.place and process.place.rank is None:
-            self.joined.setdefault(process.name, change)
+            step = max(sign.steps, self._step)  # its own count begins with its first sign
+            self.joined.setdefault(process.name, Change(sign.rank, step))
         if is_silent or (process.was_training and sign.state == "failed"):
             self.lost.setdefault(process.name, change)
         else:
