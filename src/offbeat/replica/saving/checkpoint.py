@@ -138,10 +138,12 @@ def _read(parts: SavedParts, saved: object) -> Resume:
                 f"the state {key!r} is not what was saved: its checksum is wrong; the file was "
                 "damaged or its values were changed or cast since; load another checkpoint"
             )
-    same = entry["algorithm"] == repr(parts.algorithm)
+    # A setting of push-sum until 0.2, without an effect on the state.
+    saved_by = re.sub(r"on_failure='\w+', ", "", entry["algorithm"])
+    same = saved_by == repr(parts.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
-            f"found the state of {_short(entry['algorithm'])}, but this replica runs "
+            f"found the state of {_short(saved_by)}, but this replica runs "
             f"{parts.algorithm}; call finish() before saving to change the algorithm"
         )
     if same and entry["ranks_differ"] != parts.ranks_differ:
