@@ -49,7 +49,8 @@ class Method:
 
 
 def mean(rows: Rows) -> Array:
-    return np.mean([rows[rank] for rank in sorted(rows)], axis=0)
+    result: Array = np.mean([rows[rank] for rank in sorted(rows)], axis=0)
+    return result
 
 
 def all_get(value: Array, rows: Rows) -> Rows:
