@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
+from offbeat.integrations.lightning_elastic import ElasticDDPStrategy, StoreEnvironment, catch_up
 from offbeat.integrations.replicas import Replicas, consensus
 from offbeat.integrations.without_ddp import NoSync
 from offbeat.platform.process_group import TIMEOUT
@@ -21,16 +22,16 @@ from offbeat.transport.world import World
 
 with extra("lightning"):
     from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.plugins.precision import Precision
-    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
     from lightning.pytorch.utilities import rank_zero_warn
 
 Path = str | os.PathLike[str]
 _SAVE = "offbeat_save"  # in a checkpoint: the number of the ranks' save beside it, 0 for none
 
 
-class OffbeatStrategy(DDPStrategy):
+class OffbeatStrategy(ElasticDDPStrategy):
     """Trains a LightningModule with any recipe: ``Trainer(strategy=OffbeatStrategy("sgp"))``.
 
     The model is not wrapped. Each optimizer has a replica, which exchanges after its steps.
@@ -49,6 +50,9 @@ class OffbeatStrategy(DDPStrategy):
         process_group_backend: by default ``gloo`` on CPUs and ``nccl`` on CUDA.
         timeout: of the process group.
         start_method: how the Trainer starts further processes.
+        elastic: go on when ranks are lost, and let ranks join, as ``replicate(elastic=True)``. The
+            processes are started one by one, or by torchrun, with ``OFFBEAT_STORE``; there is no
+            process group. Raises ``ValueError`` with ``mesh`` or ``cluster_environment``.
 
     ``Trainer(strategy="offbeat")`` is the same without arguments, once this module is imported.
 
@@ -70,27 +74,27 @@ class OffbeatStrategy(DDPStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta = TIMEOUT,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        elastic: bool = False,
     ) -> None:
+        if elastic and (mesh is not None or cluster_environment is not None):
+            raise ValueError(
+                "elastic=True finds its ranks by OFFBEAT_STORE; leave mesh and cluster_environment "
+                "out"
+            )
+        self.replicas = Replicas(parsed(algorithm), mesh, elastic)  # attached while fitting
         super().__init__(  # named one by one: jsonargparse reads them, for LightningCLI
-            cluster_environment=cluster_environment,
+            cluster_environment=StoreEnvironment() if elastic else cluster_environment,
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
             timeout=timeout,
             start_method=start_method,
         )
-        self.replicas = Replicas(parsed(algorithm), mesh)  # attached while fitting
         self._shown = ExitStack()  # the average, during validation
         self._loaded_from: tuple[str, int | None] = "", None  # a folder, and which save in it
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
-
-    def setup_optimizers(self, trainer: Trainer) -> None:
-        """Create the optimizers and their replicas."""
-        super().setup_optimizers(trainer)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        self.replicas.attach(self.lightning_module, self.optimizers, scaler)
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Exchange no gradients inside the block: they accumulate."""
@@ -108,8 +112,15 @@ class OffbeatStrategy(DDPStrategy):
         **kwargs: Any,
     ) -> Any:
         """Step the optimizer, then its replica: also if a scaler has skipped the former."""
+        if self.replicas.is_behind:
+            closure()
+            self.replicas.step(optimizer)
+            catch_up(self.lightning_module)
+            return None
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.replicas.step(optimizer)
+        if self.replicas.elastic:
+            self.adopt()
         every = self.lightning_module.trainer.log_every_n_steps
         if every > 0 and self.replicas.each[0].steps % every == 0:
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)

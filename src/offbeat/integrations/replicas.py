@@ -1,7 +1,10 @@
 """One replica for each optimizer of a model, for frameworks that train with several."""
 
+import base64
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +30,19 @@ def consensus(replicas: Sequence[Replica]) -> Iterator[None]:
 class Replicas:
     """The replicas of a model, one for each of its optimizers; none before :meth:`attach`.
 
-    An optimizer that trains nothing that ranks exchange has none.
+    An optimizer that trains nothing that ranks exchange has none. An elastic run has one optimizer.
+
+    Attributes:
+        is_behind: whether this rank has joined a run, whose loop it enters inside a step that the
+            others have made: the next :meth:`step` does nothing.
     """
 
-    def __init__(self, algorithm: Algorithm, mesh: World | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, mesh: World | None = None, elastic: bool = False
+    ) -> None:
         """Prepare to replicate by ``algorithm`` on ``mesh``, as :func:`offbeat.replicate` does."""
-        self.algorithm, self.mesh = algorithm, mesh
+        self.algorithm, self.mesh, self.elastic = algorithm, mesh, elastic
+        self.is_behind = False
         self._of: dict[Optimizer, Replica] = {}
         self._optimizers: list[Optimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
@@ -47,15 +57,27 @@ class Replicas:
     ) -> None:
         """Replicate what each optimizer trains; all ranks call.
 
-        Raises ``ValueError`` if two optimizers share a parameter, and as :func:`offbeat.replicate`.
+        Raises ``ValueError`` if two optimizers share a parameter, if an elastic run has several,
+        and as :func:`offbeat.replicate`.
         """
         self.detach()
         self._optimizers, self._scaler = list(optimizers), scaler
         replicated = exchanging(model, optimizers) or self._optimizers[:1]
+        if self.elastic and len(replicated) > 1:
+            raise ValueError(
+                f"elastic=True with {len(replicated)} optimizers: a rank would join the replica of "
+                "each in another step; use one optimizer with several parameter groups"
+            )
         for part, optimizer in zip(parts_of(model, replicated), replicated, strict=True):
             self._of[optimizer] = replicate(
-                part, self.algorithm, mesh=self.mesh, optimizer=optimizer, scaler=scaler
+                part,
+                self.algorithm,
+                mesh=self.mesh,
+                optimizer=optimizer,
+                scaler=scaler,
+                elastic=self.elastic,
             )
+        self.is_behind = any(replica.joined for replica in self.each)
 
     @property
     def each(self) -> list[Replica]:
@@ -69,9 +91,22 @@ class Replicas:
     def step(self, optimizer: Optimizer) -> None:
         """Exchange after a step of ``optimizer``, also if a scaler has skipped it."""
         loss, self._loss = self._loss, 0.0
-        if (replica := self._of.get(optimizer)) is not None:
+        if self.is_behind:
+            self.is_behind = False
+        elif (replica := self._of.get(optimizer)) is not None:
             replica.report_loss(loss)
             replica.step()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return what every living rank passes, the first rank's first; all ranks call.
+
+        That of this rank alone before :meth:`attach`, and while it is behind: then the others have
+        made this call already. Values are pickled on the way.
+        """
+        if not self.each or self.is_behind:
+            return [value]
+        texts = self.each[0].gather(base64.b64encode(pickle.dumps(value)).decode())
+        return [pickle.loads(base64.b64decode(text)) for text in texts]
 
     def measures(self) -> dict[str, float]:
         """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) per step since the last call.
@@ -96,9 +131,30 @@ class Replicas:
             replica.detach()
         self._of, self._optimizers, self._scaler = {}, [], None
         self._measured, self._loss = (0, 0.0, 0.0), 0.0
+        self.is_behind = False
 
     def parts(self) -> dict[str, Stateful]:
         """Return what a rank saves by itself: optimizers, replicas and loss scale."""
         parts: dict[str, Stateful] = {f"optimizer{i}": o for i, o in enumerate(self._optimizers)}
         parts |= {f"replica{i}": replica for i, replica in enumerate(self.each)}
         return parts | ({"scaler": self._scaler} if self._scaler is not None else {})
+
+
+def share_of(replica: Replica, shares: int) -> int:
+    """Return which of ``shares`` shares of the data is this rank's.
+
+    The first ranks have that of their number. One that has joined gets the first that no other has.
+
+    >>> from types import SimpleNamespace as Stub  # for the replica of a rank that has joined
+    >>> joined = [{"rank": 3, "step": 8}]
+    >>> world = Stub(rank=3)
+    >>> share_of(Stub(lost=[{"rank": 1, "step": 5}], joined=joined, world=world), 3)
+    1
+    """
+    of = {rank: rank for rank in range(shares)}
+    for join in replica.joined:
+        gone = {loss.get("rank") for loss in replica.lost if loss["step"] <= join["step"]}
+        taken = {share for rank, share in of.items() if rank not in gone}
+        rank = join.get("rank", replica.world.rank)  # whole nodes join by their number
+        of[rank] = next((share for share in range(shares) if share not in taken), rank % shares)
+    return of.get(replica.world.rank, replica.world.rank % shares)

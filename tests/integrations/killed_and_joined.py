@@ -1,0 +1,90 @@
+"""A run of three workers under a framework: the first is killed, and a fourth process joins.
+
+The workers are forked, so that the framework is imported once, and meet in `offbeat store`.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORKERS, KILLED_AT, STEPS_AFTER = 3, 6, 15
+Work = Callable[[Path, int], dict[str, Any]]
+
+
+def run(work: Work, folder: Path) -> None:
+    """Run ``work(folder, number)`` in each; print what the survivors and the newcomer return."""
+    port = _free_port()
+    store = subprocess.Popen(
+        [sys.executable, "-m", "offbeat", "store", f"--port={port}", f"--workers={WORKERS}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.environ["OFFBEAT_STORE"] = f"127.0.0.1:{port}"
+    fork = multiprocessing.get_context("fork")
+    processes = [
+        fork.Process(target=_report, args=(work, folder, i)) for i in range(WORKERS + 1)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        _wait(lambda: _first(folder) is not None)
+        os.kill(int(_first(folder) or 0), signal.SIGKILL)
+        (folder / "go").touch()
+        for process in processes:
+            process.join(80)
+    finally:
+        for process in processes:
+            process.kill()
+        store.kill()
+        store.wait()
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("result*.json"))]
+    print(json.dumps({"case": "killed and joined", "ranks": found}))
+
+
+def tell(folder: Path, replica: Any) -> None:
+    """Let the first rank be killed once it has made its steps; call it after each step."""
+    if replica.world.rank == 0 and replica.steps == KILLED_AT:
+        (folder / "first.tmp").write_text(str(os.getpid()))
+        (folder / "first.tmp").rename(folder / "first")
+        time.sleep(60)
+    time.sleep(0.02)
+
+
+def is_over(replica: Any) -> bool:
+    """Whether all have trained together with the one that has joined; alike on all ranks."""
+    return any(replica.steps >= join["step"] + STEPS_AFTER for join in replica.joined)
+
+
+def _report(work: Work, folder: Path, number: int) -> None:
+    if number == WORKERS:
+        _wait((folder / "go").exists)
+    found = work(folder, number)
+    (folder / f"result{number}.json").write_text(json.dumps(found))
+
+
+def _first(folder: Path) -> str | None:
+    path = folder / "first"
+    return path.read_text() if path.exists() else None
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError("the run has not come so far in 60 s")
+        time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
