@@ -2,14 +2,18 @@
 
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.accelerate import newest_checkpoint
-from offbeat.integrations.replicas import Replicas, consensus
+from offbeat.integrations.accelerate_elastic import StorePlace
+from offbeat.integrations.replicas import Replicas, consensus, share_of
+from offbeat.integrations.transformers_elastic import TrainState
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
@@ -22,7 +26,11 @@ with extra("transformers"):
 
 
 def attach(
-    trainer: Trainer, algorithm: str | Algorithm | None = None, *, mesh: World | None = None
+    trainer: Trainer,
+    algorithm: str | Algorithm | None = None,
+    *,
+    mesh: World | None = None,
+    elastic: bool = False,
 ) -> "OffbeatCallback":
     """Let ``trainer.train()`` train with an algorithm of offbeat; call it once, before.
 
@@ -36,29 +44,50 @@ def attach(
         trainer: of any class; one process per device, without DeepSpeed or FSDP.
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM.
         mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
+        elastic: go on when ranks are lost, and let ranks join, as ``replicate(elastic=True)``. Each
+            process is started by itself, with ``OFFBEAT_STORE``; there is no process group. Sets
+            ``average_tokens_across_devices`` to False. All ranks evaluate all of the data.
 
     Raises:
-        ValueError: for another trainer. ``train()`` raises as :func:`offbeat.replicate`.
+        ValueError: for another trainer, and for ``elastic=True`` with ``mesh``, with ``fp16`` or
+            under a launcher that makes a process group. ``train()`` raises as :func:`offbeat.replicate`.
     """
     chosen = parse(algorithm)
     require_whole_models(trainer.accelerator)
     if any(isinstance(c, OffbeatCallback) for c in trainer.callback_handler.callbacks):
         raise ValueError("attach() was called before for this trainer; call it once")
-    return OffbeatCallback(trainer, chosen, mesh)
+    if elastic and (mesh is not None or trainer.accelerator.scaler is not None):
+        raise ValueError(
+            "elastic=True finds its ranks by OFFBEAT_STORE, and a rank that joins has no loss "
+            "scale; leave mesh out, and use bf16=True instead of fp16=True"
+        )
+    return OffbeatCallback(trainer, chosen, mesh, StorePlace() if elastic else None)
 
 
 @final
 class OffbeatCallback(TrainerCallback):
     """Makes the model of a Trainer a replica while it trains; see :func:`attach`."""
 
-    def __init__(self, trainer: Trainer, algorithm: Algorithm, mesh: World | None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        mesh: World | None,
+        place: StorePlace | None = None,
+    ) -> None:
         """Wrap methods of ``trainer``, and become the first of its callbacks."""
-        self.trainer, self.replicas = trainer, Replicas(algorithm, mesh)  # attached while training
+        self.trainer, self._place, self._train_state = trainer, place, TrainState(trainer)
+        # Attached while training.
+        self.replicas = Replicas(algorithm, mesh, elastic=place is not None)
         self._folder: Any = None  # the checkpoint that train() resumes from
         trainer.train = partial(self._train, trainer.train)
         trainer.training_step = partial(self._training_step, trainer.training_step)
         for name in ("evaluate", "predict", "save_model"):
             setattr(trainer, name, partial(self._on_average, getattr(trainer, name)))
+        if place is not None:
+            trainer.args.average_tokens_across_devices = False
+            for name in ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader"):
+                setattr(trainer, name, partial(self._loader, name, getattr(trainer, name)))
         # Other callbacks see the parameters after an exchange, complete logs and checkpoints.
         trainer.callback_handler.callbacks.insert(0, self)
 
@@ -69,16 +98,21 @@ class OffbeatCallback(TrainerCallback):
 
     def on_train_begin(self, *_: Any, model: nn.Module, optimizer: Any, **__: Any) -> None:
         """Replicate the model, after Trainer has loaded a checkpoint, and load this rank's part."""
-        self._detach()  # with auto_find_batch_size this is another attempt
-        self.replicas.attach(model, [optimizer.optimizer], self.trainer.accelerator.scaler)
+        if self._place is None:
+            self._detach()  # with auto_find_batch_size this is another attempt
+            self.replicas.attach(model, [optimizer.optimizer], self.trainer.accelerator.scaler)
         model.no_sync = NoSync(*self.replicas.each)  # type: ignore[assignment]
-        if self._folder is not None:
+        if self.replicas.is_behind:
+            self._train_state.begin()
+        elif self._folder is not None:
             load_save(self._folder, self._parts())
         self.replicas.measures()  # from here on
 
-    def on_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, *_: Any, optimizer: Any, **__: Any) -> None:
         """Exchange parameters, also on a rank whose GradScaler has skipped the step."""
         self.replicas.step(optimizer.optimizer)
+        if self._place is not None and self.replica is not None:
+            state.is_world_process_zero = self._place.adopt(self.replica)
 
     def on_log(self, args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Add what was sent and how long it stalled to the log of a training loss."""
@@ -121,11 +155,41 @@ class OffbeatCallback(TrainerCallback):
             self._folder = str(newest) if newest else get_last_checkpoint(root) or True
         try:
             with without_ddp(self.trainer.accelerator):
-                return train(self._folder, *args, **kw)
+                if self._place is None:
+                    return train(self._folder, *args, **kw)
+                return self._train_elastically(train, *args, **kw)
         finally:
             self._detach()
 
+    def _train_elastically(self, train: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replicate before Trainer reads its counters: a rank that joins has those of others."""
+        own = self.trainer
+        own.create_optimizer()
+        self.replicas.attach(own.model, [getattr(own.optimizer, "optimizer", own.optimizer)])
+        self.replicas.each[0].register("trainer", self._train_state)
+        if not self.replicas.is_behind:
+            return train(self._folder, *args, **kwargs)
+        with TemporaryDirectory() as folder:
+            self._train_state.write(folder)
+            own._load_from_checkpoint = lambda *_: None  # it has the model of its donor
+            try:
+                return train(folder, *args, **kwargs)
+            finally:
+                del own._load_from_checkpoint
+
+    def _loader(self, name: str, make: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a loader: of this rank's share for training, of all data for evaluations."""
+        assert self._place is not None, "only elastic runs change loaders"
+        number, shares = 0, 1
+        if name == "get_train_dataloader" and self.replica is not None:
+            shares = self._place.starters
+            number = share_of(self.replica, shares)
+        with self._place.share(number, shares):
+            return make(*args, **kwargs)
+
     def _training_step(self, step: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.replicas.is_behind:
+            return torch.zeros((), device=self.trainer.args.device)
         loss: Tensor = step(*args, **kwargs)
         self.replicas.add_loss(loss)
         return loss
@@ -142,5 +206,5 @@ class OffbeatCallback(TrainerCallback):
 
     def _detach(self) -> None:
         if self.replica is not None:
-            del self.replica.model.no_sync
+            vars(self.replica.model).pop("no_sync", None)
             self.replicas.detach()
