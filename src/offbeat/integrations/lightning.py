@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
-from offbeat.integrations.lightning_elastic import ElasticDDPStrategy, StoreEnvironment, catch_up
+from offbeat.integrations.lightning_elastic import ElasticDDPStrategy, StoreEnvironment
 from offbeat.integrations.replicas import Replicas, consensus
 from offbeat.integrations.without_ddp import NoSync
 from offbeat.platform.process_group import TIMEOUT
@@ -113,9 +113,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
     ) -> Any:
         """Step the optimizer, then its replica: also if a scaler has skipped the former."""
         if self.replicas.is_behind:
-            closure()
-            self.replicas.step(optimizer)
-            catch_up(self.lightning_module)
+            self.catch_up(optimizer, closure)
             return None
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.replicas.step(optimizer)

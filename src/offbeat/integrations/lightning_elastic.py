@@ -1,19 +1,22 @@
 """A strategy of Lightning whose ranks may be lost, and others join, while it fits."""
 
 import os
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from offbeat.extras import extra
 from offbeat.integrations.replicas import Replicas, share_of
+from offbeat.integrations.without_ddp import NoSync
 from offbeat.transport.world import World
 
 with extra("lightning"):
     from lightning.fabric.plugins import ClusterEnvironment
     from lightning.fabric.utilities.seed import reset_seed
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
@@ -77,15 +80,26 @@ class ElasticDDPStrategy(DDPStrategy):
         rank = share_of(self.replicas.each[0], environment.starters) if self.replicas.each else 0
         return {"num_replicas": environment.starters, "rank": rank}
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a rank that is behind, keep what it logs and nothing else."""
-        if not self.replicas.is_behind:
-            return super().training_step(*args, **kwargs)
-        buffers = [buffer.clone() for buffer in self.lightning_module.buffers()]
+    def catch_up(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        """Make the step in which this rank has joined, of which it keeps nothing but the logs.
+
+        Its donor had begun to count it, so it is counted once too often.
+        """
+        module, (replica,) = self.lightning_module, self.replicas.each
+        buffers = [buffer.clone() for buffer in module.buffers()]
+        with NoSync(replica)():
+            closure()
         with torch.no_grad():
-            super().training_step(*args, **kwargs)
-            for buffer, before in zip(self.lightning_module.buffers(), buffers, strict=True):
+            for buffer, before in zip(module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
+        optimizer.zero_grad()
+        self.replicas.step(optimizer)
+        loop = module.trainer.fit_loop
+        batches, steps = loop.epoch_loop.batch_progress.total, loop.epoch_loop.automatic_optimization
+        batches.ready, batches.started = batches.ready - 1, batches.started - 1
+        steps.optim_progress.optimizer.step.total.ready -= 1
+        loop.epoch_loop._batches_that_stepped -= 1
+        loop.restarting = False  # at the end of this epoch it is a rank as any other
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait for all ranks, but not in an elastic run."""
@@ -227,16 +241,6 @@ class FitState:
         for callback in trainer.callbacks:
             if saved := state["callbacks"].get(callback.state_key):
                 callback.load_state_dict(saved)
-
-
-def catch_up(module: LightningModule) -> None:
-    """Count the step in which this rank has joined once: its donor had begun to count it."""
-    loop = module.trainer.fit_loop
-    batches, steps = loop.epoch_loop.batch_progress.total, loop.epoch_loop.automatic_optimization
-    batches.ready, batches.started = batches.ready - 1, batches.started - 1
-    steps.optim_progress.optimizer.step.total.ready -= 1
-    loop.epoch_loop._batches_that_stepped -= 1
-    loop.restarting = False  # at the end of this epoch it is a rank as any other
 
 
 def _saving(trainer: Trainer) -> list[ModelCheckpoint]:

@@ -146,15 +146,17 @@ def share_of(replica: Replica, shares: int) -> int:
     The first ranks have that of their number. One that has joined gets the first that no other has.
 
     >>> from types import SimpleNamespace as Stub  # for the replica of a rank that has joined
-    >>> joined = [{"rank": 3, "step": 8}]
-    >>> world = Stub(rank=3)
-    >>> share_of(Stub(lost=[{"rank": 1, "step": 5}], joined=joined, world=world), 3)
+    >>> lost, joined = [{"rank": 1, "step": 5}], [{"rank": 3, "step": 8}]
+    >>> share_of(Stub(lost=lost, joined=joined, world=Stub(rank=3)), shares=3)
     1
     """
     of = {rank: rank for rank in range(shares)}
-    for join in replica.joined:
-        gone = {loss.get("rank") for loss in replica.lost if loss["step"] <= join["step"]}
-        taken = {share for rank, share in of.items() if rank not in gone}
-        rank = join.get("rank", replica.world.rank)  # whole nodes join by their number
-        of[rank] = next((share for share in range(shares) if share not in taken), rank % shares)
+    changes = [(loss["step"], 0, loss.get("rank")) for loss in replica.lost]
+    changes += [(join["step"], 1, join.get("rank")) for join in replica.joined]
+    for _, joins, rank in sorted(changes, key=lambda change: change[:2]):
+        if joins:
+            free = {*range(shares)} - {*of.values()}
+            of[rank] = min(free, default=replica.world.rank % shares)
+        else:
+            of.pop(rank, None)
     return of.get(replica.world.rank, replica.world.rank % shares)
