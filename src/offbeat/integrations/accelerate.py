@@ -9,10 +9,12 @@ from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
-from offbeat.integrations.replicas import consensus
+from offbeat.integrations.accelerate_elastic import StorePlace
+from offbeat.integrations.replicas import consensus, share_of
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
@@ -33,6 +35,7 @@ def prepare(
     *objects: Any,
     algorithm: str | Algorithm | None = None,
     mesh: World | None = None,
+    elastic: bool = False,
 ) -> tuple[Any, ...]:
     """Prepare ``objects`` as ``accelerator.prepare`` does, and replicate the model among them.
 
@@ -47,9 +50,12 @@ def prepare(
         objects: one model with trainable parameters, its optimizers, and anything else.
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM.
         mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
+        elastic: go on when ranks are lost, and let ranks join, as ``replicate(elastic=True)``. Each
+            process is started by itself, with ``OFFBEAT_STORE``; there is no process group.
 
     Raises:
-        ValueError: for other arguments, and as :func:`offbeat.replicate`.
+        ValueError: for other arguments, for ``elastic=True`` with ``mesh`` or under a launcher that
+            makes a process group, and as :func:`offbeat.replicate`.
     """
     chosen = parse(algorithm)
     require_whole_models(accelerator)
@@ -61,14 +67,25 @@ def prepare(
             f"prepare() got {len(models)} models with trainable parameters and {len(given)} "
             "optimizers; call it once for each model that is trained, with its optimizers"
         )
+    if elastic and mesh is not None:
+        raise ValueError("elastic=True finds its ranks by OFFBEAT_STORE; leave mesh out")
+    place = StorePlace() if elastic else None
+    # A rank that joins knows its share of the data once it has.
+    later = [o for o in objects if isinstance(o, DataLoader)] if elastic else []
+    first = [o for o in objects if not any(o is loader for loader in later)]
     with without_ddp(accelerator):
-        prepared = accelerator.prepare(*objects)
+        prepared = accelerator.prepare(*first)
     optimizers = [o for o in prepared if isinstance(o, AcceleratedOptimizer)]
     schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
     read = {"optimizer": [o.optimizer for o in optimizers], "scaler": accelerator.scaler}
-    replica = replicate(models[0], chosen, mesh=mesh, **read)
+    replica = replicate(models[0], chosen, mesh=mesh, elastic=elastic, **read)
+    if place is not None and later:
+        with place.share(share_of(replica, place.starters), place.starters):
+            loaders = [accelerator.prepare(loader) for loader in later]
+        done = dict(zip(map(id, (*first, *later)), (*prepared, *loaders), strict=True))
+        prepared = tuple(done[id(o)] for o in objects)
     models[0].no_sync = NoSync(replica)  # type: ignore[assignment]
-    _step_after(optimizers[-1], replica)
+    _step_after(optimizers[-1], replica, place)
     checkpoints = vars(accelerator).get("offbeat") or _Checkpoints(accelerator)
     checkpoints.replicas.append(replica)
     checkpoints.others += [*optimizers, *schedulers]
@@ -105,7 +122,9 @@ def _is_whole(folder: str | os.PathLike[str]) -> bool:
     return any(RankFiles(folder).whole(state.process_index, state.num_processes).values())
 
 
-def _step_after(optimizer: AcceleratedOptimizer, replica: Replica) -> None:
+def _step_after(
+    optimizer: AcceleratedOptimizer, replica: Replica, place: StorePlace | None
+) -> None:
     """Let ``optimizer.step`` end with ``replica.step``: hooks do not see a step that is skipped."""
     step = optimizer.step
 
@@ -113,6 +132,8 @@ def _step_after(optimizer: AcceleratedOptimizer, replica: Replica) -> None:
         step(closure)
         if optimizer.gradient_state.sync_gradients:
             replica.step()
+            if place is not None:
+                place.adopt(replica)
 
     optimizer.step = both
 
