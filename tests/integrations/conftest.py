@@ -1,7 +1,10 @@
 """What the tests of all frameworks share."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +33,29 @@ def cases(
     output = torchrun(2, HERE / f"{host}_cases.py", str(path.parent), str(path))
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
     return {line["case"]: line["ranks"] for line in lines}
+
+
+@pytest.fixture
+def killed_and_joined(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the two survivors and the newcomer of ``<host>_elastic_cases.py`` found.
+
+    Whatever the framework, all of "alike" is the same on the three, bit for bit.
+    """
+    host = request.module.__name__.removeprefix("test_")
+    done = subprocess.run(
+        [sys.executable, f"{host}_elastic_cases.py", str(tmp_path)],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    assert lines, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(lines[-1])["ranks"]
+    assert len(found) == 3, done.stderr[-3000:]
+    for rank in found:
+        assert rank["alike"] == found[0]["alike"]
+        assert rank["lost"] == [0]
+        assert len(rank["joined"]) == 1
+    return found

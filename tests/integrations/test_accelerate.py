@@ -102,3 +102,19 @@ def test_the_environment_names_the_algorithm(cases: Cases) -> None:
 
 def test_the_page_trains(cases: Cases) -> None:
     assert all(found["loss"] < 0.01 for found in cases["page"])
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.fault(
+    "rank 0 is killed under `prepare(..., elastic=True)` of Accelerate, and another process joins",
+    "the others train on, and the next one saves; the new rank has their model, optimizer and "
+    "schedule, and the data of the lost one",
+    group="Losses that a run survives",
+)
+def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]]) -> None:
+    for rank in killed_and_joined:
+        found = rank["alike"]
+        assert found["lr"] == [found["rate"]] == [pytest.approx(0.01 * 0.999 ** found["steps"])]
+        assert "model.safetensors" in rank["saved"]
+    assert sum(rank["first"] for rank in killed_and_joined) == 1
+    assert sorted(sum((rank["mine"] for rank in killed_and_joined), [])) == [0, 2, 4, 6, 8, 10]

@@ -163,3 +163,31 @@ def test_the_script_of_the_page(cases: dict[str, Ranks]) -> None:
     assert first == second
     assert first["steps"] == 300
     assert first["loss"] < 0.01  # 0.05 for a constant
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.fault(
+    "rank 0 is killed under `OffbeatStrategy(elastic=True)`, and another process joins",
+    "the others fit on, and the next one saves; the new rank has their model, optimizer, epoch, "
+    "step, schedule and best checkpoint",
+    group="Losses that a run survives",
+)
+def test_a_killed_rank_and_one_that_joins(killed_and_joined: Ranks) -> None:
+    for rank in killed_and_joined:
+        found = rank["alike"]
+        assert found["epoch"] * 8 == found["global_step"] == found["steps"] == found["adam"]
+        assert found["batches"] == found["steps"] - 1
+        assert found["logged"] == found["scheduled"] == found["steps"]
+        assert found["lr"] == [pytest.approx(0.01 * 0.999 ** found["steps"])]
+        best = found["best"].rpartition("/")[2]
+        assert rank["saved"] == [best, f"{best}.offbeat"]
+    first, second, third = (rank["scores"] for rank in killed_and_joined)
+    assert first == second > third > 0
+
+
+@pytest.mark.parametrize("more", [{"mesh": object()}, {"cluster_environment": object()}])
+def test_an_elastic_strategy_finds_its_ranks_itself(more: dict[str, Any]) -> None:
+    from offbeat.integrations.lightning import OffbeatStrategy
+
+    with pytest.raises(ValueError, match="elastic=True finds its ranks by OFFBEAT_STORE"):
+        OffbeatStrategy("ddp", elastic=True, **more)

@@ -106,3 +106,19 @@ def test_errors_name_the_fix_on_all_ranks(cases: Cases, error: str, text: str) -
 
 def test_the_page_trains(cases: Cases) -> None:
     assert all(found["loss"] < 1 for found in cases["page"])  # 4.2 without training
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.fault(
+    "rank 0 is killed under `attach(trainer, elastic=True)`, and another process joins",
+    "the others train on, and the next one saves; the new rank has their model, optimizer, epoch, "
+    "step and schedule",
+    group="Losses that a run survives",
+)
+def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]]) -> None:
+    for rank in killed_and_joined:
+        found = rank["alike"]
+        assert found["epoch"] * 4 == found["global_step"] == rank["steps"]
+        assert found["adam"] == found["scheduled"] == rank["steps"]
+        assert f"checkpoint-{rank['steps'] // 5 * 5}" in rank["saved"]
+    assert sum(rank["first"] for rank in killed_and_joined) == 1
