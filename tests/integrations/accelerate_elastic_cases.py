@@ -44,7 +44,7 @@ def work(folder: Path, number: int) -> dict[str, Any]:
         "lost": [loss["rank"] for loss in replica.lost],
         "joined": [join["step"] for join in replica.joined],
         "first": accelerator.is_main_process,
-        "mine": mine,
+        "mine": [round(row) for row in mine],
         "alike": {
             "steps": replica.steps,
             "lr": schedule.get_last_lr(),

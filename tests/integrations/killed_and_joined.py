@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKERS, KILLED_AT, STEPS_AFTER = 3, 6, 15
+WORKERS, STEPS_AFTER = 3, 15
+KILLED_AFTER = 2.5  # seconds: the store has seen it train
 Work = Callable[[Path, int], dict[str, Any]]
 
 
@@ -29,9 +30,7 @@ def run(work: Work, folder: Path) -> None:
     )
     os.environ["OFFBEAT_STORE"] = f"127.0.0.1:{port}"
     fork = multiprocessing.get_context("fork")
-    processes = [
-        fork.Process(target=_report, args=(work, folder, i)) for i in range(WORKERS + 1)
-    ]
+    processes = [fork.Process(target=_report, args=(work, folder, i)) for i in range(WORKERS + 1)]
     try:
         for process in processes:
             process.start()
@@ -50,12 +49,17 @@ def run(work: Work, folder: Path) -> None:
 
 
 def tell(folder: Path, replica: Any) -> None:
-    """Let the first rank be killed once it has made its steps; call it after each step."""
-    if replica.world.rank == 0 and replica.steps == KILLED_AT:
+    """Let the first rank be killed while the others wait for it; call it after each step."""
+    since = _begun.setdefault(os.getpid(), time.monotonic())
+    is_first = replica.world.rank == 0 and not replica.lost
+    if is_first and time.monotonic() - since > KILLED_AFTER:
         (folder / "first.tmp").write_text(str(os.getpid()))
         (folder / "first.tmp").rename(folder / "first")
         time.sleep(60)
     time.sleep(0.02)
+
+
+_begun: dict[int, float] = {}  # by process
 
 
 def is_over(replica: Any) -> bool:

@@ -43,8 +43,8 @@ class ElasticDDPStrategy(DDPStrategy):
         """Set up for ``fit``, in an elastic run for nothing else."""
         if self.replicas.elastic and trainer.state.fn != TrainerFn.FITTING:
             raise ValueError(
-                "OffbeatStrategy(elastic=True) is for fit(); evaluate by a Trainer of its own, with "
-                "another strategy"
+                "OffbeatStrategy(elastic=True) is for fit(); evaluate by a Trainer with another "
+                "strategy"
             )
         super().setup(trainer)
 
@@ -95,7 +95,10 @@ class ElasticDDPStrategy(DDPStrategy):
         optimizer.zero_grad()
         self.replicas.step(optimizer)
         loop = module.trainer.fit_loop
-        batches, steps = loop.epoch_loop.batch_progress.total, loop.epoch_loop.automatic_optimization
+        batches, steps = (
+            loop.epoch_loop.batch_progress.total,
+            loop.epoch_loop.automatic_optimization,
+        )
         batches.ready, batches.started = batches.ready - 1, batches.started - 1
         steps.optim_progress.optimizer.step.total.ready -= 1
         loop.epoch_loop._batches_that_stepped -= 1
@@ -145,11 +148,7 @@ class ElasticDDPStrategy(DDPStrategy):
 
 @final
 class StoreEnvironment(ClusterEnvironment):
-    """The ranks that meet in the store at ``OFFBEAT_STORE``, numbered anew when one is lost.
-
-    Attributes:
-        starters: how many ranks have started the run.
-    """
+    """The ranks that meet in the store at ``OFFBEAT_STORE``, numbered anew when one is lost."""
 
     creates_processes_externally = True
     main_address, main_port = "", 0  # of the process group, which there is not

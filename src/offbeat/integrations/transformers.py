@@ -50,7 +50,8 @@ def attach(
 
     Raises:
         ValueError: for another trainer, and for ``elastic=True`` with ``mesh``, with ``fp16`` or
-            under a launcher that makes a process group. ``train()`` raises as :func:`offbeat.replicate`.
+            under a launcher that makes a process group. ``train()`` raises as
+            :func:`offbeat.replicate`.
     """
     chosen = parse(algorithm)
     require_whole_models(trainer.accelerator)
