@@ -34,7 +34,7 @@ class StorePlace:
     def adopt(self, replica: Replica) -> bool:
         """Number this rank among those that take part now; return whether it is the first."""
         self._number(replica.world)
-        return PartialState().is_main_process
+        return bool(PartialState().is_main_process)
 
     @contextmanager
     def share(self, number: int, shares: int) -> Iterator[None]:

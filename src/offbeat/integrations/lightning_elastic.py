@@ -76,7 +76,8 @@ class ElasticDDPStrategy(DDPStrategy):
         """As many shares as ranks have started the run; one that joins gets that of a lost one."""
         environment = self.cluster_environment
         if not isinstance(environment, StoreEnvironment):
-            return super().distributed_sampler_kwargs
+            inherited: dict[str, Any] = super().distributed_sampler_kwargs
+            return inherited
         rank = share_of(self.replicas.each[0], environment.starters) if self.replicas.each else 0
         return {"num_replicas": environment.starters, "rank": rank}
 
@@ -127,20 +128,21 @@ class ElasticDDPStrategy(DDPStrategy):
         if name in ("mean", "avg"):
             result = held.mean(0) if held.is_floating_point() else held.sum(0) // len(held)
         else:
-            result = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}[name](held, 0)
+            result = getattr(held, {"sum": "sum", "max": "amax", "min": "amin"}[name])(0)
         return result.to(tensor.device, tensor.dtype)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all ranks, or any of them, decide so."""
         if not self.replicas.elastic:
-            return super().reduce_boolean_decision(decision, all)
+            return bool(super().reduce_boolean_decision(decision, all))
         decisions = self.replicas.gather(bool(decision))
         return False not in decisions if all else True in decisions
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Stack the tensors of all ranks."""
         if not self.replicas.elastic:
-            return super().all_gather(tensor, group, sync_grads)
+            gathered: Tensor = super().all_gather(tensor, group, sync_grads)
+            return gathered
         if sync_grads:
             raise ValueError("elastic=True gathers no gradients; leave sync_grads out")
         return torch.stack(self.replicas.gather(tensor.detach().cpu())).to(tensor.device)

@@ -8,10 +8,11 @@ from offbeat.transport.rendezvous import VARIABLE
 
 with extra("ray"):
     from ray.train.backend import Backend, BackendConfig
+    from ray.train.torch import TorchConfig
 
 
 @final
-class ElasticConfig(BackendConfig):
+class ElasticConfig(TorchConfig):
     """Let Ray Train replace single workers: ``TorchTrainer(..., torch_config=ElasticConfig(...))``.
 
     Ray restarts all workers after a failure, unless each is a replica group of its own, as here. It
@@ -24,6 +25,7 @@ class ElasticConfig(BackendConfig):
 
     def __init__(self, address: str | None = None) -> None:
         """Note the address of the store."""
+        super().__init__(backend="gloo")  # which Ray asks for, and nobody starts
         self.address = address or os.environ.get(VARIABLE, "")
         if not self.address:
             raise ValueError(

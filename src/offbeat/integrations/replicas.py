@@ -1,7 +1,7 @@
 """One replica for each optimizer of a model, for frameworks that train with several."""
 
 import base64
-import pickle
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Algorithm
 from offbeat.integrations.split_by_optimizer import exchanging, parts_of
 from offbeat.replica.replica import Replica
@@ -101,12 +102,12 @@ class Replicas:
         """Return what every living rank passes, the first rank's first; all ranks call.
 
         That of this rank alone before :meth:`attach`, and while it is behind: then the others have
-        made this call already. Values are pickled on the way.
+        made this call already. Raises ``ValueError`` for other values than numbers, text, tensors,
+        and lists, tuples and dicts of these.
         """
         if not self.each or self.is_behind:
             return [value]
-        texts = self.each[0].gather(base64.b64encode(pickle.dumps(value)).decode())
-        return [pickle.loads(base64.b64decode(text)) for text in texts]
+        return [_decoded(text) for text in self.each[0].gather(_encoded(value))]
 
     def measures(self) -> dict[str, float]:
         """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) per step since the last call.
@@ -140,6 +141,22 @@ class Replicas:
         return parts | ({"scaler": self._scaler} if self._scaler is not None else {})
 
 
+def _encoded(value: Any) -> str:
+    text, tensors = taken_apart(value)
+    flat = [tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    return json.dumps([text, [base64.b64encode(bits.numpy()).decode() for bits in flat]])
+
+
+def _decoded(word: str) -> Any:
+    text, parts = json.loads(word)
+    rooms = room_for(text)
+    for room, part in zip(rooms, parts, strict=True):
+        if part:
+            bits = torch.frombuffer(bytearray(base64.b64decode(part)), dtype=torch.uint8)
+            room.view(-1).view(torch.uint8).copy_(bits)
+    return put_together(text, rooms)
+
+
 def share_of(replica: Replica, shares: int) -> int:
     """Return which of ``shares`` shares of the data is this rank's.
 
@@ -151,9 +168,9 @@ def share_of(replica: Replica, shares: int) -> int:
     1
     """
     of = {rank: rank for rank in range(shares)}
-    changes = [(loss["step"], 0, loss.get("rank")) for loss in replica.lost]
-    changes += [(join["step"], 1, join.get("rank")) for join in replica.joined]
-    for _, joins, rank in sorted(changes, key=lambda change: change[:2]):
+    changes = [(loss["step"], 0, loss["rank"]) for loss in replica.lost if "rank" in loss]
+    changes += [(join["step"], 1, join["rank"]) for join in replica.joined if "rank" in join]
+    for _, joins, rank in sorted(changes):
         if joins:
             free = {*range(shares)} - {*of.values()}
             of[rank] = min(free, default=replica.world.rank % shares)
