@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,24 @@ def killed_and_joined(request: pytest.FixtureRequest, tmp_path: Path) -> list[di
     Whatever the framework, all of "alike" is the same on the three, bit for bit.
     """
     host = request.module.__name__.removeprefix("test_")
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, f"{host}_elastic_cases.py", str(tmp_path)],
         cwd=HERE,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"case"')]
-    assert lines, done.stderr[-3000:]
+    try:
+        output, errors = process.communicate(timeout=130)
+    finally:
+        with suppress(ProcessLookupError):  # its workers and the store, if it hangs
+            os.killpg(process.pid, signal.SIGKILL)
+    lines = [line for line in output.splitlines() if line.startswith('{"case"')]
+    assert lines, errors[-3000:]
     found: list[dict[str, Any]] = json.loads(lines[-1])["ranks"]
-    assert len(found) == 3, done.stderr[-3000:]
+    assert len(found) == 3, errors[-3000:]
     for rank in found:
         assert rank["alike"] == found[0]["alike"]
         assert rank["lost"] == [0]
