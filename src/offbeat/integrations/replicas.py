@@ -144,7 +144,7 @@ class Replicas:
 def _encoded(value: Any) -> str:
     text, tensors = taken_apart(value)
     flat = [tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    return json.dumps([text, [base64.b64encode(bits.numpy()).decode() for bits in flat]])
+    return json.dumps([text, [base64.b64encode(bits.numpy().tobytes()).decode() for bits in flat]])
 
 
 def _decoded(word: str) -> Any:
