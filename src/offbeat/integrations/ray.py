@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from offbeat.extras import extra
-from offbeat.integrations.ray_elastic import ElasticConfig
 from offbeat.replica.replica import Replica
 from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
 
 with extra("ray"):
     import ray.train
 
-__all__ = ["ElasticConfig", "report", "resume"]
+__all__ = ["report", "resume"]
 
 MODEL = "model.pt"  # in the checkpoint: the state dict of the average model
 
