@@ -26,8 +26,10 @@ def run(work: Work, folder: Path) -> None:
     store = subprocess.Popen(
         [sys.executable, "-m", "offbeat", "store", f"--port={port}", f"--workers={WORKERS}"],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
+    assert store.stderr is not None
+    store.stderr.readline()  # it listens: a client that is too early may connect to itself
     os.environ["OFFBEAT_STORE"] = f"127.0.0.1:{port}"
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=_report, args=(work, folder, i)) for i in range(WORKERS + 1)]
