@@ -2,7 +2,6 @@
 
 import threading
 import time
-from math import ceil
 from typing import final
 
 from offbeat.elastic.join_barrier import barrier_of
@@ -11,7 +10,6 @@ from offbeat.liveness.status_record import JoinRequest
 from offbeat.transport.links import Links
 
 POLL = 0.002  # seconds between two looks for the decision, at first
-MARGIN = 1.25  # heartbeats in which all members have read a request
 
 
 @final
@@ -37,7 +35,7 @@ class Admission:
         """Acknowledge requests from now on."""
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
-        self._limit = 0  # as the heartbeat counts steps
+        self._limit, self._ahead = 0, 1  # as the heartbeat counts steps
         steps = links.heartbeat.phase.steps if links is not None else 0
         self._looked = time.monotonic(), steps
         self._step: int | None = None
@@ -65,8 +63,10 @@ class Admission:
         links = self._links
         assert links is not None, "it listens to its heartbeat"
         (before, had), now, steps = self._looked, time.monotonic(), links.heartbeat.phase.steps
-        ahead = ceil(MARGIN * heartbeat.BEAT * (steps - had) / max(now - before, 1e-3))
-        self._looked = now, steps
+        # A shorter time holds one step or none, which says nothing about slow ones.
+        if now - before >= heartbeat.BEAT:
+            self._looked = now, steps
+            self._ahead = max(1, int(heartbeat.BEAT * (steps - had) / (now - before)))
         if request is None and self.wants_to_leave:
             number = links.store.add("requests", 1)
             links.heartbeat.ask(None, JoinRequest(links.world.rank, number))
@@ -75,7 +75,7 @@ class Admission:
         with self._changing:
             # In this order: a step that begins meanwhile sees the request, or counts below.
             self._request, self._step, self.is_refused = request, None, False
-            self._limit = links.heartbeat.phase.steps + 1 + ahead
+            self._limit = links.heartbeat.phase.steps + self._ahead
         if request is None:
             return
         barrier = barrier_of(links.store, links.name, request.number)
