@@ -9,7 +9,10 @@ from bench.harness.bench import Bench
 from bench.harness.files import ROOT
 
 # In the order of the page.
-METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan", "gpu")
+METHODS = (
+    "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
+    "gpu",
+)  # fmt: skip
 
 
 def benches() -> list[Bench]:

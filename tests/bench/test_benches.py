@@ -18,7 +18,10 @@ import offbeat
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-METHODS = ("outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "scale", "plan", "gpu")
+METHODS = (
+    "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
+    "gpu",
+)  # fmt: skip
 BENCHES = sorted(
     f"{path.parent.name}/{path.stem}"
     for method in METHODS

@@ -1,0 +1,1 @@
+"""Benchmarks of elastic runs: workers are killed and started again."""

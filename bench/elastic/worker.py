@@ -1,0 +1,130 @@
+"""A worker of :mod:`bench.elastic.runs`: trains, and may be killed at any time.
+
+A step takes a pause, as on an accelerator of the worker's own. What it does stands in a file, which
+survives the worker: one line of JSON for each event.
+"""
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch._dynamo  # the first step of an optimizer would import it
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+
+import offbeat
+from offbeat.elastic import survivors
+from offbeat.kernels.dispatch import top_k_selection
+from offbeat.kernels.push_sum import add_messages, fill_messages
+from offbeat.replica import replica as verbs
+
+WIDTH = 128
+
+
+class Log:
+    """Writes events with their times by the clock that all processes of a machine share."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def __call__(self, kind: str, *said: object) -> None:
+        """Write one event at once."""
+        os.write(self._file, f"{json.dumps([kind, time.monotonic(), *said])}\n".encode())
+
+
+class Learner:
+    """A small net that learns from a fixed one; a step takes ``pause`` seconds more."""
+
+    def __init__(self, pause: float, seed: int) -> None:
+        self.pause, self._random = pause, torch.Generator().manual_seed(seed)
+        torch.manual_seed(0)
+        self._teacher = self._net()
+        self.model: nn.Module = self._net()
+
+    def _net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+
+    def loss(self, module: Callable[[Tensor], Tensor]) -> Tensor:
+        """The loss on new data, after the pause."""
+        time.sleep(self.pause)
+        x = torch.randn(64, WIDTH, generator=self._random)
+        with torch.no_grad():
+            y = self._teacher(x)
+        return (module(x) - y).square().mean()
+
+
+def load_kernels() -> None:
+    """Import what the first exchange would: compiled kernels and their compiler."""
+    z = torch.ones(64)
+    fill_messages([z], z.clone(), 0.5, [(0.25, 2, z.clone())])
+    add_messages([z], z.clone(), 0.5, [], [z.clone()])
+    top_k_selection(z.device)(z, 8)
+
+
+load_kernels()  # once, in the process that workers are forked from
+
+
+def work(port: int, size: int, rank: int, text: str, pause: float, path: Path) -> None:
+    """Train as one worker of the recipe ``text``, until the store names the last step."""
+    log = Log(path)
+    log("ready")  # the process was forked from one that has imported all
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    learner, store = Learner(pause, os.getpid()), TCPStore("127.0.0.1", port, is_master=False)
+    optimizer = torch.optim.AdamW(learner.model.parameters(), lr=1e-3)
+    world = offbeat.World.at(f"127.0.0.1:{port}", size=size, rank=rank)
+    given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
+    replica = offbeat.replicate(learner.model, offbeat.algorithm(text), **given)
+    log("in", replica.steps)
+    _time_changes(log)
+    told, last = len(replica.lost), None
+    while last is None or replica.steps < last:
+        log("begin", replica.steps)
+        optimizer.zero_grad()
+        learner.loss(learner.model).backward()
+        optimizer.step()
+        replica.step()
+        log("end", replica.steps - 1)
+        for loss in replica.lost[told:]:
+            log("lost", loss["rank"], loss["used"])
+        told = len(replica.lost)
+        last = int(store.get("last")) if store.check(["last"]) else None
+    replica.finish()
+    log("out", crc32(b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters())))
+    replica.detach()
+
+
+def _time_changes(log: Log) -> None:
+    """Log how long this rank agrees, connects and admits: parts of its steps."""
+    inside: list[str] = []
+
+    def timed(place: Any, name: str) -> None:
+        call = getattr(place, name)
+
+        def measured(*args: Any) -> Any:
+            with span(name):
+                return call(*args)
+
+        setattr(place, name, measured)
+
+    @contextmanager
+    def span(name: str) -> Iterator[None]:
+        since, is_outer = time.monotonic(), not inside
+        inside.append(name)
+        try:
+            yield
+        finally:
+            inside.pop()
+            if is_outer:
+                log("span", name, time.monotonic() - since)
+
+    timed(survivors, "agree_on_survivors")
+    timed(survivors, "connect_over")
+    timed(verbs, "admit")
