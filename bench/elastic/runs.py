@@ -15,7 +15,7 @@ from bench.elastic.score import Life, Score, score
 from bench.elastic.worker import work
 
 RESTART = 1.0  # seconds from a kill to the start of the next process of that rank
-HANG = 60.0  # seconds, and ten steps, without what must come
+HANG = 120.0  # seconds, and ten steps, without what must come; kernels compile meanwhile
 MARGIN = 3  # steps from the announcement of the last one to that one
 INTERVAL = 4  # steps of torchft's DiLoCo
 
@@ -124,6 +124,8 @@ class Killer:
     def _finish(self) -> None:
         """Let all come in, train on to a common last step, and end."""
         self._await(lambda: all(self._says(rank, "end") for rank in self._running), "join")
+        if self.run.fault:
+            return
         numbers = [_last_step(path) for _, path in self._running.values()]
         self._store.set("last", str(max(numbers) + MARGIN))
         self._await(lambda: all(self._says(rank, "out") for rank in self._running), "finish")

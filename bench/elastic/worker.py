@@ -93,7 +93,7 @@ def work(port: int, size: int, rank: int, text: str, pause: float, path: Path) -
         replica.step()
         log("end", replica.steps - 1)
         for loss in replica.lost[told:]:
-            log("lost", loss["rank"], loss["used"])
+            log("lost", loss.get("rank", loss.get("node")), loss["used"])
         told = len(replica.lost)
         last = int(store.get("last")) if store.check(["last"]) else None
     replica.finish()
