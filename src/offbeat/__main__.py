@@ -1,5 +1,14 @@
-"""Entry point of ``python -m offbeat``."""
+"""Entry point of ``offbeat`` and of ``python -m offbeat``."""
 
-from offbeat.cli import app
+from offbeat.kit.imports import quiet_imports
 
-app(prog_name="offbeat")
+
+def main() -> None:
+    """Run the command line."""
+    with quiet_imports():
+        from offbeat.cli import app
+    app(prog_name="offbeat")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import offbeat
 from offbeat.cli import app
+from offbeat.cli.compare import _interrupt
 from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
-from offbeat.compare.command import _interrupt
 from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import LossCurve, measure_run
 from offbeat.compare.report.timeline import representative_steps

@@ -12,11 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from offbeat.cli import app
+from offbeat.cli.lab import line_printer
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable
 from offbeat.lab.check import LinkMeasurements, measure_links
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.command import line_printer
 from offbeat.lab.network import iproute
 from offbeat.lab.network.network import Network
 
@@ -76,7 +76,7 @@ def test_help_shows_examples() -> None:
 @pytest.mark.processes
 def test_the_algorithm_is_set_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "offbeat.lab.command.Lab", lambda nodes, procs, rate, **far: Loopback(nodes, procs)
+        "offbeat.cli.lab.Lab", lambda nodes, procs, rate, **far: Loopback(nodes, procs)
     )
     monkeypatch.setenv("OFFBEAT_ALGORITHM", "ddp")
     command = ["--nodes", "2", "--", "sh", "-c", 'echo "$OFFBEAT_ALGORITHM"']

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import offbeat
 from offbeat.cli import app
 from offbeat.plan import Stragglers, predict
-from offbeat.plan.options import DEFAULT
+from offbeat.plan.arguments import DEFAULT
 from offbeat.plan.recommend import CLOSE, choose
 from offbeat.plan.report import table
 from offbeat.plan.result import Row

@@ -4,9 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar, final
-
-from torch.distributed.checkpoint.stateful import Stateful
+from typing import TYPE_CHECKING, TypeVar, final
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
@@ -23,6 +21,9 @@ from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
 from offbeat.transport.small_gathers import gather_bytes, gather_numbers
 from offbeat.transport.world import World
+
+if TYPE_CHECKING:  # importing it takes as long as all of offbeat
+    from torch.distributed.checkpoint.stateful import Stateful
 
 Result = TypeVar("Result")
 
@@ -155,7 +156,7 @@ class Generation:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
         self.progress = self.progress._replace(used=steps)
 
-    def register(self, name: str, stateful: Stateful) -> None:
+    def register(self, name: str, stateful: "Stateful") -> None:
         """Hand the state of ``stateful`` over to ranks that join; load it if this one has."""
         self.filler.registered[name] = stateful
         if name in self.filler.received:

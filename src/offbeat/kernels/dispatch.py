@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat import functional
+import offbeat.functional as functional
 from offbeat.functional import GramAnalysis, Segment
 from offbeat.functional.messages.narrowing import Narrow, narrow
 from offbeat.functional.top_k import SMALL

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from offbeat import functional
+import offbeat.functional as functional
 from offbeat.functional import all_finite
 from offbeat.functional.push_sum import Messages
 

@@ -1,9 +1,7 @@
 """Runs on emulated nodes, in network namespaces."""
 
 from collections.abc import Sequence
-from typing import Self, Unpack, final
-
-from torch.distributed import TCPStore
+from typing import TYPE_CHECKING, Self, Unpack, final
 
 from offbeat.lab import leftovers
 from offbeat.lab.cluster import Cluster
@@ -13,6 +11,9 @@ from offbeat.lab.network.delaying import Usage
 from offbeat.lab.network.links import LinkOptions, Links
 from offbeat.lab.network.network import Network
 from offbeat.lab.runner import Runner, host_store
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 
 @final
@@ -77,7 +78,7 @@ class Lab(Runner):
         line = self._network.delay_line
         return None if line is None else line.usage()
 
-    def _open_store(self) -> TCPStore:
+    def _open_store(self) -> "TCPStore":
         if not (network.FOLDER / self._network.hub).exists():
             raise ValueError(
                 "this lab has no network; enter its context first: with Lab(nodes=4) as lab: ..."

@@ -5,9 +5,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
-
-from torch.distributed import TCPStore
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from offbeat.lab import launch, leftovers
 from offbeat.lab.cluster import Cluster
@@ -18,6 +16,9 @@ from offbeat.lab.launch import Entry
 from offbeat.lab.network.delaying import Usage
 from offbeat.lab.network.links import Links
 from offbeat.lab.output import OnLine, Output
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 
 def discard_line(rank: int | None, line: str) -> None:
@@ -57,7 +58,7 @@ class Runner(ABC):
         """Return the work of the process that delays packets; None if there is none."""
         return None
 
-    def _open_store(self) -> TCPStore:
+    def _open_store(self) -> "TCPStore":
         """Create a store that all nodes can reach."""
         return host_store(self.store_address)
 
@@ -127,7 +128,7 @@ class Runner(ABC):
         output.raise_error()
         return code
 
-    def _environment(self, base: Mapping[str, str], store: TCPStore) -> dict[str, str]:
+    def _environment(self, base: Mapping[str, str], store: "TCPStore") -> dict[str, str]:
         """Return the environment variables that are the same on all ranks."""
         self._runs += 1
         return {
@@ -147,8 +148,10 @@ class Runner(ABC):
         }
 
 
-def host_store(address: str) -> TCPStore:
+def host_store(address: str) -> "TCPStore":
     """Create a store in this process that listens on a free port of ``address`` only."""
+    from torch.distributed import TCPStore  # the options of a lab are read without torch
+
     # With a socket of ours: by itself, TCPStore listens on every address of the machine.
     listening = socket.create_server((address, 0))
     port = listening.getsockname()[1]

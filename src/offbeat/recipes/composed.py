@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from offbeat import methods
+import offbeat.methods as methods
 from offbeat.exchange import Algorithm, Exchange, GradientExchange, ParameterExchange
 from offbeat.methods import Cycle, Sparse
 from offbeat.settings import parse_expression

@@ -2,9 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-from torch.distributed.checkpoint.stateful import Stateful
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic.generation import Generation
@@ -15,6 +13,9 @@ from offbeat.exchange.sharding import reshard
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.transport.world import World
+
+if TYPE_CHECKING:  # importing it takes as long as all of offbeat
+    from torch.distributed.checkpoint.stateful import Stateful
 
 Result = TypeVar("Result")
 
@@ -65,7 +66,7 @@ class Participation:
         """Whether this rank has left the run by :meth:`leave`."""
         return self._members.has_left
 
-    def register(self, name: str, stateful: Stateful) -> None:
+    def register(self, name: str, stateful: "Stateful") -> None:
         """Let ranks that join get the state of ``stateful``, such as a learning rate schedule.
 
         Call it on all ranks, with the same names. On one that has joined, it loads what

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import fsspec
 import torch
-from fsspec.implementations.local import LocalFileSystem
 
 from offbeat.exchange import Saved
 
@@ -40,8 +38,13 @@ class RankFiles:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Name the folder; it need not exist."""
+        # Both take a tenth of the time in which offbeat is imported.
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
         self.folder = os.fspath(folder)
         self._files, self._root = fsspec.core.url_to_fs(self.folder)
+        self._is_local = isinstance(self._files, LocalFileSystem)
 
     def saves(self) -> dict[Save, set[int]]:
         """Return the ranks that have a file, for each save."""
@@ -63,17 +66,16 @@ class RankFiles:
         """Write the file of ``rank``, complete or not at all: no crash of the machine tears it."""
         self._files.makedirs(self._root, exist_ok=True)
         path = f"{self._root}/offbeat-save{save.number}-rank{rank}-of-{save.size}.pt"
-        is_local = isinstance(self._files, LocalFileSystem)
         try:
             with self._files.open(f"{path}.part", "wb") as file:
                 torch.save(content, file)
-                if is_local:
+                if self._is_local:
                     file.flush()
                     os.fsync(file.fileno())
         except (OSError, RuntimeError) as error:
             raise OSError(f"{_cause(error)}{self._room()}") from error
         self._files.mv(f"{path}.part", path)
-        if is_local:
+        if self._is_local:
             _sync_folder(self._root)
             _sync_folder(os.path.dirname(self._root))
 

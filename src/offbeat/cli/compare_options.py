@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.lab.options import (
+from offbeat.cli.lab_options import (
     Between,
     Down,
     Jitter,

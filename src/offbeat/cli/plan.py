@@ -1,24 +1,20 @@
 """The command line: ``offbeat plan``."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from offbeat.cli import plan_options as options
+from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
-from offbeat.kit.quantity import parse_rate
 from offbeat.kit.terminal import exit_codes, print_line, standard_output
-from offbeat.plan import options
-from offbeat.plan.by_hand import read_profile
-from offbeat.plan.fabric import Fabric, parse_latency
-from offbeat.plan.measure import measure_profile
-from offbeat.plan.profile import Profile
-from offbeat.plan.question import Question, make_plan, win_map
-from offbeat.plan.report.page import ROOM, write_report
-from offbeat.plan.report.table import details, overview
-from offbeat.plan.result import Plan, Setup
+
+if TYPE_CHECKING:
+    from offbeat.plan.question import Question
+    from offbeat.plan.result import Plan
 
 EPILOG = """
 Examples:
@@ -67,18 +63,22 @@ def plan(
 
     Exit codes: 0 on success, 1 if the script failed, 2 for invalid options, 130 after Ctrl-C.
     """
+    with quiet_imports():
+        from offbeat.plan import arguments as given
+        from offbeat.plan.question import Question, win_map
+        from offbeat.plan.report.page import write_report
+        from offbeat.plan.result import Setup
     console = Console(stderr=True)
     with exit_codes("interrupted"):
         if report is not None:
-            load_template(ROOM)  # a missing jinja2 is reported before the work, not after it
-        counts = options.parse_nodes(nodes)
-        methods, against = options.methods_for(algorithms, baseline, ranks_per_node)
-        fabrics = _fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
-        shown = options.choose_at(at, counts)
-        stretch, factor = options.parse_late(late), options.positive(device_factor, "device factor")
-        given = script, tuple(arguments or ()), steps, env_only
-        alone = _profile(profile, *given, console)
-        stragglers, spread = options.stragglers(jitter, stretch, alone)
+            load_template("offbeat.plan.report")  # before the work: jinja2 may be missing
+        counts = given.parse_nodes(nodes)
+        methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
+        fabrics = given.fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
+        shown = given.choose_at(at, counts)
+        stretch, factor = given.parse_late(late), given.positive(device_factor, "device factor")
+        alone = given.profile(profile, script, tuple(arguments or ()), steps, env_only, console)
+        stragglers, spread = given.stragglers(jitter, stretch, alone)
         name = (script or profile or Path("profile")).name
         found = alone.on_device(factor)
         setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), factor)
@@ -89,7 +89,13 @@ def plan(
                 write_report(made, win_map(question), report)
     if as_json:
         typer.echo(made.to_json())
-        return
+    else:
+        _show(made, report)
+
+
+def _show(made: "Plan", report: Path | None) -> None:
+    from offbeat.plan.report.table import details, overview
+
     output = standard_output(200)
     output.print(overview(made))
     output.print(details(made))
@@ -97,51 +103,10 @@ def plan(
         print_line(output, str(report))
 
 
-def _fabrics(
-    counts: Sequence[int], each: int, texts: tuple[str, str, str], full_duplex: bool
-) -> tuple[Fabric, ...]:
-    """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
-    rate, latency, inside = parse_rate(texts[0]), parse_latency(texts[1]), parse_rate(texts[2])
-    shared = {"rate": float(rate), "latency": latency, "inside_rate": float(inside)}
-    return tuple(
-        Fabric(nodes=nodes, ranks_per_node=each, full_duplex=full_duplex, **shared)
-        for nodes in counts
-    )
-
-
-def _profile(
-    path: Path | None,
-    script: Path | None,
-    arguments: tuple[str, ...],
-    steps: int,
-    env_only: bool,
-    console: Console,
-) -> Profile:
-    """Read the profile if its file exists; else measure it, and write it if there is a file."""
-    if script is not None and not script.is_file():
-        raise ValueError(
-            f"script: got {str(script)!r}, which is not a file; give a training script in Python, "
-            "or none with a --profile that exists"
-        )
-    if path is not None and path.exists():
-        if script is not None:
-            print_line(console, f"profile: read from {path}, the script was not run")
-        return read_profile(path)
-    if script is None:
-        missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
-        raise ValueError(
-            f"profile: got {missing}; give a training script to measure, or a profile written by "
-            "hand: offbeat plan --profile FILE"
-        )
-    found = measure_profile(script, arguments, steps, env_only, console)
-    if path is not None:
-        found.write(path)
-        print_line(console, f"written: {path}")
-    return found
-
-
-def _predict(question: Question, at: int, console: Console) -> Plan:
+def _predict(question: "Question", at: int, console: Console) -> "Plan":
     """Predict all methods, with a progress bar in a terminal."""
+    from offbeat.plan.question import make_plan
+
     total = len(question.methods) * len(question.fabrics)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("predicting", total=total)

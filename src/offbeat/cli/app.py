@@ -1,4 +1,4 @@
-"""The command line: ``offbeat``, or ``python -m offbeat``."""
+"""The program: its commands, and those that are short enough to live here."""
 
 import inspect
 import json
@@ -10,11 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
-from offbeat.compare import command as compare_command
-from offbeat.lab import command as lab_command
-from offbeat.plan import command as plan_command
-from offbeat.recipes import ALGORITHM_VARIABLE, RECIPES
-from offbeat.store import command as store_command
+from offbeat.cli import compare, lab, plan, store
+from offbeat.kit.imports import quiet_imports
 
 EPILOG = """
 Examples:
@@ -68,6 +65,8 @@ def recipes(
     A recipe's text, such as local_sgd(every=4), is what offbeat.algorithm() and the --algorithms
     option of offbeat compare accept.
     """
+    with quiet_imports():
+        from offbeat.recipes import RECIPES
     rows = [
         {
             "name": recipe.__name__,
@@ -92,8 +91,10 @@ def check(
     ],
 ) -> None:
     """Parse the text of an algorithm and print its exchanges; exit code 2 if it is invalid."""
+    with quiet_imports():
+        from offbeat.recipes import algorithm
     try:
-        typer.echo(repr(offbeat.algorithm(text)))
+        typer.echo(repr(algorithm(text)))
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -101,20 +102,20 @@ def check(
 
 def _algorithm_environment(text: str) -> dict[str, str]:
     """Return the variable that offbeat.algorithm() reads; raises ValueError for a wrong text."""
-    offbeat.algorithm(text)
+    with quiet_imports():
+        from offbeat.recipes import ALGORITHM_VARIABLE, algorithm
+    algorithm(text)
     return {ALGORITHM_VARIABLE: text}
 
 
 app.command(
-    "lab",
-    context_settings={**lab_command.SETTINGS, "obj": _algorithm_environment},
-    epilog=lab_command.EPILOG,
-)(lab_command.lab)
-app.command("compare", epilog=compare_command.EPILOG)(compare_command.compare)
-app.command("plan", epilog=plan_command.EPILOG)(plan_command.plan)
-app.command("store", epilog=store_command.EPILOG)(store_command.store)
+    "lab", context_settings={**lab.SETTINGS, "obj": _algorithm_environment}, epilog=lab.EPILOG
+)(lab.lab)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("plan", epilog=plan.EPILOG)(plan.plan)
+app.command("store", epilog=store.EPILOG)(store.store)
 
 
-def _signature(recipe: Callable[..., offbeat.Algorithm]) -> str:
+def _signature(recipe: Callable[..., object]) -> str:
     parameters = inspect.signature(recipe).parameters.values()
     return f"{recipe.__name__}({', '.join(f'{p.name}={p.default!r}' for p in parameters)})"

@@ -5,18 +5,17 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
+from offbeat.kit.imports import quiet_imports
 from offbeat.kit.terminal import exit_codes, print_line, terminable
-from offbeat.platform.tcp_store import host_store
-from offbeat.store.page import served
-from offbeat.store.runs import Runs
-from offbeat.store.status import History, Status
-from offbeat.transport.rendezvous import About
+
+if TYPE_CHECKING:
+    from offbeat.store import Status
 
 LOOK = 0.25  # seconds between two looks at the signs
 EPILOG = """
@@ -67,6 +66,10 @@ def store(
 
     Exit codes: 0 after SIGTERM, 130 after Ctrl-C; 2 for invalid options or a port that is taken.
     """
+    with quiet_imports():
+        from offbeat.platform.tcp_store import host_store
+        from offbeat.store import History, Runs, served
+        from offbeat.transport.rendezvous import About
     with (
         exit_codes("interrupted; the ranks wait for a store for a minute"),
         terminable(lambda number: sys.exit(0)),
@@ -101,7 +104,7 @@ class Display:
         if self._console.is_terminal and not as_json:
             self._live = stack.enter_context(Live(console=self._console, auto_refresh=False))
 
-    def show(self, status: Status) -> None:
+    def show(self, status: "Status") -> None:
         """Show it if it has changed: on a terminal each step, elsewhere the members."""
         if self._live is not None:
             self._live.update(status.table(self._address), refresh=True)

@@ -4,20 +4,20 @@ import signal
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
 
-from offbeat.compare import options
-from offbeat.compare.experiment import Experiment, parse_methods
-from offbeat.compare.report.page import ROOM
-from offbeat.compare.run import open_runner
-from offbeat.compare.session import Session
+from offbeat.cli import compare_options as options
+from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import Runner
 from offbeat.lab.network.links import LinkOptions
+
+if TYPE_CHECKING:
+    from offbeat.compare import Session
 
 EPILOG = """
 Examples:
@@ -74,6 +74,8 @@ def compare(
     Exit codes: 0 on success, 1 if a run failed, 2 for invalid options, 130 after Ctrl-C. With 1
     and 130, the results so far are still reported.
     """
+    with quiet_imports():
+        from offbeat.compare import Experiment, Session, open_runner, parse_methods
     with exit_codes("interrupted"):
         methods, against = parse_methods(algorithms, baseline, compute_only)
         experiment = Experiment(
@@ -98,13 +100,13 @@ def compare(
 
 def _require_template() -> None:
     try:
-        load_template(ROOM)
+        load_template("offbeat.compare.report")
     except ModuleNotFoundError as missing:
         raise ValueError(f"{missing}, or skip the report by --no-report") from None
 
 
 def _run_session(
-    session: Session, opened: AbstractContextManager[tuple[Runner, str | None]]
+    session: "Session", opened: AbstractContextManager[tuple[Runner, str | None]]
 ) -> int:
     """Run all methods and return the exit code."""
     try:

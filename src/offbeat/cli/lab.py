@@ -8,9 +8,9 @@ from collections.abc import Callable
 import typer
 from rich.console import Console
 
+from offbeat.cli import lab_options as options
+from offbeat.kit.imports import quiet_imports
 from offbeat.kit.terminal import exit_codes, terminable
-from offbeat.lab import options
-from offbeat.lab.check import measure_links, require_two_nodes
 from offbeat.lab.emulated import Lab
 from offbeat.lab.injection.faults import Cut, Kill, Straggler
 from offbeat.lab.injection.injection import Fault
@@ -138,10 +138,14 @@ def _validate_options(
             "remove them, or remove --check"
         )
     else:
+        with quiet_imports():
+            from offbeat.lab.check import require_two_nodes
         require_two_nodes(runner.cluster)
 
 
 def _print_measurements(runner: Lab, as_json: bool) -> None:
+    from offbeat.lab.check import measure_links
+
     duration = "half a minute" if runner.links.delays else "a few seconds"
     with Console(stderr=True).status(f"measuring the links, {duration}"):  # on terminals only
         figures = measure_links(runner)

@@ -1,0 +1,128 @@
+"""What the options of ``offbeat plan`` mean: methods, networks, stragglers and the profile."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from offbeat.compare import Method, parse_methods
+from offbeat.kit.quantity import parse_rate
+from offbeat.kit.terminal import print_line
+from offbeat.plan.by_hand import read_profile
+from offbeat.plan.fabric import Fabric, parse_latency
+from offbeat.plan.measure import measure_profile
+from offbeat.plan.profile import Profile
+from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late
+
+__all__ = ["parse_late"]
+
+DEFAULT = (
+    "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"
+    "diloco(delay=5,wire='int8'),sparse_loco,noloco,ad_psgd,alone"
+)
+
+DEFAULT_INSIDE = (
+    "ddp,adasum(within='local'),lags,sgp(within='local'),sgp(overlap=1,wire='bf16',within='local'),"
+    "d_psgd(within='local'),local_sgd(within='local'),daso,diloco(within='local'),"
+    "diloco(delay=5,wire='int8',within='local'),sparse_loco(within='local'),noloco(within='local'),"
+    "ad_psgd(within='local'),alone"
+)
+
+
+def methods_for(
+    given: str | None, baseline: str | None, ranks_per_node: int
+) -> tuple[tuple[Method, ...], Method]:
+    """Return the methods to plan and their baseline; one of them at least must exchange."""
+    text = given or (DEFAULT if ranks_per_node == 1 else DEFAULT_INSIDE)
+    methods, against = parse_methods(text, baseline)
+    if all(method.is_floor for method in methods):
+        raise ValueError(
+            f"algorithms: got {text!r}, which exchanges nothing; add one to choose, for example "
+            f"ddp,{text}"
+        )
+    return methods, against
+
+
+def choose_at(at: int | None, counts: Sequence[int]) -> int:
+    """Return the number of nodes to show in detail."""
+    if at is not None and at not in counts:
+        raise ValueError(f"at: got {at}, expected one of the numbers of nodes {[*counts]}")
+    return counts[-1] if at is None else at
+
+
+def positive(value: float, name: str) -> float:
+    """Return a finite value above 0, or raise ValueError."""
+    if not 0 < value < math.inf:  # nan is neither
+        raise ValueError(f"{name}: got {value:g}, expected a number above 0")
+    return value
+
+
+def stragglers(
+    jitter: str | None, late: Mapping[str, Any], profile: Profile
+) -> tuple[Stragglers, str]:
+    """Return the stragglers, and the text of their jitter: measured unless it is given."""
+    text = jitter or ("measured" if profile.spread else "0%")
+    return Stragglers(**parse_jitter(text, profile.spread), **late), text
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Parse numbers of nodes.
+
+    >>> parse_nodes("4,8,4096")
+    [4, 8, 4096]
+    """
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or sorted(set(counts)) != counts:
+        raise ValueError(
+            f"nodes: got {text!r}, expected ascending whole numbers separated by commas; for "
+            "example 4,64,1024"
+        )
+    return counts
+
+
+def fabrics(
+    counts: Sequence[int], each: int, texts: tuple[str, str, str], full_duplex: bool
+) -> tuple[Fabric, ...]:
+    """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
+    rate, latency, inside = parse_rate(texts[0]), parse_latency(texts[1]), parse_rate(texts[2])
+    shared = {"rate": float(rate), "latency": latency, "inside_rate": float(inside)}
+    return tuple(
+        Fabric(nodes=nodes, ranks_per_node=each, full_duplex=full_duplex, **shared)
+        for nodes in counts
+    )
+
+
+def profile(
+    path: Path | None,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    steps: int,
+    env_only: bool,
+    console: Console,
+) -> Profile:
+    """Read the profile if its file exists; else measure it, and write it if there is a file."""
+    if script is not None and not script.is_file():
+        raise ValueError(
+            f"script: got {str(script)!r}, which is not a file; give a training script in Python, "
+            "or none with a --profile that exists"
+        )
+    if path is not None and path.exists():
+        if script is not None:
+            print_line(console, f"profile: read from {path}, the script was not run")
+        return read_profile(path)
+    if script is None:
+        missing = "no script" if path is None else f"no script, and no file {str(path)!r}"
+        raise ValueError(
+            f"profile: got {missing}; give a training script to measure, or a profile written by "
+            "hand: offbeat plan --profile FILE"
+        )
+    found = measure_profile(script, arguments, steps, env_only, console)
+    if path is not None:
+        found.write(path)
+        print_line(console, f"written: {path}")
+    return found
