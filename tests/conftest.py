@@ -4,6 +4,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ def detached_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Detach what a test has left attached: its threads would go on beating, its sockets add up."""
     attach, attached = Replica.__init__, []
 
+    @wraps(attach)
     def remember(self: Replica, *args: Any) -> None:
         attach(self, *args)
         attached.append(self)

@@ -86,9 +86,9 @@ def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: objec
     dist.destroy_process_group()
 
 
-def torchrun(workers: int, script: Path, *arguments: str) -> str:
+def torchrun(workers: int, script: Path, *arguments: str, python: str = sys.executable) -> str:
     """Run a script by the command torchrun, in the script's folder, and return what it prints."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*launcher, f"--nproc-per-node={workers}", script.name, *arguments],
         cwd=script.parent,

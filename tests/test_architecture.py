@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 # A room imports only from rooms on lower floors.
 FLOORS = {
     0: ("settings", "platform", "extras", "version"),
-    1: ("functional", "topology", "liveness", "kit", "data"),
+    1: ("functional", "topology", "liveness", "kit", "data", "deprecation"),
     2: ("kernels", "transport", "lab"),
     3: ("exchange", "telemetry"),
     4: ("methods", "attach"),
@@ -22,7 +22,7 @@ FLOORS = {
     9: ("cli",),
     10: ("__main__",),
 }
-FILES = {"settings", "extras", "version", "names", "__main__", "__init__"}
+FILES = {"settings", "extras", "version", "deprecation", "names", "__main__", "__init__"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 

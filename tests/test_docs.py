@@ -1,8 +1,6 @@
 """What the documentation says holds: names, code, commands, messages."""
 
 import ast
-import importlib
-import inspect
 import json
 import os
 import re
@@ -24,6 +22,7 @@ from typer.testing import CliRunner
 
 import costs
 import offbeat
+import public
 from offbeat.cli import app
 from offbeat.methods import Compressed
 from offbeat.testing import ThreadWorld, simulate
@@ -71,38 +70,6 @@ def documented(site: Path) -> set[str]:
     return {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
 
 
-def public_names() -> set[str]:
-    """What people may import: the packages' lists, and what single modules define themselves."""
-    names = set()
-    packages = "methods", "functional", "topology", "data", "testing", "lab", "compare", "plan"
-    packages += ("hogwild",)
-    for package in ("offbeat", *(f"offbeat.{name}" for name in packages)):
-        names |= {f"{package}.{name}" for name in importlib.import_module(package).__all__}
-    for module in (
-        "transport.small_gathers",
-        "transport.collectives",
-        "transport.handle",
-        "transport.messages",
-        "integrations.ddp",
-        "replica.consensus",
-        "topology.schedule",
-    ):
-        path = f"offbeat.{module}"
-        for name, value in vars(importlib.import_module(path)).items():
-            if not name.startswith("_") and getattr(value, "__module__", None) == path:
-                names.add(f"{path}.{name}")
-    for host in ("accelerate", "lightning", "ray", "transformers"):  # whose imports take long
-        path = SOURCE / "integrations" / f"{host}.py"
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                names.add(f"offbeat.integrations.{host}.{node.name}")
-    return names | {
-        f"offbeat.Replica.{name}"
-        for name, value in vars(offbeat.Replica).items()
-        if not name.startswith("_") and inspect.isfunction(value)
-    }
-
-
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     aliases = {  # modules, too
         "offbeat.functional.adasum": "offbeat.functional.adasum.adasum",
@@ -117,9 +84,14 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
         "offbeat.transport.handle.Result",
         "offbeat.testing.Result",
     }
-    names = {aliases.get(name, name) for name in public_names() - unimportable}
+    names = {aliases.get(name, name) for name in public.names() - unimportable}
     assert names >= {"offbeat.sgp", "offbeat.Replica.step", "offbeat.testing.simulate"}
     assert not names - documented(site)
+
+
+def test_the_listing_of_public_names_is_what_users_may_call() -> None:
+    """A change of it is a change of the interface, and a line of CHANGELOG.md."""
+    assert public.LISTING.read_text("utf-8") == public.listing(), "run: python tests/public.py"
 
 
 def test_the_site_asks_nothing_of_a_network(site: Path) -> None:
@@ -360,24 +332,6 @@ def test_schedules_of_the_learning_rate_work_beside_those_of_daso() -> None:
     halved = np.log2(0.1 / rate)  # the warm-up, from a tenth of it, is over
     assert halved >= 1
     assert halved == pytest.approx(round(halved), abs=1e-9)
-
-
-def without(mark: str, diff: str) -> str:
-    """One side of a diff: the lines but those with ``mark``, their first column removed."""
-    return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(mark))
-
-
-@pytest.mark.processes
-def test_both_sides_of_the_diff_in_the_readme_learn(tmp_path: Path) -> None:
-    (diff,) = blocks(ROOT / "README.md", "diff")
-    plain: dict[str, Any] = {}
-    exec(without("+", diff), plain)
-    path = tmp_path / "train.py"
-    ends = "\nreplica.finish()\nprint(f'loss {loss.item()}')\nreplica.detach()\n"
-    path.write_text(without("-", diff) + ends)
-    losses = [float(number) for number in re.findall(r"loss ([\d.e-]+)", torchrun(2, path))]
-    assert len(losses) == 2
-    assert max(*losses, plain["loss"].item()) < 0.01  # that of the untrained model is about 0.1
 
 
 def test_the_readme_shows_what_was_measured() -> None:

@@ -1,3 +1,8 @@
 """The version of the package, which all ranks of a run must share."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("offbeat")
+except PackageNotFoundError:  # imported from a source tree that was not installed
+    __version__ = "0.0.0+unknown"

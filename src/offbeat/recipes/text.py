@@ -3,6 +3,7 @@
 import inspect
 import os
 
+from offbeat.deprecation import current_names
 from offbeat.exchange import Algorithm
 from offbeat.recipes.composed import NAMED, compose
 from offbeat.recipes.methods import RECIPES
@@ -45,6 +46,7 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
         raise ValueError(
             f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"
         )
+    kwargs = current_names(recipes[name], kwargs)
     signature = inspect.signature(recipes[name])
     try:
         signature.bind(*args, **kwargs)
