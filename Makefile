@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test test-gpu faults lint types format demo demo-hogwild bench bench-gpu evidence docs serve-docs clean
+.PHONY: help setup test test-matrix test-gpu faults lint types format demo demo-hogwild bench bench-gpu evidence docs serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -69,6 +69,9 @@ test: lint  ## lint, types, tests and doctests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 $(OTHERS) \
 		-m "processes and not quiet and not gpu"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab
+
+test-matrix:  ## a part of the tests with other Pythons and torches (PAIRS="3.12-2.13.0")
+	$(PYTHON) tests/matrix.py $(PAIRS)
 
 test-gpu: setup  ## the tests that need a GPU, and those of its kernels, on the first one
 	$(BIN)/python -m pytest -m gpu -rs --durations=10 tests/gpu

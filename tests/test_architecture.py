@@ -6,6 +6,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
+from offbeat.platform import privates
+
 SOURCE = Path(__file__).parent.parent / "src" / "offbeat"
 
 # A room imports only from rooms on lower floors.
@@ -136,6 +138,28 @@ def test_only_platform_asks_an_accelerator() -> None:
         if isinstance(node, ast.Attribute)
         and (node.attr in ("is_cuda", "is_mps", "is_xpu") or ast.unparse(node) in asked)
     ]
+
+
+def test_every_private_name_of_torch_is_listed() -> None:
+    """In a file that checks for them. Private names that offbeat defines are its own."""
+    listed = {part for name in privates.NAMES for part in name.split(".")} | privates.ATTRIBUTES
+    others = {"_asdict", "_replace", "_exit"}  # of named tuples, and of the operating system
+    others |= {"_checkpoint_connector", "_loaded_checkpoint", "_batches_that_stepped"}  # Lightning
+    others |= {"_load_from_checkpoint"}  # of the Trainer of transformers
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    own |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+    }
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    used |= {
+        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    private = {name for name in used if name.startswith("_") and not name.startswith("__")}
+    assert private - own - others <= listed
 
 
 def test_only_kernels_import_compilers() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import final
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from offbeat.exchange import Site
 from offbeat.functional import Layout, pack
+from offbeat.platform.privates import NormBase
 from offbeat.transport.collectives import broadcast
 
 
@@ -64,5 +64,5 @@ class BufferBroadcast:
             if buffer is not None and (buffer.shape, buffer.dtype) == (view.shape, view.dtype):
                 # Normalization saves its statistics for a backward that may be still to come, but
                 # does not read them in training: a write that autograd counts would be an error.
-                found[name] = buffer.data if isinstance(module, _NormBase) else buffer
+                found[name] = buffer.data if isinstance(module, NormBase) else buffer
         return found

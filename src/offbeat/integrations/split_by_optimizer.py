@@ -1,15 +1,12 @@
 """The part of a model that one of several optimizers trains."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from offbeat.exchange import Exchanged
-
-ignore_in_ddp: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+from offbeat.platform.privates import ignore_in_ddp
 
 
 def parts_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Module]:

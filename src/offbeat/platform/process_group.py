@@ -1,6 +1,6 @@
 """All that offbeat uses of ``torch.distributed`` beyond its documented interface, in one file.
 
-Tested with torch 2.13, on Gloo; written for 2.11 to 2.13.
+:mod:`offbeat.platform.privates` lists the names, and the versions of torch that have them.
 
 Process groups are opened here, apart from the registry of ``torch.distributed``.
 ``dist.new_group`` would do for groups that live as long as the process. But its groups must be
@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.nn.parallel import DistributedDataParallel
+
+from offbeat.platform import privates  # noqa: F401  # a clear error where one is missing
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has

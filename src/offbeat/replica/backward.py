@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import currentframe
 
-import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
@@ -16,6 +14,7 @@ from offbeat.attach.first_step import digest
 from offbeat.exchange import BoundGradients
 from offbeat.liveness.crossed_waits import others_of
 from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.platform.privates import backward_number, call_after_backward
 from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
 from offbeat.replica import optimizer_steps
 from offbeat.replica.gradient_exchange import GradientExchange
@@ -99,7 +98,7 @@ class BackwardWatch(Watcher):
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         self._note(parameter)
-        task = torch._C._current_graph_task_id()
+        task = backward_number()
         if task != self._task:
             self._enter(task)
         if parameter.grad is None:
@@ -111,7 +110,7 @@ class BackwardWatch(Watcher):
         self.is_open = True
         if not self._is_queued:
             self._is_queued = True
-            Variable._execution_engine.queue_callback(self._over)
+            call_after_backward(self._over)
         self.exchange.ready(name)
 
     def _enter(self, task: int) -> None:
@@ -155,7 +154,7 @@ class BackwardWatch(Watcher):
             self._note_collectives(optimizer, *self._before.pop())
         if self.slot.is_empty:
             return
-        is_inside = torch._C._current_graph_task_id() != -1
+        is_inside = backward_number() != -1
         if is_inside or not self.begun or self._unsent_names:
             ours = {id(parameter): name for name, parameter in self.parameters.items()}
             held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]

@@ -2,9 +2,9 @@
 
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.attach.start import given_world
+from offbeat.platform.privates import BatchNorm
 from offbeat.platform.process_group import open_subgroup
 from offbeat.transport.world import World
 
@@ -29,7 +29,7 @@ def sync_batch_norm(model: nn.Module, mesh: DeviceMesh | World | None = None) ->
     Source: Coquelin et al. 2021, section 4.2: "conducted within the node-local process group".
     """
     nodes = (given_world(mesh) or World.discover()).nodes
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     if not layers or max(map(len, nodes)) == 1:
         return model
     tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]

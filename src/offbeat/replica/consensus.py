@@ -8,13 +8,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.exchange.sharding import gathering_modules, local, reshard
 from offbeat.functional import distances_to_mean, pack, sketch
+from offbeat.platform.privates import BatchNorm
 from offbeat.replica.availability import SHOWN, Availability
 from offbeat.transport.collectives import all_reduce, broadcast
 from offbeat.transport.group import Group, message_device
@@ -89,7 +89,7 @@ class Consensus:
         def average() -> None:
             control = self._members.connection.control
             total = sum(n for (n,) in gather_numbers([batches], control)) if control else batches
-            if not total and any(isinstance(module, _BatchNorm) for module in modes):
+            if not total and any(isinstance(module, BatchNorm) for module in modes):
                 raise ValueError("update_bn() got no batches; pass a loader that has some")
             buffers = shared_buffers(self.model, "update_bn", control)
             pack(buffers.values(), (own[name] for name in buffers))  # a first try may have failed

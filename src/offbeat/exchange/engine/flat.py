@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat.exchange.engine.dot_grad import stored
+from offbeat.platform.privates import users_of_memory
 
 Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
 References = tuple[list[int], int]  # to each view, and to the memory
@@ -79,5 +80,5 @@ class Flat:
 
     def _references(self) -> References:
         # Who keeps .grad has our own view; a slice or a detach() of it refers to its memory.
-        memory = torch._C._storage_Use_Count(self.whole.untyped_storage()._cdata)
+        memory = users_of_memory(self.whole)
         return [sys.getrefcount(view) for view in self.views.values()], memory

@@ -1,0 +1,92 @@
+"""The suite with other versions of Python and torch: ``make test-matrix``.
+
+Each pair gets an environment of its own in ``.matrix``, with the CPU build of torch; a pair whose
+Python is not on this machine is left out. What passed becomes rows of docs/index.md, with the date.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "index.md"
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+# The oldest, a middle and the newest torch; the oldest and newest Python with the middle one.
+PAIRS = ("3.11-2.10.0", "3.11-2.13.0", "3.11-2.15.0", "3.12-2.13.0", "3.13-2.13.0")
+PART = ["reference", "functional", "topology", "transport", "attach", "replica", "test_contract.py"]
+PACKAGES = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "scipy"]
+ROW = re.compile(r"^\| `make test-matrix`: .*\n", re.MULTILINE)
+
+
+def interpreter(version: str) -> str | None:
+    """Return the path of a Python, also of one that pyenv has but does not use."""
+    found = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    return str(found[-1]) if found else shutil.which(f"python{version}")
+
+
+def environment(pair: str) -> Path | None:
+    """Return the Python of the pair's environment, made if there is none; None without Python."""
+    folder = ROOT / ".matrix" / pair
+    python, (version, torch) = folder / "bin" / "python", pair.split("-")
+    if not python.exists():
+        if (found := interpreter(version)) is None:
+            return None
+        subprocess.run([found, "-m", "venv", folder], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "--extra-index-url", CPU_BUILDS, f"torch=={torch}"], check=True)
+        subprocess.run([*pip, *PACKAGES, "-e", f"{ROOT}[fast]"], check=True)
+    return python
+
+
+def passed(python: Path, whole: bool) -> int | None:
+    """Return the number of tests that passed; None if one failed."""
+    tests = [ROOT / "tests"] if whole else [ROOT / "tests" / name for name in PART]
+    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not quiet and not gpu", *tests]
+    output = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout or ():
+            print(line, end="", flush=True)
+            output.append(line)
+    found = re.search(r"(\d+) passed", output[-1])
+    return int(found[1]) if found and run.returncode == 0 else None
+
+
+def write(rows: Sequence[str]) -> None:
+    """Replace the rows of the same pairs in the page."""
+    text = PAGE.read_text("utf-8")
+    pairs = {tuple(row.split("|")[2:4]) for row in rows}
+    kept = [row for row in ROW.findall(text) if tuple(row.split("|")[2:4]) not in pairs]
+    place = re.search(ROW, text)
+    assert place is not None, "the table of the page has lost its rows of the matrix"
+    start = place.start()
+    PAGE.write_text(text[:start] + "".join(sorted([*kept, *rows])) + ROW.sub("", text[start:]))
+
+
+def main() -> None:
+    """Run the tests with all pairs, or those given, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="PYTHON-TORCH")
+    parser.add_argument("--whole", action="store_true", help="all tests, not a part of them")
+    given = parser.parse_args()
+    rows, failed = [], []
+    for pair in given.pairs:
+        print(f"{pair}:", flush=True)
+        if (python := environment(pair)) is None:
+            print(f"  no Python {pair.partition('-')[0]} on this machine")
+        elif (count := passed(python, given.whole)) is None:
+            failed.append(pair)
+        else:
+            version, torch = pair.split("-")
+            what = f"{count:,} tests | {version} | {torch} (CPU) | Linux, x86-64 | {date.today()} |"
+            rows.append(f"| `make test-matrix`: {what}\n")
+    write(rows)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
