@@ -29,7 +29,7 @@ GROUPS = {
     "Leaving": ("replica/test_detach.py", "transport/test_fork.py"),
     "Settings and arguments": ("", "topology/"),
     "Hogwild training": ("hogwild/",),
-    "Recordings and tools": ("telemetry/", "lab/", "compare/"),
+    "Recordings and tools": ("telemetry/", "lab/", "compare/", "doctor/"),
 }
 
 # What runs side by side: ranks that are threads, then real processes; alone what measures times.

@@ -80,8 +80,10 @@ def main() -> None:
         elif (count := passed(python, given.whole)) is None:
             failed.append(pair)
         else:
-            version, torch = pair.split("-")
-            what = f"{count:,} tests | {version} | {torch} (CPU) | Linux, x86-64 | {date.today()} |"
+            version, _ = pair.split("-")
+            asked = [python, "-c", "import torch; print(torch.__version__)"]
+            build = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+            what = f"{count:,} tests | {version} | {build} | Linux, x86-64 | {date.today()} |"
             rows.append(f"| `make test-matrix`: {what}\n")
     write(rows)
     if failed:

@@ -19,7 +19,7 @@ FLOORS = {
     4: ("methods", "attach"),
     5: ("recipes", "elastic"),
     6: ("replica",),
-    7: ("testing", "hogwild", "compare", "integrations", "names", "store"),
+    7: ("testing", "hogwild", "compare", "integrations", "names", "store", "doctor"),
     8: ("__init__", "plan"),
     9: ("cli",),
     10: ("__main__",),

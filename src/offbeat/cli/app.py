@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
-from offbeat.cli import compare, lab, plan, store
+from offbeat.cli import compare, doctor, lab, plan, store
 from offbeat.kit.imports import quiet_imports
 
 EPILOG = """
@@ -112,6 +112,7 @@ app.command(
     "lab", context_settings={**lab.SETTINGS, "obj": _algorithm_environment}, epilog=lab.EPILOG
 )(lab.lab)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("store", epilog=store.EPILOG)(store.store)
 

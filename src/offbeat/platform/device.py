@@ -81,3 +81,10 @@ def peak_memory(device: torch.device) -> int:
 def has_streams(device: torch.device) -> bool:
     """Whether operations on ``device`` go on after they return; not on the host, nor on "meta"."""
     return device.type not in ("cpu", "meta")
+
+
+def accelerators() -> list[str]:
+    """Return the kind and index of each accelerator of this machine."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count()
+    return [] if kind is None else [f"{kind.type}:{index}" for index in range(count)]

@@ -38,6 +38,12 @@ def is_running() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def available_backends() -> list[str]:
+    """Return the names of the backends with which torch was built."""
+    names = ("gloo", "nccl", "mpi", "ucc", "xccl")
+    return [name for name in names if getattr(dist, f"is_{name}_available", bool)()]
+
+
 def default_group() -> ProcessGroup:
     """Return the default process group; raise ``ValueError`` if there is none."""
     if not is_running():

@@ -1,6 +1,7 @@
-"""The TCPStore of torch at an address: to host one, and to connect to one within a limit."""
+"""The TCPStore of torch: to host one, and to connect to one within a limit."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -41,6 +42,18 @@ def connect_store(address: str) -> Store:
     raise ValueError(
         f"no store at {address} within {CONNECT:.0f} s ({why}); start `offbeat store --port "
         f"{port}` on {host}, or correct the address"
+    )
+
+
+def launched_store(timeout: timedelta) -> Store:
+    """Connect to the store that a launcher names in the environment, or be its host as rank 0."""
+    has_host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=os.environ["RANK"] == "0" and not has_host,
+        wait_for_workers=False,
+        timeout=timeout,
     )
 
 

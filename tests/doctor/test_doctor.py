@@ -1,0 +1,78 @@
+"""``offbeat doctor`` on real networks, each with a fault that it must name."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from offbeat.lab import Lab, Unavailable
+from offbeat.lab.network import iproute
+
+
+def obstacle() -> str:
+    """Why there can be no lab here; empty if there can."""
+    try:
+        with Lab(1, rate="1gbit"):
+            return ""
+    except Unavailable as error:
+        return str(error)
+
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(bool(reason := obstacle()), reason=reason or "can run"),
+]
+
+
+@pytest.mark.fault("a blocked port, or a slow rank, under offbeat doctor", "both are named")
+def test_the_links_between_ranks_are_diagnosed() -> None:
+    lines = []
+    with Lab(3, rate="100mbit") as lab:
+        slower = "qdisc change dev eth0 root tbf rate 10mbit burst 128kb latency 100ms"
+        iproute.batch("tc", [slower], lab._network.namespace(2))
+        iproute.batch("ip", ["rule add to 10.98.0.2 prohibit"], lab._network.namespace(0))
+        command = [sys.executable, "-m", "offbeat", "doctor", "--json"]
+        code = lab.run(command, keep_going=True, on_line=lambda *line: lines.append(line))
+    assert code == 1
+    report = json.loads("\n".join(line for rank, line in lines if rank == 0 and line[:1] in " {}"))
+    bad = [each for each in report["findings"] if each["verdict"] in ("error", "warning")]
+    texts = [each["found"] for each in bad]
+    assert sum("rank 0 cannot connect to rank 1 at 10.98.0.2" in text for text in texts) == 1
+    assert sum("rank 1 cannot connect to rank 0 at 10.98.0.1" in text for text in texts) == 1
+    assert sum("rank 2 sends" in text for text in texts) == 1
+    assert not [each for each in bad if each["check"] in ("store", "address", "ports", "clocks")]
+    rates = {(x["source"], x["target"]): x["mbit"] for x in report["links"] if not x["error"]}
+    assert rates.keys() == {(0, 2), (1, 2), (2, 0), (2, 1)}
+    assert rates[2, 0] == pytest.approx(10, rel=0.3)
+    assert rates[1, 2] > 30  # of 96, while tests beside this one compute
+
+
+SLOW_RESOLVER = """
+import socket
+from offbeat.doctor.addresses import addresses
+silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+silent.bind(("127.0.0.53", 53))
+for finding in addresses(False):
+    print(finding.check, finding.verdict, finding.found, finding.fix, sep="|")
+"""
+
+
+@pytest.mark.fault("a name server that does not answer, under offbeat doctor", "it is named")
+def test_a_slow_resolver_is_diagnosed() -> None:
+    isolated = (
+        "ip link set lo up; mount -t tmpfs none /mnt; echo > /mnt/hosts;"
+        "printf 'nameserver 127.0.0.53\\noptions timeout:2 attempts:1\\n' > /mnt/resolv.conf;"
+        "for f in hosts resolv.conf; do touch /etc/$f; mount --bind /mnt/$f /etc/$f; done;"
+        'exec "$@"'
+    )
+    done = subprocess.run(
+        ["unshare", "-mn", "sh", "-c", isolated, "sh", sys.executable, "-c", SLOW_RESOLVER],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    rows = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines()}
+    assert rows["host names"][0] == "warning", done.stderr
+    assert "looked up slowly" in rows["host names"][1]
+    assert "/etc/hosts" in rows["host names"][2]
