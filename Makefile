@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # mkdocs-material announces its successor at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup test test-matrix test-gpu faults lint types format demo demo-hogwild bench bench-gpu evidence docs serve-docs clean
+.PHONY: help setup test test-matrix test-gpu faults lint types format demo demo-hogwild bench bench-gpu evidence docs docs-version serve-docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## +/\t/' \
@@ -109,6 +109,11 @@ evidence: setup  ## run the benchmarks behind the papers' claims, and write docs
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+docs-version: setup  ## add the documentation of VERSION="0.2" to the branch gh-pages, as "latest"
+	@test -n "$(VERSION)" || { echo 'docs-version: say which, as in VERSION=0.2' >&2; exit 2; }
+	$(BIN)/mike deploy --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default latest
 
 serve-docs: setup  ## show the documentation on localhost, rebuilt on change
 	$(BIN)/mkdocs serve

@@ -72,6 +72,27 @@ def test_an_index_would_take_them_and_show_no_dead_link(artifacts: Path) -> None
     assert not re.findall(r"\]\((?!https?://)", text)
 
 
+def test_the_citation_is_of_the_last_release() -> None:
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    released = re.findall(r"^## \[([\d.]+)\] - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert (cited["version"], str(cited["date-released"])) == released[0]
+    assert cited["cff-version"] == "1.2.0"
+    for work in (cited, *cited["references"]):
+        assert {"title", "type", "authors"} <= work.keys()
+        assert all(author.keys() & {"name", "family-names"} for author in work["authors"])
+
+
+def test_the_templates_and_hooks_are_well_formed() -> None:
+    yaml = pytest.importorskip("yaml")
+    for template in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"):
+        _, header, _ = template.read_text("utf-8").split("---\n")
+        assert yaml.safe_load(header).keys() == {"name", "about"}
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    for hook in hooks["hooks"]:  # of the environment that `make setup` makes
+        assert (Path(sys.executable).parent / Path(hook["entry"].split()[0]).name).exists()
+
+
 def without(mark: str, diff: str) -> str:
     """One side of a diff: the lines but those with ``mark``, their first column removed."""
     return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(mark))
