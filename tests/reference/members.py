@@ -49,8 +49,7 @@ class Method:
 
 
 def mean(rows: Rows) -> Array:
-    result: Array = np.mean([rows[rank] for rank in sorted(rows)], axis=0)
-    return result
+    return np.asarray(np.mean([rows[rank] for rank in sorted(rows)], axis=0), np.float64)
 
 
 def all_get(value: Array, rows: Rows) -> Rows:
