@@ -38,7 +38,9 @@ class Lost(BaseException):
     """Ends the victim's thread."""
 
 
-def expected(text: str, size: int, members: Members, accumulated: int = 1) -> Array:
+def expected(
+    text: str, size: int, members: Members, accumulated: int = 1, weights: Sequence[int] = (1,) * 4
+) -> Array:
     """Train in one process; return the parameters of the ranks that take part to the end."""
     models = [Quadratic() for _ in range(size)]
     optimizers = [adam(model) for model in models]
@@ -49,14 +51,15 @@ def expected(text: str, size: int, members: Members, accumulated: int = 1) -> Ar
             for part in range(accumulated):
                 loss(model, rank, accumulated * step + part).backward()
         joined = [models[rank] for rank in members(step)]
+        counts = [weights[rank] for rank in members(step)]
         if text.startswith("ddp"):
-            mean_of(joined, lambda parameter: parameter.grad)
+            mean_of(joined, lambda parameter: parameter.grad, counts)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if not text.startswith("ddp") and step % 2 == 1:
             before = [p.detach().clone() for p in anchor.parameters()]
-            mean_of(joined, lambda parameter: parameter.data)
+            mean_of(joined, lambda parameter: parameter.data, counts)
             if text.startswith("diloco"):
                 for a, old, x in zip(
                     anchor.parameters(), before, joined[0].parameters(), strict=True
@@ -70,11 +73,16 @@ def expected(text: str, size: int, members: Members, accumulated: int = 1) -> Ar
     return flat(snapshot(last[0]))
 
 
-def mean_of(models: Sequence[nn.Module], of: Callable[[nn.Parameter], Tensor | None]) -> None:
+def mean_of(
+    models: Sequence[nn.Module],
+    of: Callable[[nn.Parameter], Tensor | None],
+    counts: Sequence[int] = (),
+) -> None:
     for row in zip(*(model.parameters() for model in models), strict=True):
         if row[0].requires_grad:
             tensors = [tensor for p in row if (tensor := of(p)) is not None]
-            mean = torch.stack(tensors).mean(0)
+            shares = torch.tensor(counts or [1] * len(tensors), dtype=torch.float64)
+            mean = torch.einsum("r,r...->...", shares / shares.sum(), torch.stack(tensors))
             for tensor in tensors:
                 tensor.copy_(mean)
 
@@ -84,12 +92,20 @@ def adam(model: nn.Module) -> Optimizer:
 
 
 def train(
-    world: World, text: str, begins: Callable[[int, int], None], accumulated: int = 1
+    world: World,
+    text: str,
+    begins: Callable[[int, int], None],
+    accumulated: int = 1,
+    weights: Sequence[int] = (),
 ) -> tuple[Array, dict[str, Any]] | None:
     """Train on one rank; ``begins(rank, step)`` may arm a fault."""
     model = Quadratic()
-    replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, elastic=True)
+    replica = offbeat.replicate(
+        model, offbeat.algorithm(text), mesh=world, elastic=True, weighted=bool(weights)
+    )
     optimizer = adam(model)
+    if weights:
+        replica.set_weight(weights[world.rank])
     try:
         for step in range(STEPS):
             begins(world.rank, step)
@@ -154,6 +170,25 @@ def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> 
         assert [(loss["rank"], loss["used"]) for loss in stats["lost"]] == [(VICTIM, used)]
         assert np.array_equal(end, results[0][0])
         assert (stats["size"], stats["step"]) == (3, STEPS)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", RECIPES)
+def test_means_are_over_the_weights_of_the_others(text: str, waits: dict[int, int]) -> None:
+    weights = (4, 7, 2, 1)
+
+    def begins(rank: int, step: int) -> None:
+        if (rank, step) == (VICTIM, 3):
+            waits[threading.get_ident()] = 1
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        run = ThreadWorld(4).run(lambda w: train(w, text, begins, weights=weights))
+    until = [
+        expected(text, 4, lambda step, n=n: [0, 2, 3] if step >= n else range(4), weights=weights)
+        for n in range(3, STEPS)
+    ]
+    for end, _ in (result for result in run if result):
+        assert min(np.abs(end - each).max() for each in until) < 1e-12
 
 
 @pytest.mark.usefixtures("quick")

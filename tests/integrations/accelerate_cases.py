@@ -272,6 +272,28 @@ def errors() -> dict[str, Any]:
     }
 
 
+def uneven(text: str) -> dict[str, Any]:
+    """Rank 0 has 100 batches and rank 1 has 31."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, *_ = objects()
+    rows = torch.randn((100, 31)[RANK], 8, generator=torch.Generator().manual_seed(RANK))
+    replica, model, optimizer = prepare(
+        accelerator, model, optimizer, algorithm=text, weighted=True
+    )
+    batches = 0
+    for x in replica.uneven(DataLoader(list(rows), batch_size=1)):
+        with accelerator.accumulate(model):
+            accelerator.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        batches += 1
+    replica.finish()
+    end = sum(p.double().sum().item() for p in model.parameters())
+    steps = replica.steps
+    replica.detach()
+    return {"batches": batches, "steps": steps, "end": end}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": ddp,
     "resume sgp": lambda: resume("sgp(overlap=1)"),
@@ -283,6 +305,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "again": again,
     "interrupted": interrupted,
     "errors": errors,
+    "uneven ddp": lambda: uneven("ddp"),
+    "uneven local_sgd": lambda: uneven("local_sgd(every=8)"),
 }
 
 if __name__ == "__main__":

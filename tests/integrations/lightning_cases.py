@@ -22,7 +22,7 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import MixedPrecision
 from report import report
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import offbeat
 from offbeat.integrations import lightning as integration
@@ -461,6 +461,42 @@ def fabric() -> dict[str, Any]:
     return {"steps": steps, "end": digest(model)}
 
 
+class Unequal(Net):
+    """Rank 0 has 100 batches and rank 1 has 31; a stream does not say so."""
+
+    def __init__(self, is_stream: bool) -> None:
+        super().__init__()
+        self.is_stream, self.seen = is_stream, list[int]()
+
+    def train_dataloader(self) -> Any:
+        rows = torch.arange(4 * (100, 31)[self.global_rank]).view(-1, 4)
+        batches = [row.float() / 400 for row in rows.unsqueeze(1)]
+        own = Stream(batches) if self.is_stream else batches
+        return self.trainer.strategy.uneven(own)
+
+    def training_step(self, batch: Tensor, index: int) -> Tensor:
+        weighting = self.trainer.strategy.replicas.each[0].weighting
+        self.seen.append(round(batch[0, 0].item() * 100) * (1 if weighting.now else -1))
+        return super().training_step(batch, index)
+
+
+class Stream(IterableDataset[Tensor]):
+    def __init__(self, batches: list[Tensor]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def uneven(text: str, kind: str) -> dict[str, Any]:
+    module = Unequal(kind == "stream")
+    fitted = trainer(OffbeatStrategy(text, weighted=True), max_epochs=2)
+    fitted.fit(module)
+    own = [*range((100, 31)[module.global_rank])]
+    expected = 2 * [*own, *[-own[-1]] * (100 - len(own))]
+    return {"steps": fitted.global_step, "seen": module.seen == expected, "end": digest(module)}
+
+
 def page() -> dict[str, Any]:
     """The script of the page on Lightning, in a folder of its own."""
     os.chdir(FOLDER)
@@ -495,6 +531,9 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (from_yaml, ()),
     (shared_parameters, ()),
     (fabric, ()),
+    (uneven, ("ddp", "sized")),
+    (uneven, ("ddp", "stream")),
+    (uneven, ("local_sgd(every=8)", "stream")),
     (doctests, ()),
     (page, ()),
 )

@@ -119,3 +119,10 @@ def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]
     assert sum(rank["first"] for rank in killed_and_joined) == 1
     mine = [row for rank in killed_and_joined for row in rank["mine"]]
     assert sorted(mine) == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "local_sgd"])
+def test_ranks_run_out_of_data(cases: Cases, recipe: str) -> None:
+    first, second = cases[f"uneven {recipe}"]
+    assert first == second
+    assert first["batches"] == first["steps"] == 100

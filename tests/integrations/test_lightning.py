@@ -191,3 +191,17 @@ def test_an_elastic_strategy_finds_its_ranks_itself(more: dict[str, Any]) -> Non
 
     with pytest.raises(ValueError, match="elastic=True finds its ranks by OFFBEAT_STORE"):
         OffbeatStrategy("ddp", elastic=True, **more)
+
+
+@pytest.mark.fault(
+    "ranks have different numbers of batches under a framework, with uneven()",
+    "ranks without data go on with the weight 0; all end together",
+    group="Settings and arguments",
+)
+@pytest.mark.parametrize("case", ["ddp][sized", "ddp][stream", "local_sgd(every=8)][stream"])
+def test_ranks_run_out_of_data(cases: dict[str, Ranks], case: str) -> None:
+    first, second = cases[f"uneven[{case}]"]
+    assert first["steps"] == second["steps"] == 200
+    assert first["seen"]
+    assert second["seen"]
+    assert first["end"] == second["end"]

@@ -24,6 +24,7 @@ _WHOLE = {
     "algorithm": "the algorithm is",
     "nodes": "the mesh has the nodes",
     "elastic": "elastic is",
+    "weighted": "weighted is",
 }
 
 Fingerprint = dict[str, Any]
@@ -129,7 +130,11 @@ def _sparse_embedding(model: Exchanged) -> str | None:
 
 
 def fingerprint(
-    model: Exchanged, algorithm: Algorithm, nodes: object, elastic: bool = False
+    model: Exchanged,
+    algorithm: Algorithm,
+    nodes: object,
+    elastic: bool = False,
+    weighted: bool = False,
 ) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
@@ -154,6 +159,7 @@ def fingerprint(
         "nodes": repr(nodes),
         "settings": settings,
         "elastic": str(elastic),
+        "weighted": str(weighted),
     }
 
 

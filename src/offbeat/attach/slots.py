@@ -18,6 +18,7 @@ from offbeat.exchange import (
     ParameterExchange,
     Site,
 )
+from offbeat.exchange.samples import Samples
 from offbeat.transport.group import Group
 from offbeat.transport.interface import Transport
 from offbeat.transport.world import World
@@ -58,7 +59,8 @@ class SlotFiller:
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
     :meth:`offbeat.Site.commit`. ``registered``: objects whose states a rank that joins gets,
-    and ``received`` those that this one has got, by name.
+    and ``received`` those that this one has got, by name. ``samples``: what steps stand for, in
+    a run with weights.
     """
 
     algorithm: Algorithm
@@ -70,6 +72,7 @@ class SlotFiller:
     transaction: Callable[[int | None], None] | None = None
     registered: dict[str, Any] = field(default_factory=dict)
     received: dict[str, Any] = field(default_factory=dict)
+    samples: Samples | None = None
 
     @property
     def exchanges_again(self) -> bool:
@@ -135,7 +138,8 @@ class SlotFiller:
     ) -> Site | None:
         if links is not None:
             given = self.optimizers, self.scaler, control
-            more = exchange.peers, None if exchange.over == "local" else self.transaction
+            commit = None if exchange.over == "local" else self.transaction
+            more = exchange.peers, commit, self.samples
             site = Site.on(exchange.over, links, self.model, *given, *more)
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site

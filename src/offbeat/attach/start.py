@@ -34,6 +34,7 @@ def connect(
     optimizers: Sequence[Optimizer],
     run: int = 0,
     elastic: bool = False,
+    weighted: bool = False,
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
@@ -58,9 +59,10 @@ def connect(
         return Connection(world, None, None)
     fault = fault or optimizer_fault(model, algorithm, optimizers)
     fault = fault or (elastic_fault(model, algorithm) if elastic else None)
+    fault = fault or (weights_fault(model, algorithm, elastic) if weighted else None)
     links = Links.connect(world, run)
     try:
-        hosts = _agree(links, fault, given, model, algorithm, elastic)
+        hosts = _agree(links, fault, given, model, algorithm, elastic, weighted)
         links.world = given or World.on_hosts(hosts)
     except BaseException:
         links.end_run()
@@ -113,6 +115,25 @@ def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     return None
 
 
+def weights_fault(model: Exchanged, algorithm: Algorithm, elastic: bool) -> str | None:
+    """Return why the ranks of a run cannot have weights, or None."""
+    if model.is_sharded:
+        return "weighted=True with a sharded model: FSDP2 averages inside the node, all ranks alike"
+    far = algorithm.parameters
+    if elastic and far is not None and far.over == "node":
+        return (
+            f"weighted=True with elastic=True and {algorithm}: nodes that come and go count alike; "
+            "use within='world', elastic=False or weighted=False"
+        )
+    for exchange in (algorithm.gradients, algorithm.parameters):
+        if exchange is not None and not exchange.takes_weights:
+            return (
+                f"weighted=True with {algorithm}: {exchange} counts all ranks alike; use another "
+                "recipe, such as ddp() or sgp() without biased=True, or weighted=False"
+            )
+    return None
+
+
 def _agree(
     links: Links,
     fault: str | None,
@@ -120,10 +141,11 @@ def _agree(
     model: Exchanged,
     algorithm: Algorithm,
     elastic: bool,
+    weighted: bool,
 ) -> list[str]:
     """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
     nodes, ranks = None if given is None else given.nodes, links.world.ranks
-    mine = {} if fault else fingerprint(model, algorithm, nodes, elastic)
+    mine = {} if fault else fingerprint(model, algorithm, nodes, elastic, weighted)
     digest = digest_of(mine)
     word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
     text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import final
 
-from offbeat.telemetry.recording import Recording, Step
+from offbeat.telemetry.recording import Recording, Step, mean_loss
 
 MAX_WARM_UP = 10
 
@@ -121,7 +121,7 @@ def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> 
     for steps in zip(*ranks, strict=True):
         clock += fmean(step.seconds for step in steps)
         seconds.append(clock)
-        loss.append(_mean([step.loss for step in steps if step.loss is not None]))
+        loss.append(mean_loss(steps))
     heldout: dict[int, list[float]] = {}
     for recording in recordings:
         # Of two evaluations after the same step the later one counts: it follows finish().
@@ -129,10 +129,6 @@ def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> 
             heldout.setdefault(min(after, len(seconds)), []).append(value)
     points = tuple((after, fmean(values)) for after, values in sorted(heldout.items()))
     return LossCurve(tuple(seconds), tuple(loss), points)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def _reaches(loss: float | None, target: float) -> bool:

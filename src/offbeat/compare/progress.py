@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import fmean, median
+from statistics import median
 from typing import Self, final
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from offbeat.compare.measure import measure_run
 from offbeat.compare.run import Run
 from offbeat.kit import quantity
 from offbeat.kit.terminal import print_line
-from offbeat.telemetry.recording import Recording
+from offbeat.telemetry.recording import Recording, mean_loss
 
 READ_SECONDS = 0.25  # between two reads of the recordings
 LINE_SECONDS = 30.0  # between two lines about a run, where there is no terminal
@@ -110,8 +110,7 @@ class ProgressView:
 def _latest(recordings: Sequence[Recording]) -> str:
     """Format the time per step of all ranks' latest steps, and their loss if it is reported."""
     latest = [step for recording in recordings for step in recording.steps[-10:]]
-    losses = [step.loss for step in latest if step.loss is not None]
-    return _pace(median(step.seconds for step in latest), fmean(losses) if losses else None)
+    return _pace(median(step.seconds for step in latest), mean_loss(latest))
 
 
 def _summary(run: Run) -> tuple[int, str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
@@ -14,6 +14,7 @@ from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Progress, Reconnected
 from offbeat.exchange import BoundGradients, BoundParameters, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
+from offbeat.exchange.samples import Samples
 from offbeat.exchange.sharding import local
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
@@ -90,6 +91,11 @@ class Generation:
         return self.filler.exchanges_again
 
     @property
+    def samples(self) -> Samples | None:
+        """What the steps of this rank stand for, in a run with weights."""
+        return self.filler.samples
+
+    @property
     def buffers(self) -> BufferBroadcast | None:
         """The broadcast of the gradients slot, where it makes one."""
         exchange, slot = self.algorithm.gradients, self.gradients
@@ -114,6 +120,17 @@ class Generation:
         """The heartbeat inside the node where it has one, otherwise that of the connection."""
         near = self.node.links if self.node is not None else None
         return near.heartbeat if near is not None else self.connection.heartbeat
+
+    def stats(self) -> dict[str, Any]:
+        """Return who takes part, who has come and gone, and notes."""
+        return {
+            "algorithm": str(self.algorithm),
+            "rank": self.world.rank,
+            "size": self.world.size,
+            "notes": list(self.notes),
+            "lost": [dict(loss) for loss in self.lost],
+            "joined": [dict(join) for join in self.joined],
+        }
 
     def together(
         self,

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
-from offbeat.attach.start import argument_fault, elastic_fault
+from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.liveness import heartbeat
@@ -30,10 +30,10 @@ ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
 
 
-def announce(links: Links, model: Exchanged, algorithm: Algorithm) -> None:
+def announce(links: Links, model: Exchanged, algorithm: Algorithm, weighted: bool) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
     if links.run and links.world.rank == links.world.ranks[0]:
-        links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "", True)))
+        links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "", True, weighted)))
         links.announce()
 
 
@@ -85,6 +85,7 @@ class JoinAttempts:
     world: World
     model: Exchanged
     algorithm: Any
+    weighted: bool = False
     meter: Meter = field(default_factory=Meter)
     fault: str | None = None  # why it cannot join, if it is known before
     attempts: int = 0
@@ -222,13 +223,14 @@ class JoinAttempts:
             self.fault
             or argument_fault(self.model, self.algorithm)
             or elastic_fault(self.model, self.algorithm)
+            or (weights_fault(self.model, self.algorithm, True) if self.weighted else None)
             or model_fault(self.model)
             or self._growth_fault(len(membership.ranks) + 1)
         )
         if fault is None:
             there, here = (
                 json.loads(self.store.get(MODEL)),
-                fingerprint(self.model, self.algorithm, "", True),
+                fingerprint(self.model, self.algorithm, "", True, self.weighted),
             )
             different = difference(there, json.loads(json.dumps(here)))
             fault = different and f"{different}; use the same versions, model and algorithm"

@@ -1,6 +1,7 @@
 """Exchanges bound to a replica: settings at a site, with their state."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from offbeat.exchange.site import Site
 from offbeat.exchange.state import Saved, State
+from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, pack
 
 
@@ -40,6 +42,13 @@ class BoundParameters(State, ABC):
         views = layout.views(flat)
         pack(views.values(), site.parameters.values())
         return flat, views, 1.0
+
+    def windows(self) -> Sequence[Window]:
+        """Return for each flat tensor of :meth:`mass` the window by whose samples it is weighted.
+
+        None by default: then the weight of :meth:`mass` is all.
+        """
+        return ()
 
     def reset(self) -> None:
         """Reset the state: every replica was set to the average."""

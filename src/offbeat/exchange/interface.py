@@ -38,6 +38,16 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
         """
         return None
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights (:meth:`offbeat.Replica.set_weight`).
+
+        Then each multiplies what it adds to a mean by :attr:`offbeat.Site.factor`, on which a
+        gradients slot has agreed before; :class:`offbeat.exchange.weights.Window` agrees on it for
+        several steps.
+        """
+        return False
+
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants with which this one exchanges messages beside collectives.
 

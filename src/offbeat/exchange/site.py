@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.exchange.exchanged import Exchanged
+from offbeat.exchange.samples import Samples, Weights
 from offbeat.exchange.sharding import local
 from offbeat.functional import balance
 from offbeat.transport.collectives import all_gather
@@ -28,7 +29,7 @@ class Site:
     layers. ``registered`` are the parameters as the model registers them and optimizers hold them,
     whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
     all ranks, for small values that all ranks compare. ``transaction`` is what :meth:`commit` does
-    in an elastic run.
+    in an elastic run. ``weights`` are those of the exchange at hand, None in a run without them.
     """
 
     model: nn.Module
@@ -43,6 +44,7 @@ class Site:
     control: Group | None = None
     shards: Group | None = None
     transaction: Callable[[int | None], None] | None = None
+    weights: Weights | None = None
 
     @classmethod
     def on(
@@ -55,6 +57,7 @@ class Site:
         control: Group | None = None,
         peers: "Callable[[Site], Collection[int] | None] | None" = None,
         transaction: Callable[[int | None], None] | None = None,
+        samples: Samples | None = None,
     ) -> "Site":
         """Open the groups of a slot over ``axis``; all ranks call.
 
@@ -66,7 +69,8 @@ class Site:
         held = {name: local(parameter) for name, parameter in trained.items()}
         given = optimizers, scaler, control
         site = cls(model.module, trained, held, links.world, axis, None, None, *given)
-        site = replace(site, transaction=transaction)
+        weights = None if samples is None else Weights(samples)
+        site = replace(site, transaction=transaction, weights=weights)
         if peers is None and axis == "world":
             return replace(site, group=control)
         group = links.open(axis, () if peers is None else peers(site))
@@ -104,6 +108,18 @@ class Site:
         if self.axis == "node":
             return self.world.node
         return self.world.members(self.axis, 0).index(self.world.rank)
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """The share of each participant in the mean at hand; None where they are equal."""
+        return None if self.weights is None else self.weights.shares
+
+    @property
+    def factor(self) -> float:
+        """What this participant's contribution to a plain mean is multiplied by: 1 if equal."""
+        if self.weights is None:
+            return 1.0
+        return self.weights.factors[self.rank if self.group is None else self.group.rank]
 
     @property
     def slices(self) -> int:

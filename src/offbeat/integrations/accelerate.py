@@ -36,6 +36,7 @@ def prepare(
     algorithm: str | Algorithm | None = None,
     mesh: World | None = None,
     elastic: bool = False,
+    weighted: bool = False,
 ) -> tuple[Any, ...]:
     """Prepare ``objects`` as ``accelerator.prepare`` does, and replicate the model among them.
 
@@ -52,6 +53,7 @@ def prepare(
         mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
         elastic: go on when ranks are lost, and let ranks join, as ``replicate(elastic=True)``. Each
             process is started by itself, with ``OFFBEAT_STORE``; there is no process group.
+        weighted: True for ``replica.set_weight()`` and ``replica.uneven()``.
 
     Raises:
         ValueError: for other arguments, for ``elastic=True`` with ``mesh`` or under a launcher that
@@ -78,7 +80,7 @@ def prepare(
     optimizers = [o for o in prepared if isinstance(o, AcceleratedOptimizer)]
     schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
     read = {"optimizer": [o.optimizer for o in optimizers], "scaler": accelerator.scaler}
-    replica = replicate(models[0], chosen, mesh=mesh, elastic=elastic, **read)
+    replica = replicate(models[0], chosen, mesh=mesh, elastic=elastic, weighted=weighted, **read)
     if place is not None and later:
         with place.share(share_of(replica, place.starters), place.starters):
             loaders = [accelerator.prepare(loader) for loader in later]

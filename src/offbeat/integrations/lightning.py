@@ -1,7 +1,7 @@
 """Lightning: a strategy for the Trainer."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from offbeat.integrations.without_ddp import NoSync
 from offbeat.platform.process_group import TIMEOUT
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.saving.per_rank import load_save, saving
+from offbeat.replica.uneven import Uneven
 from offbeat.transport.world import World
 
 with extra("lightning"):
@@ -44,6 +45,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
         algorithm: a recipe or its text; by default the variable OFFBEAT_ALGORITHM. Unknown ones
             raise ``ValueError``.
         mesh: the assignment of ranks to nodes, as for :func:`offbeat.replicate`.
+        weighted: True for :meth:`set_weight` and :meth:`uneven`, as for :func:`offbeat.replicate`.
         cluster_environment: who starts the processes; by default found by the Trainer.
         checkpoint_io: writes the Trainer's checkpoints.
         precision_plugin: by default made from ``Trainer(precision=...)``.
@@ -68,6 +70,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
         algorithm: str | Algorithm | None = None,
         *,
         mesh: World | None = None,
+        weighted: bool = False,
         cluster_environment: ClusterEnvironment | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
@@ -81,7 +84,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
                 "elastic=True finds its ranks by OFFBEAT_STORE; leave mesh and cluster_environment "
                 "out"
             )
-        self.replicas = Replicas(parsed(algorithm), mesh, elastic)  # attached while fitting
+        self.replicas = Replicas(parsed(algorithm), mesh, elastic, weighted)  # attached in fit()
         super().__init__(  # named one by one: jsonargparse reads them, for LightningCLI
             cluster_environment=StoreEnvironment() if elastic else cluster_environment,
             checkpoint_io=checkpoint_io,
@@ -99,6 +102,22 @@ class OffbeatStrategy(ElasticDDPStrategy):
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Exchange no gradients inside the block: they accumulate."""
         return NoSync(*self.replicas.each)()
+
+    def set_weight(self, samples: float) -> None:
+        """Say how many samples the coming step of this rank stands for; in ``training_step``."""
+        self.replicas.set_weight(samples)
+
+    def uneven(self, batches: Iterable[Any], filler: Any = None) -> Uneven[Any]:
+        """Return what ``train_dataloader()`` returns where ranks have different numbers of batches.
+
+        See :meth:`offbeat.Replica.uneven`. All ranks call.
+        """
+        return self.replicas.uneven(batches, filler)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on the next batch."""
+        self.replicas.begin_batch(self.lightning_module.trainer.fit_loop.total_batch_idx)
+        return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Report the loss, which Lightning has divided by the number of micro-batches."""

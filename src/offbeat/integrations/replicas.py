@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from offbeat.integrations.split_by_optimizer import exchanging, parts_of
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import Stateful
+from offbeat.replica.uneven import Uneven
 from offbeat.transport.world import World
 
 
@@ -39,11 +40,17 @@ class Replicas:
     """
 
     def __init__(
-        self, algorithm: Algorithm, mesh: World | None = None, elastic: bool = False
+        self,
+        algorithm: Algorithm,
+        mesh: World | None = None,
+        elastic: bool = False,
+        weighted: bool = False,
     ) -> None:
-        """Prepare to replicate by ``algorithm`` on ``mesh``, as :func:`offbeat.replicate` does."""
-        self.algorithm, self.mesh, self.elastic = algorithm, mesh, elastic
-        self.is_behind = False
+        """Prepare to replicate as :func:`offbeat.replicate` does."""
+        self.algorithm, self.mesh = algorithm, mesh
+        self.elastic, self.weighted = elastic, weighted
+        self._uneven: list[Uneven[Any]] = []
+        self._batch, self.is_behind = -1, False  # on which training has begun
         self._of: dict[Optimizer, Replica] = {}
         self._optimizers: list[Optimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
@@ -77,6 +84,7 @@ class Replicas:
                 optimizer=optimizer,
                 scaler=scaler,
                 elastic=self.elastic,
+                weighted=self.weighted,
             )
         self.is_behind = any(replica.joined for replica in self.each)
 
@@ -109,6 +117,35 @@ class Replicas:
             return [value]
         return [_decoded(text) for text in self.each[0].gather(_encoded(value))]
 
+    def set_weight(self, samples: float) -> None:
+        """Say how many samples the coming step of this rank stands for."""
+        for replica in self.each:
+            replica.set_weight(samples)
+
+    def uneven(self, batches: Iterable[Any], filler: Any = None) -> Uneven[Any]:
+        """Return an iterable that ends on all ranks together; :meth:`begin_batch` follows it."""
+        if not self.each:
+            raise ValueError("uneven() was called outside of fit(); call it in train_dataloader()")
+        first, parameters = self.each[0], [p for r in self.each for p in r.model.parameters()]
+
+        def run_out(is_out: bool) -> None:
+            for replica in self.each:
+                replica.weighting.run_out(is_out)
+
+        def place() -> tuple[int, Sequence[int]]:
+            return first.steps, first.world.ranks
+
+        found = Uneven(batches, filler, parameters, run_out, first.gather, place, is_ahead=True)
+        self._uneven = [found]
+        return found
+
+    def begin_batch(self, number: int) -> None:
+        """Note that training goes on to this batch; a closure may train on it several times."""
+        if number != self._batch:
+            self._batch = number
+            for uneven in self._uneven:
+                uneven.begin()
+
     def measures(self) -> dict[str, float]:
         """Return ``seconds_stalled`` and ``mb_sent`` (10^6 bytes) per step since the last call.
 
@@ -123,6 +160,8 @@ class Replicas:
 
     def finish(self) -> None:
         """Set all ranks to the average."""
+        while self._uneven:
+            self._uneven.pop().end()
         for replica in self.each:
             replica.finish()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
+from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, pack
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.schedule import due
@@ -47,6 +48,11 @@ class Average(ParameterExchange):
         check_settings(self)
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss:
         """The mean is made again."""
         return "again"
@@ -61,7 +67,8 @@ class Average(ParameterExchange):
         flat = layout.empty(site.device, site.chunks)
         carry = [part.float() for part in _rounded_chunks(site, layout, flat)]
         guard = Guard.of(site, self.nonfinite)
-        return BoundAverage(site, self, layout, flat, layout.views(flat), carry, guard)
+        views, window = layout.views(flat), Window(site)
+        return BoundAverage(site, self, layout, flat, views, carry, guard, window)
 
 
 @dataclass(eq=False)
@@ -80,6 +87,7 @@ class BoundAverage(BoundParameters):
     views: dict[str, Tensor]
     carry: list[Tensor]
     guard: Guard
+    window: Window
 
     def state(self) -> Iterator[Variable]:
         """Yield the copy of the model, what rounding took from the means, and skipped steps."""
@@ -87,6 +95,7 @@ class BoundAverage(BoundParameters):
         if self.layout.is_rounded:
             yield Variable("carry", "own", self._read_carry, self._write_carry, memory=self.carry)
         yield from self.guard.state()
+        yield from self.window.state()
 
     def step(self, step: int) -> None:
         """Average if (k+1) mod ``every`` is 0, where k is ``step``."""
@@ -98,14 +107,17 @@ class BoundAverage(BoundParameters):
 
     def _average(self) -> None:
         site = self.site
+        self.window.weigh()
         pack(self.views.values(), site.parameters.values())
         carried = [carry.clone() for carry in self.carry]
         if site.group is not None:
             parts = zip(self.flat, carried, strict=True)
-            for handle in [mean(site.slice(part), site.group, carry) for part, carry in parts]:
+            given = site.group, site.shares
+            for handle in [mean(site.slice(p), given[0], carry, given[1]) for p, carry in parts]:
                 handle.wait()
         site.gather(self.flat)
         site.commit()
+        self.window.close()
         pack(self.carry, carried)
         pack(site.parameters.values(), self.views.values())
 
@@ -123,10 +135,15 @@ class BoundAverage(BoundParameters):
             part.add_(carry, alpha=self.site.size)
         return flat, views, 1.0
 
+    def windows(self) -> list[Window]:
+        """Return the window since the last average, for each flat tensor."""
+        return [self.window] * len(self.flat)
+
     def reset(self) -> None:
         """Start anew from equal replicas: nothing is carried, and "skip" may return to them."""
         for carry in self.carry:
             carry.zero_()
+        self.window.close()
         self.guard.keep()
 
     def staleness(self, step: int) -> int:

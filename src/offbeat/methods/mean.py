@@ -76,6 +76,11 @@ class Mean(GradientExchange):
         return not self.partition
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss | None:
         """The mean is made again; a lost owner of layers had their optimizer's state."""
         return None if self.partition else "again"

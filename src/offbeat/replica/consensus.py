@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
+from offbeat.attach.first_step import drift_note, keeps_equal
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.exchange.sharding import gathering_modules, local, reshard
@@ -102,6 +103,12 @@ class Consensus:
         nodes = self._members.world.nodes if self._gathering else None
         return consensus_distance(self._held, self._members.connection.control, nodes)
 
+    def drift(self) -> tuple[dict[str, float], str | None]:
+        """Return the distance, and a warning if the algorithm keeps replicas equal; all call."""
+        distance, algorithm = self.distance(), self._members.algorithm
+        is_off = keeps_equal(algorithm) and distance["max"] > 0
+        return distance, drift_note(algorithm, distance["max"]) if is_off else None
+
 
 def average_parameters(slot: BoundParameters) -> None:
     r"""Set the parameters to the weighted average of all participants.
@@ -109,16 +116,21 @@ def average_parameters(slot: BoundParameters) -> None:
     .. math:: \bar z = \sum_i x_i \Big/ \sum_i w_i
 
     Numerators x include what is in flight. Sums run in float64, so that averaging equal replicas
-    changes nothing, bit for bit. Bytes sent: 4 (n-1)/n of the model's.
+    changes nothing, bit for bit. Bytes sent: 4 (n-1)/n of the model's. In a run with weights
+    participants count by the samples of their steps since the last exchange.
     """
     site = slot.site
     if site is None:
         return
     flat, views, weight = slot.mass()
+    factors, windows = [1.0] * len(flat), slot.windows() if site.weights is not None else ()
+    for index, window in enumerate(windows):
+        window.weigh(is_average=True)
+        factors[index] = site.factor
     if site.group is not None:
         total = sum(w for (w,) in gather_numbers([weight], site.group))
-        for part in flat:
-            _average(site.slice(part), total, site.group)
+        for part, factor in zip(flat, factors, strict=True):
+            _average(site.slice(part), total, site.group, factor)
     site.gather(flat)
     pack(site.parameters.values(), views.values())
 

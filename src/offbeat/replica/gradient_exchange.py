@@ -30,6 +30,7 @@ class GradientExchange:
         self._transact = transact
         self._loss: PeerLost | None = None  # at a launch in this backward
         self._seen: list[str] = []  # the gradients of this backward
+        self._has_begun = False  # this backward, in a run with weights
         self.replace(slot, heartbeat, buffers)
 
     def replace(
@@ -37,10 +38,13 @@ class GradientExchange:
     ) -> None:
         """Exchange by these from now on."""
         self.slot, self.heartbeat, self.buffers = slot, heartbeat, buffers
-        self.ready = slot.ready if self._transact is None else self._ready_unless_lost
+        is_weighted = slot.site is not None and slot.site.weights is not None
+        self._ready = self._agree_at_first if is_weighted else slot.ready
+        self.ready = self._ready if self._transact is None else self._ready_unless_lost
 
     def finish(self) -> None:
         """End the exchange of this backward, and copy the buffers of the first rank."""
+        self._has_begun = False
         if self._transact is None:
             with self._calling():
                 self.slot.finish()
@@ -53,13 +57,22 @@ class GradientExchange:
         self._seen.clear()
         self._transact(self._copy_buffers)
 
+    def _agree_at_first(self, name: str) -> None:
+        # The first gradient waits for the weights of the others: a rank that waits must say in
+        # which call. It is the one that finish() will count.
+        if self._has_begun or self.heartbeat is None:
+            return self.slot.ready(name)
+        self._has_begun = True
+        with self.heartbeat.verb("backward"), self._calling():
+            self.slot.ready(name)
+
     def _ready_unless_lost(self, name: str) -> None:
         # Backward computes the other gradients of this rank all the same: they are exchanged
         # between the ranks that are left.
         self._seen.append(name)
         if self._loss is None:
             try:
-                self.slot.ready(name)
+                self._ready(name)
             except PeerLost as loss:
                 self._loss = loss
 

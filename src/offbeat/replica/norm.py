@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from offbeat.exchange import Exchanged, Site
+from offbeat.exchange import BoundGradients, Exchanged, GradientExchange, Site
 from offbeat.exchange.sharding import whole
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
@@ -21,6 +21,11 @@ class Share:
 
     model: Exchanged
     site: Site | None
+
+    @classmethod
+    def of(cls, model: Exchanged, slot: GradientExchange | None, bound: BoundGradients) -> "Share":
+        """Return the share of this rank under what fills the gradients slot."""
+        return cls(model, bound.site if slot is not None and slot.partition else None)
 
     def owned(self) -> list[nn.Parameter]:
         """Return the parameters that this rank steps, ignored ones last."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.attach import checks
-from offbeat.attach.first_step import check_start, drift_note, keeps_equal
+from offbeat.attach.first_step import check_start, keeps_equal
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
@@ -22,6 +22,8 @@ from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import Share
 from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
+from offbeat.replica.uneven import Batch, Uneven
+from offbeat.replica.weighting import Weighting
 from offbeat.telemetry.recorder import Recorder
 
 Result = TypeVar("Result")
@@ -44,21 +46,20 @@ class Replica(Participation):
         self.lost, self.joined, self.is_averaged = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
-        self._trained = model.trained
-        self._gathering = gathering_modules(model.module)
+        self._trained, self._gathering = model.trained, gathering_modules(model.module)
         self._before = checks.Snapshot(model)
-        place = {"rank": self.world.rank, "nodes": self.world.nodes}
-        texts = {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
-        self._recorder = Recorder(members.meter, texts | place, self._trained)
+        about: Saved = {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
+        about |= {"rank": self.world.rank, "nodes": self.world.nodes}
+        self._recorder = Recorder(members.meter, about, self._trained)
         self._use = Availability(members)
         self._consensus = Consensus(model, members, self._use)
-        partition = self.algorithm.gradients is not None and self.algorithm.gradients.partition
-        self._share = Share(model, self.gradients.site if partition else None)
+        self._share = Share.of(model, self.algorithm.gradients, self.gradients)
         self._installed: Any = None
         transact = partial(self._together, None) if members.exchanges_again else None
         joint = self.gradients, members.heartbeat, members.buffers
         exchange = GradientExchange(*joint, transact)
         self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
+        self.weighting = Weighting(members.samples, members, self._trained)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
@@ -67,12 +68,13 @@ class Replica(Participation):
         Call it once per optimizer step on every rank, whatever the optimizer did. Raises
         ``ValueError`` on all ranks if parameters of one were replaced, unfrozen, cast or moved
         since ``replicate``; the first step also if ranks began with different parameters under a
-        method that keeps them equal, or if the model was wrapped meanwhile. Raises
-        :class:`PeerLost` if a rank is lost.
+        method that keeps them equal, or the model was wrapped. Raises :class:`PeerLost` if a rank
+        is lost.
         """
         self._use.require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
+        self.weighting.begin_step()
         self._admit()
         self._end_step()
         self._let_go()
@@ -82,6 +84,7 @@ class Replica(Participation):
     def _end_step(self) -> None:
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
+        self.weighting.end_step()
         self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
@@ -92,11 +95,29 @@ class Replica(Participation):
         """
         self._watch.enable(bool(requires_sync))
 
+    def set_weight(self, samples: float) -> None:
+        """Say how many samples the coming steps of this rank stand for, before their backward.
+
+        Local; with ``replicate(..., weighted=True)``, and 1 until it is set. Raises ``ValueError``
+        on all ranks for anything but 0 to 2^53, and if only some have called before a first step.
+        """
+        self._use.require_open()
+        self.weighting.set(samples)
+
+    def uneven(self, batches: Iterable[Batch], filler: Batch | None = None) -> Uneven[Batch]:
+        """Return an iterable over ``batches`` that ends on all ranks together.
+
+        With ``replicate(..., weighted=True)``. A rank that has no more batches repeats its last
+        one, or ``filler``, with zero gradients and the weight 0. See :class:`Uneven`.
+        """
+        given = batches, filler, self._trained.values(), self.weighting.run_out
+        return Uneven(*given, self.gather, lambda: (self.steps, self.world.ranks))
+
     def finish(self) -> None:
         """Merge everything in flight and set every replica to the average, buffers included.
 
-        Call it on all ranks before the last evaluation or save; training may continue. Float
-        buffers are averaged, other buffers come from the first rank.
+        All ranks call, before the last evaluation or save; training may continue. Float buffers
+        are averaged, others come from the first rank.
         """
         self._use.require_open()
         self._recorder.finished(self._together("finish", self._finish))
@@ -138,10 +159,10 @@ class Replica(Participation):
     def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
         """Compute the BatchNorm statistics of the average model on the batches of all ranks.
 
-        All ranks call, inside :meth:`consensus` or after :meth:`finish`, each with batches of its
-        own, as ``torch.optim.swa_utils.update_bn(loader, model, device)``: one forward of each in
-        training mode. The result is that of one process with all batches. Raises ``ValueError`` on
-        all ranks elsewhere, or if no rank has a batch. Bytes sent: 2 (n-1)/n of the buffers'.
+        All ranks call, inside :meth:`consensus` or after :meth:`finish`, each with its own batches,
+        as ``torch.optim.swa_utils.update_bn(loader, model, device)``: one forward of each. The
+        result is that of one process with all batches. Raises ``ValueError`` on all ranks
+        elsewhere, or if no rank has a batch. Bytes sent: 2 (n-1)/n of the buffers'.
         """
         self._use.require_open(also_shown=True)
         is_one_model = self.is_averaged or keeps_equal(self.algorithm)
@@ -158,19 +179,16 @@ class Replica(Participation):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients to a norm of at most ``max_norm``; returns the norm they had.
 
-        As ``torch.nn.utils.clip_grad_norm_``, without ignored parameters. With
-        ``adasum(partition=True)``, and of a sharded model, the norm is that of all gradients of the
-        node. All its ranks call, between backward and the next step.
+        As ``torch.nn.utils.clip_grad_norm_``, without ignored parameters; with
+        ``adasum(partition=True)`` and of a sharded model of all gradients of the node, whose ranks
+        call between backward and the next step.
         """
         self._use.require_open()
         with self._connection.calling("clip_grad_norm_" if self._share.site else None):
             return self._share.clip(max_norm, norm_type)
 
     def consensus_distance(self) -> dict[str, float]:
-        """Return the distance of the replicas from their average.
-
-        All ranks call; see :func:`offbeat.replica.consensus.consensus_distance`.
-        """
+        """Return :func:`.consensus.consensus_distance` of all replicas; all ranks call."""
         self._use.require_open()
         distance = self._together("consensus_distance", self._consensus.distance)
         self._restart_clock()
@@ -181,10 +199,10 @@ class Replica(Participation):
     ) -> None:
         """Record this rank's loss of the coming step, or of an evaluation; no communication.
 
-        ``daso`` detects plateaus of the training loss, ``offbeat compare`` draws its curves from
-        both kinds. An evaluation ends with this report: its time and bytes count for no step.
+        ``daso`` detects plateaus of the training loss, ``offbeat compare`` draws both kinds. An
+        evaluation ends with this report: its time and bytes count for no step.
         """
-        self._recorder.report(loss, kind)
+        self._recorder.report(loss, kind, self.weighting.now)
         if kind == "heldout":
             self._restart_clock()
         else:
@@ -193,8 +211,8 @@ class Replica(Participation):
     def install(self, optimizer: Optimizer) -> None:
         """Call :meth:`step` after every ``optimizer.step()``, for loops you do not own.
 
-        For one optimizer, or what a framework has wrapped around it, and not with ``GradScaler``:
-        the scaler may skip the step of one rank, while the others wait for it.
+        For one optimizer, also in the wrapper of a framework, and not with ``GradScaler``, which
+        may skip the step of one rank while the others wait for it.
         """
         self._use.require_open()
         bare = bare_optimizer(optimizer, earlier=self._installed is not None)
@@ -209,22 +227,20 @@ class Replica(Participation):
         ``torch.distributed.checkpoint`` to one folder. Inside ``consensus()`` it is the state of
         training, not of the average. Gradients accumulated so far are not part of it.
 
-        In an elastic run a loss found in that wait is survived as in ``step()``.
-        States saved at that moment may be of different worlds: resume from another one.
+        In an elastic run a loss found in that wait is survived as in ``step()``, and states saved
+        then may be of different worlds: resume from another one.
         """
         self._use.require_open(also_shown=True)
         self._watch.require_spent()
-        about = self.steps, self.is_averaged, self._consensus.own
-        return self._saved(None, checkpoint.save, *about)
+        return self._saved(None, checkpoint.save, self.steps, self.is_averaged, self._consensus.own)
 
     def load_state_dict(self, saved: Saved) -> None:
         """Continue where the saved run stopped, bit for bit; all ranks call.
 
         In an elastic run a loss found here is survived: the others load their own states again
-        and start from these models, as survivors of an earlier loss do.
-
-        Raises ``ValueError``, the same on all ranks and before anything is written, if the state
-        of any rank is damaged, does not fit this replica, or is of another moment or run.
+        and start from these models, as survivors of an earlier loss do. Raises ``ValueError``, the
+        same on all ranks and before anything is written, if the state of any rank is damaged, does
+        not fit this replica, or is of another moment or run.
         """
         self._use.require_open()
         self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
@@ -240,18 +256,8 @@ class Replica(Participation):
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
-        return {
-            "algorithm": str(self.algorithm),
-            "rank": self.world.rank,
-            "size": self.world.size,
-            "step": self.steps,
-            "notes": list(self.notes),
-            "measures": self.parameters.measures(),
-            "lost": [dict(loss) for loss in self.lost],
-            "joined": [dict(join) for join in self.joined],
-            **self._recorder.stats(),
-            **self.gradients.stats(),
-        }
+        here = {"step": self.steps, "measures": self.parameters.measures()}
+        return self._members.stats() | here | self._recorder.stats() | self.gradients.stats()
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
@@ -289,6 +295,7 @@ class Replica(Participation):
             start = self._watch.start, self._watch.is_changed, self.is_averaged
             note = check_start(self._exchanged, self.algorithm, self._connection, *start)
             self.notes += [note] if note else []
+            self.weighting.settle()
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         if self.steps >= self._members.exchanges_from:
             with torch.no_grad():
@@ -298,9 +305,8 @@ class Replica(Participation):
 
     def _finish(self) -> dict[str, float]:
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
-        distance = self._consensus.distance()
-        if keeps_equal(self.algorithm) and distance["max"] > 0:
-            self._note(drift_note(self.algorithm, distance["max"]))
+        distance, note = self._consensus.drift()
+        self._note(note)
         self._consensus.reach("finish", self.steps)
         self.parameters.reset()
         return distance

@@ -22,6 +22,7 @@ from offbeat.elastic.join_barrier import donor_in
 from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
+from offbeat.exchange.samples import Samples
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.liveness.failure import PeerLost
 from offbeat.replica.replica import Replica
@@ -42,6 +43,7 @@ def replicate(
     scaler: torch.amp.GradScaler | None = None,
     ignore: Collection[str | nn.Module] = (),
     elastic: bool = False,
+    weighted: bool = False,
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
@@ -83,6 +85,9 @@ def replicate(
             shares; residuals begin with zero, and of a push-sum weight the new rank gets a half.
             ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
             of a node join together.
+        weighted: True lets :meth:`Replica.set_weight` say how many samples the steps of a rank
+            stand for, and :meth:`Replica.uneven` let ranks run out of data. One small gather more
+            in every exchange.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -99,7 +104,8 @@ def replicate(
         )
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
-    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic)
+    samples = Samples() if weighted else None
+    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic, samples=samples)
     replica = _attach(filler, mesh)
     world = replica.world
     if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):
@@ -114,13 +120,15 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
         node = Node.meet(mesh) if as_nodes else None
-        found = _join(JoinAttempts(mesh, model, algorithm), filler, node)
+        attempts = JoinAttempts(mesh, model, algorithm, filler.samples is not None)
+        found = _join(attempts, filler, node)
         if isinstance(found, Generation):
             replica = Replica(model, found)
             replica._end_step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    connection = connect(model, algorithm, mesh, filler.optimizers, run, filler.is_elastic)
+    special = filler.is_elastic, filler.samples is not None
+    connection = connect(model, algorithm, mesh, filler.optimizers, run, *special)
     world = connection.world
     try:
         if model.is_sharded:
@@ -129,7 +137,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
         if as_nodes and connection.links is not None:
             return Replica(model, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
-            announce(connection.links, model, algorithm)
+            announce(connection.links, model, algorithm, filler.samples is not None)
         copy_from_rank0(model, connection)
         return Replica(model, Generation(connection, filler))
     except BaseException as error:
@@ -148,7 +156,7 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
         if node.is_first and everyone.links is not None:
             links = everyone.links.between_nodes()
             between = Connection(links.world, links, None)
-            announce(links, filler.model, filler.algorithm)
+            announce(links, filler.model, filler.algorithm, filler.samples is not None)
             between = Connection.over(links.world, links)
         found.append(Generation(between, filler, node))
 

@@ -34,6 +34,7 @@ class Recorder:
         """Start counting; ``about`` holds "rank" and "nodes", and begins a recording."""
         self.meter = meter
         self.loss: float | Tensor | None = None
+        self.weight: float | None = None
         self._write: JsonLines | None = None
         self._gradients: GradientTimes | None = None
         if os.environ.get(FOLDER_VARIABLE):
@@ -70,6 +71,7 @@ class Recorder:
             totals_by_axis = dict(self.meter.bytes_sent).items()
             sent = {axis: count - self._sent.get(axis, 0) for axis, count in totals_by_axis}
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
+            more |= {} if self.weight is None else {"weight": self.weight}
             if self._gradients is not None:
                 more |= self._gradients.take(since=self._time)
             self._record("step", **self.last, **more)
@@ -83,8 +85,10 @@ class Recorder:
         if self.meter.spans is not None:
             self.meter.spans = []
 
-    def report(self, loss: float | Tensor, kind: str) -> None:
+    def report(self, loss: float | Tensor, kind: str, weight: float | None = None) -> None:
         """Record a loss: ``kind`` is "train" for this step's, or "heldout".
+
+        ``weight``: of the step, in a run with weights.
 
         Raises ValueError for another kind, or a tensor with more than one element.
         """
@@ -97,7 +101,7 @@ class Recorder:
             )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if kind == "train":
-            self.loss = loss
+            self.loss, self.weight = loss, weight
         elif self._write is not None:
             self._record(kind, loss=float(loss))
 

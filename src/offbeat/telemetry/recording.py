@@ -1,9 +1,10 @@
 """A reader of recordings, also of files that grow while a run is in progress."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 
@@ -17,6 +18,7 @@ class Step:
     bytes_sent: Mapping[str, float]  # by axis: "world", "node", "local"
     seconds_stalled: float
     loss: float | None = None
+    weight: float = 1.0  # of the loss among those of all ranks
     # (kind, start, end) in seconds since the start of the step; a message may start before it.
     spans: tuple[tuple[str, float, float], ...] = ()
     # Of a profile: when each gradient was ready, in seconds since the start of the step; the number
@@ -35,6 +37,7 @@ class Step:
             bytes_sent=line.get("bytes_by_axis") or {"world": line["bytes_sent"]},
             seconds_stalled=line["seconds_stalled"],
             loss=line.get("loss"),
+            weight=line.get("weight", 1.0),
             spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
             ready=line.get("ready", {}),
             parameters={n: (numel, d) for n, (numel, d) in line.get("parameters", {}).items()},
@@ -47,6 +50,12 @@ class Step:
         for name, start, end in self.spans:
             if name.partition(":")[0] == kind:
                 yield start, end
+
+
+def mean_loss(steps: Iterable[Step]) -> float | None:
+    """Return the weighted mean of the losses that there are; None without any that counts."""
+    known = [(step.loss, step.weight) for step in steps if step.loss is not None and step.weight]
+    return fmean(*zip(*known, strict=True)) if known else None
 
 
 @final

@@ -6,7 +6,7 @@ also faster there than all_to_all_single (169 ms against 227 where 150 are ideal
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
 
 import torch
@@ -93,21 +93,30 @@ def copy_from_first(tensors: Iterable[Tensor], group: Group) -> None:
             tensor.copy_(message)
 
 
-def mean(tensor: Tensor, group: Group, carry: Tensor | None = None) -> Handle:
+def mean(
+    tensor: Tensor,
+    group: Group,
+    carry: Tensor | None = None,
+    shares: Sequence[float] | None = None,
+) -> Handle:
     """Average ``tensor`` over the group, in place, equal on all members bit for bit.
+
+    ``shares`` are those of the members, by default equal ones.
 
     16-bit tensors are summed in float32 and rounded once, at the same 2 (n-1)/n of their bytes
     and n/(n-1) of their memory; wider ones go through one all-reduce. ``carry`` is added to this
     member's chunk of a 16-bit mean (:func:`chunk_of_mean`), and then holds what rounding took.
     """
     if tensor.dtype.itemsize > 2:
+        if shares is not None:
+            return all_reduce(tensor.mul_(shares[group.rank]), group)
         handle = all_reduce(tensor, group)
         handle.after = lambda: tensor.div_(group.size)
         return handle
     if has_streams(tensor.device):  # streams keep the order: nothing here blocks the host
-        _mean_16bit(tensor, group, carry)
+        _mean_16bit(tensor, group, carry, shares)
         return Handle(group, [], [tensor])
-    job = group.lane.submit(_mean_16bit, tensor, group, carry)
+    job = group.lane.submit(_mean_16bit, tensor, group, carry, shares)
     return Handle(group, buffers=[tensor], future=job)
 
 
@@ -122,7 +131,9 @@ def peers_of_mean(tensors: Iterable[Tensor]) -> tuple[()] | None:
     return None if any(tensor.dtype.itemsize <= 2 for tensor in tensors) else ()
 
 
-def _mean_16bit(tensor: Tensor, group: Group, carry: Tensor | None) -> None:
+def _mean_16bit(
+    tensor: Tensor, group: Group, carry: Tensor | None, shares: Sequence[float] | None
+) -> None:
     rank, size = group.rank, group.size
     chunk = -(-tensor.numel() // size)
     padded = tensor.new_zeros(size * chunk)
@@ -136,7 +147,8 @@ def _mean_16bit(tensor: Tensor, group: Group, carry: Tensor | None) -> None:
     hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
     for to, source in hops:
         exchange([(to, parts[to])], [(source, arrived[source])], group).join()
-    total = arrived.float().mean(0)
+    wide = arrived.float()
+    total = wide.mean(0) if shares is None else wide.T @ wide.new_tensor(shares)
     if carry is None:
         parts[rank] = total
     else:

@@ -109,9 +109,9 @@ class Bucket(Message):
         self.memory = self.memory.unless_kept(self.site.registered, self.site.is_elastic)
         self.memory.restore()
         self.flags.fill_(1)
-        filled = {}
+        filled, weighs = {}, self.site.factor > 0
         for index, (name, view) in enumerate(self.views.items()):
-            grad = gradient_of(self.site.registered[name])
+            grad = gradient_of(self.site.registered[name]) if weighs else None
             if grad is None:
                 view.zero_()
                 self.flags[index] = 0
@@ -129,12 +129,14 @@ class Bucket(Message):
 
     def send(self) -> None:
         """Launch the mean over the group."""
+        shares = self.site.shares
+        share = 1.0 / self.group.size if shares is None else shares[self.group.rank]
         if self.owner is not None:
-            self.handle = reduce(self.buffer.mul_(1.0 / self.group.size), self.owner, self.group)
+            self.handle = reduce(self.buffer.mul_(share), self.owner, self.group)
         elif self.buffer.dtype.itemsize > 2:
-            self.handle = all_reduce(self.buffer.mul_(1.0 / self.group.size), self.group)
+            self.handle = all_reduce(self.buffer.mul_(share), self.group)
         else:  # summed in float32 and divided there
-            self.handle = mean(self.buffer, self.group)
+            self.handle = mean(self.buffer, self.group, shares=shares)
 
     def wait(self) -> bool:
         """Wait for the mean, and compare the calls; no value is checked."""
@@ -153,12 +155,15 @@ class Bucket(Message):
         if self.is_of_another:
             return
         # Flags are read only where this rank has no gradient: on a GPU each read is a wait.
+        weighs = self.site.factor > 0
         for index, (name, view) in enumerate(self.views.items()):
             parameter = self.site.registered[name]
-            if gradient_of(parameter) is not None or self.flags[index]:
+            if (weighs and gradient_of(parameter) is not None) or self.flags[index]:
                 put(parameter, view)
                 if self.owner is not None and parameter.grad is not None:
                     self.given[name] = parameter.grad
+            elif not weighs:
+                parameter.grad = None
 
     def stepped(self) -> None:
         """Forget the means that the owner has used."""

@@ -9,6 +9,7 @@ import torch
 
 from offbeat.exchange import BoundGradients, Saved, Site, Variable, plain
 from offbeat.exchange.engine.message import Message
+from offbeat.exchange.weights import weigh_gradients
 from offbeat.transport.collectives import broadcast
 from offbeat.transport.group import Group, message_device
 
@@ -83,7 +84,8 @@ class Engine(BoundGradients, Generic[Kind]):
             self.launch()
 
     def begin(self) -> None:
-        """Begin a backward; nothing unless overridden."""
+        """Begin a backward: agree on the weights of the members, in a run that has them."""
+        weigh_gradients(self.site, self.group)
 
     def add(self, name: str) -> None:
         """Add a gradient to its message; one without residuals reads all at its launch."""

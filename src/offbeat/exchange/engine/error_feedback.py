@@ -69,8 +69,9 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         return found
 
     def begin(self) -> None:
-        """Read learning rates and the loss scale of this backward."""
-        self.units.read()
+        """Read learning rates, the loss scale and the weight of this backward."""
+        super().begin()
+        self.units.read(self.site.factor)
 
     def add(self, name: str) -> None:
         """Add the gradient to its residual, once it is known what became of the last one."""

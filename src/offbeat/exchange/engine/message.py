@@ -124,7 +124,7 @@ class FlatMessage(FeedbackMessage):
 
     def read(self, name: str) -> Tensor | None:
         """Return the gradient of ``name``, and note whether there is one."""
-        grad = gradient_of(self.site.registered[name])
+        grad = gradient_of(self.site.registered[name]) if self.site.factor else None
         if grad is not None:
             require_plain(self.group, name, grad)
         self.mine_has[name] = grad is not None
@@ -164,3 +164,5 @@ class FlatMessage(FeedbackMessage):
         for name in self.names:
             if name in self.had:
                 put(self.site.registered[name], self.mean.views[name])
+            elif not self.site.factor:
+                self.site.registered[name].grad = None

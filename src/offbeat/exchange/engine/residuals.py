@@ -15,6 +15,11 @@ class FeedbackExchange(GradientExchange):
         """Whether it exchanges between nodes: FSDP2 has averaged inside them, all entries."""
         return self.over == "world"
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
         r"""Keep the mean of residuals and velocities in a world of another size.
 

@@ -12,17 +12,19 @@ from torch.optim import SGD, Optimizer
 class Scale(NamedTuple):
     r"""Learning rate of one parameter (or 1) and loss scale, in one backward.
 
-    A gradient g enters the residual as :math:`\alpha g / s`, and what is sent comes back as
-    :math:`s / \alpha` times that.
+    A gradient g enters the residual as :math:`f \alpha g / s`, with the factor f of this rank's
+    weight (1 if all are equal), and what is sent comes back as :math:`s / \alpha` times that. So
+    residuals of all ranks count alike, whatever their weights were and will be.
     """
 
     rate: float
     loss: float
+    weight: float = 1.0
 
     @property
     def to_residual(self) -> float:
         """The factor from ``.grad`` to the residual."""
-        return self.rate / self.loss
+        return self.weight * self.rate / self.loss
 
     @property
     def to_grad(self) -> float:
@@ -60,14 +62,18 @@ class Units:
         }
         return cls({n: places.get(id(p)) for n, p in parameters.items()}, scaler)
 
-    def read(self) -> None:
+    def read(self, weight: float = 1.0) -> None:
         """Read the scales of a backward that begins."""
         loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         # Looked up anew each time: load_state_dict() replaces an optimizer's groups.
         self.scales = {
-            name: Scale(float(place[0].param_groups[place[1]]["lr"]) if place else 1.0, loss_scale)
+            name: Scale(_rate(place) if place else 1.0, loss_scale, weight)
             for name, place in self.groups.items()
         }
+
+
+def _rate(place: tuple[Optimizer, int]) -> float:
+    return float(place[0].param_groups[place[1]]["lr"])
 
 
 def optimizer_fault(

@@ -92,6 +92,11 @@ class AdasumUpdate(ParameterExchange):
             )
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss | None:
         """Updates are combined again; a lost owner of layers had their optimizer's state."""
         return None if self.partition else "again"

@@ -18,6 +18,7 @@ from offbeat.exchange import (
 )
 from offbeat.exchange.guard import Nonfinite, error_of_second_skip, error_of_step
 from offbeat.exchange.state import Kind
+from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, flat_view, pack
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.reduction import Reduction, Statistics
@@ -57,6 +58,11 @@ class BoundAdasum(BoundParameters):
     skipped: int = 0
     at_fault: bool = False
     before: list[list[Tensor]] = field(default_factory=list)
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first window."""
+        self.window = Window(self.site)
 
     def state(self) -> Iterator[Variable]:
         """Yield the anchor, the errors of roundings, and the count of skipped steps.
@@ -73,6 +79,7 @@ class BoundAdasum(BoundParameters):
         for index, name in enumerate(("error_of_update", "error_of_combination")):
             if index < len(self.reduction.roundings):
                 yield self._rounding(name, *self.reduction.roundings[index])
+        yield from self.window.state()
 
     def undo(self) -> None:
         """Give the errors of roundings back what the messages of a lost exchange have taken."""
@@ -101,6 +108,7 @@ class BoundAdasum(BoundParameters):
         if self.site.size == 1 or not due(step, self.every):
             self._broadcast_shares()
             return
+        self.window.weigh()
         self._update()
         if self.site.is_elastic:
             self.before = [[e.clone() for e in r.errors] for _, r in self.reduction.roundings]
@@ -110,6 +118,7 @@ class BoundAdasum(BoundParameters):
             if not self.partition:
                 self.site.gather(self.flat)
         self.site.commit()
+        self.window.close()
         self.before = []
         if statistics.is_finite():
             self.at_fault = False
@@ -136,6 +145,7 @@ class BoundAdasum(BoundParameters):
             self._broadcast_shares()
             pack(views.values(), self.site.parameters.values())
             return whole, views, 1.0
+        self.window.weigh(is_average=True)
         slices, reduction = self._update(), self.reduction
         if self.wire is not None:
             for pieces, rounding in reduction.roundings:
@@ -157,6 +167,7 @@ class BoundAdasum(BoundParameters):
         pack(self.held.views(self.anchor).values(), self._parameters())
         for _, rounding in self.reduction.roundings:
             rounding.forget()
+        self.window.close()
 
     def staleness(self, step: int) -> int:
         """Return the number of steps since the last exchange."""
@@ -192,6 +203,8 @@ class BoundAdasum(BoundParameters):
         slices = self._slices(self.flat)
         for update, anchor in zip(slices, self._slices(self.anchor), strict=True):
             update.sub_(anchor.to(update.dtype))
+            if self.site.shares is not None:
+                update.mul_(self.site.factor)
         return slices
 
     def _broadcast_shares(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
 from offbeat.exchange.state import Kind
+from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
 from offbeat.functional.messages.narrowing import Narrow
 from offbeat.methods.outer.lossy_mean import LossyMean
@@ -47,6 +48,11 @@ class Fragment(State):
     in_flight: bool = False
     before: dict[str, dict[str, Tensor]] | None = None
     handles: list[Handle] = field(default_factory=list)
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first window."""
+        self.window = Window(self.site)
 
     @classmethod
     def of(
@@ -75,21 +81,28 @@ class Fragment(State):
         """Launch the mean of all participants' parameters, without waiting for it."""
         self._pack(self.flat, self.views)
         self.in_flight = True
+        self.window.weigh()
+        self.window.send()
         if self.site.group is None:
             return
         if self.site.is_elastic and self.lossy:
             self.before = self._errors()
         if not self.lossy:
             filled = [part for part in self._slices(self.flat) if part.numel() > 0]
-            self.handles = [mean(part, self.site.group) for part in filled]
+            given, shares = self.site.group, self.site.shares
+            self.handles = [mean(part, given, shares=shares) for part in filled]
             return
         for part, anchor, lossy in zip(
             self._slices(self.flat), self.anchor, self.lossy, strict=True
         ):
             if part.numel() == 0:
                 continue
-            # Differences to the anchor travel: rounding takes little of them.
-            handle = lossy.launch(torch.sub(anchor, part, out=part))
+            # Differences to the anchor travel: rounding takes little of them. They are weighted
+            # before what is lost of them is kept, so that all that is kept counts alike.
+            torch.sub(anchor, part, out=part)
+            if self.site.shares is not None:
+                part.mul_(self.site.factor)
+            handle = lossy.launch(part)
             handle.then(partial(torch.sub, anchor, part, out=part))
             self.handles.append(handle)
 
@@ -117,6 +130,7 @@ class Fragment(State):
         self.join()
         self.site.commit(steps)
         self.before = None
+        self.window.arrive()
         self.in_flight = False  # an average taken after the error must not count it
         self._require_finite()
         if self.site.group is not None:
@@ -143,6 +157,7 @@ class Fragment(State):
         """Take the parameters, now equal, as the anchor; discard the mean and all earlier steps."""
         self.join()  # a handle dropped unwaited breaks the group's next exchanges
         self.in_flight = False
+        self.window.close()
         for carry in self.carry:
             carry.zero_()
         for lossy in self.lossy:
@@ -152,6 +167,10 @@ class Fragment(State):
         self._pack(self.flat, self.views)
         pack(self.anchor, self._slices(self.flat))
         self.optimizer.reset()
+
+    def undo(self) -> None:
+        """Count the samples of a mean again that was lost."""
+        self.window.undo()
 
     def take(self, earlier: State) -> None:
         """Take over; each rank sends again what messages in flight and owners of means had lost."""
@@ -201,6 +220,7 @@ class Fragment(State):
         yield Variable("mean", "in_flight", self._read_mean, self._write_mean, memory=self.flat)
         state = plain("shared", self, "in_flight", self._fault_in_flight)
         yield replace(state, kind="in_flight")  # equal on all ranks all the same
+        yield from self.window.state()
 
     def save(self) -> Saved:
         """Wait for the mean in flight, and return copies of all."""

@@ -11,10 +11,12 @@ from torch import Tensor
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch, sections
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
+from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, pack
 from offbeat.settings import at_least, between, check_settings
 from offbeat.topology.schedule import due
 from offbeat.transport.messages import exchange
+from offbeat.transport.small_gathers import gather_numbers
 
 
 @final
@@ -95,6 +97,11 @@ class OuterGossip(ParameterExchange):
         return self.lr if self.gossip_lr is None else self.gossip_lr
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss:
         """Pairs exchange again, of those that are left."""
         return "again"
@@ -111,7 +118,9 @@ class OuterGossip(ParameterExchange):
         flat = layout.wide(site.device, site.chunks)
         slow, momentum = ([site.slice(part).clone() for part in flat] for _ in range(2))
         views, guard = layout.views(flat), Guard.of(site, self.nonfinite)
-        bound = BoundOuterGossip(site, self, layout, flat, views, slow, momentum, guard)
+        bound = BoundOuterGossip(
+            site, self, layout, flat, views, slow, momentum, guard, Window(site)
+        )
         bound.reset()
         return bound
 
@@ -132,6 +141,7 @@ class BoundOuterGossip(BoundParameters):
     slow: list[Tensor]
     momentum: list[Tensor]
     guard: Guard
+    window: Window
 
     def state(self) -> Iterator[Variable]:
         """Yield the copy of the model, the slow weights, the momentum and skipped steps."""
@@ -139,6 +149,7 @@ class BoundOuterGossip(BoundParameters):
         yield sections("own", "slow", self.slow, self.site, self.layout)
         yield sections("own", "momentum", self.momentum, self.site, self.layout)
         yield from self.guard.state()
+        yield from self.window.state()
 
     def step(self, step: int) -> None:
         """Make an outer step if (k+1) mod ``every`` is 0, where k is ``step``."""
@@ -153,15 +164,32 @@ class BoundOuterGossip(BoundParameters):
         self._pack()
         own = [self.site.slice(part) for part in self.flat]
         pulls = [slow * rates.gamma for slow in self.slow]
+        factor = self._factor(partner)
         for x, slow, pull in zip(own, self.slow, pulls, strict=True):
-            x.sub_(slow).mul_(rates.lr).add_(pull)
+            x.sub_(slow).mul_(rates.lr * factor).add_(pull)
         self._average(own, partner)
         self.site.commit()
+        self.window.close()
         for x, slow, delta, pull in zip(own, self.slow, self.momentum, pulls, strict=True):
             delta.mul_(rates.momentum).add_(x.sub_(pull))
             x.copy_(slow.add_(delta))
         self.site.gather(self.flat)
         pack(self.site.parameters.values(), self.views.values())
+
+    def _factor(self, partner: int) -> float:
+        """Return 2 W_i/(W_i + W_j) of the samples of a pair's steps; 1 if they are equal."""
+        site, mine = self.site, self.window.samples
+        if site.weights is None:
+            return 1.0
+        if site.inside is not None:
+            mine = sum(samples for (samples,) in gather_numbers([mine], site.inside))
+        if site.group is None or partner == site.rank:
+            return 1.0
+        sent = torch.tensor([mine], dtype=torch.float64, device=site.device)
+        arrived = torch.zeros_like(sent)
+        exchange([(partner, sent)], [(partner, arrived)], site.group).wait()
+        total = mine + float(arrived)
+        return 2 * mine / total if total else 1.0
 
     def _average(self, messages: list[Tensor], partner: int) -> None:
         """Replace messages by the mean with the partner's: both add the same two numbers."""
@@ -179,12 +207,17 @@ class BoundOuterGossip(BoundParameters):
         self._pack()
         return self.flat, self.views, 1.0
 
+    def windows(self) -> list[Window]:
+        """Return the window since the last exchange, for each flat tensor."""
+        return [self.window] * len(self.flat)
+
     def reset(self) -> None:
         """Start anew from equal replicas: slow weights = parameters, no momentum."""
         pack(self.views.values(), self.site.parameters.values())
         pack(self.slow, [self.site.slice(part) for part in self.flat])
         for momentum in self.momentum:
             momentum.zero_()
+        self.window.close()
         self.guard.keep()
 
     def staleness(self, step: int) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
 from offbeat.exchange.interface import OnLoss
+from offbeat.exchange.weights import Window
 from offbeat.functional import divide_layers
 from offbeat.methods.outer.fragment import Fragment, Wire
 from offbeat.methods.outer.optimizer import builder_of
@@ -133,6 +134,11 @@ class OuterStep(ParameterExchange):
         return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss:
         """A mean in flight is dropped: anchors, and errors of messages, are as before."""
         return "again"
@@ -193,6 +199,10 @@ class BoundOuterStep(BoundParameters):
         views = {name: view for _, named in merged for name, view in named.items()}
         flat = [part for parts, _ in merged for part in parts]
         return flat, {name: views[name] for name in self.site.parameters}, 1.0
+
+    def windows(self) -> list[Window]:
+        """Return the window of the fragment of each flat tensor."""
+        return [fragment.window for fragment in self.fragments for _ in fragment.flat]
 
     def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""

@@ -91,6 +91,11 @@ class SlowMomentum(ParameterExchange):
         return self.gossip.over
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether the gossip does, whose sums are averaged."""
+        return self.gossip.takes_weights
+
+    @property
     def on_loss(self) -> OnLoss:
         """The gossip starts anew, from the same anchor."""
         return self.gossip.on_loss

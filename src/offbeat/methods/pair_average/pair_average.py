@@ -69,6 +69,11 @@ class PairAverage(ParameterExchange):
         check_settings(self)
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have the weight 0; no step could agree on others."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss:
         """Survivors go on from their models, with the changes of exchanges that have ended."""
         return "anew"

@@ -26,7 +26,9 @@ from offbeat.kernels.pieces import PushSumPasses
 from offbeat.methods.push_sum.gossip import GossipRound
 from offbeat.topology.graph import Topology
 from offbeat.topology.schedule import due
+from offbeat.transport.small_gathers import gather_numbers
 
+_LEAST = 2.0**-50  # a weight that gives nothing back: it must not become 0
 _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
 
@@ -37,9 +39,10 @@ class BoundPushSum(BoundParameters):
     ``anchor`` is the model z before the optimizer step, flat by section and not rounded to 16 bits;
     None where every weight stays 1 and nothing is rounded. ``rounds`` hold the buffers of an
     exchange: two alternate under overlap, since the next message is written while the last one is
-    in flight (``pending``). ``flat`` is a copy of the parameters where they cannot be used in
-    place: between nodes, on another device, with gaps in memory. ``every`` is the number of steps
-    between two exchanges. ``prompt``: the last message had arrived when it was needed.
+    in flight (``pending``). ``mass_given`` is by how much of the samples of a step of this
+    participant weights have grown. ``flat`` is a copy of the parameters where they cannot be used
+    in place: between nodes, on another device, with gaps in memory. ``every`` is the number of
+    steps between two exchanges. ``prompt``: the last message had arrived when it was needed.
     """
 
     site: Site
@@ -57,6 +60,7 @@ class BoundPushSum(BoundParameters):
     skips: bool
     may_grow: bool
     weight: float = 1.0
+    mass_given: float = 1.0
     pending: GossipRound | None = None
     prompt: bool = False
 
@@ -68,6 +72,8 @@ class BoundPushSum(BoundParameters):
         yield scratch("flat", self.flat or [])
         yield scratch("messages", [part for round in self.rounds for part in round.buffers])
         yield plain("own", self, "weight", _fault_of_weight)
+        if self.site.weights is not None:
+            yield plain("own", self, "mass_given", _fault_of_mass)
         if self.anchor is not None:
             if self.layout.is_rounded:
                 yield sections("own", "anchor", self.anchor, self.site, self.layout)
@@ -92,6 +98,8 @@ class BoundPushSum(BoundParameters):
         if self.skips or site.group is None or site.inside is not None:
             self.guard.check(sends)
         self.copy_in()
+        if site.weights is not None:
+            self._weigh(site.weights.samples.now)
         if self.weighted_updates:
             self.set_anchor()  # then w a + (z - a) is w z
         if site.group is not None:
@@ -104,6 +112,25 @@ class BoundPushSum(BoundParameters):
             site.gather(self.flat)
             pack(site.parameters.values(), self.layout.views(self.flat).values())
         self.guard.keep()
+
+    def _weigh(self, samples: float) -> None:
+        r"""Let the update count by its samples, and the weights of all add up to all samples.
+
+        .. math:: w \leftarrow w + (s - m), \quad m \leftarrow s, \quad x = w a + s (z - a)
+
+        :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
+        the anchor a, which moves no average of equal models. What was given may be with others by
+        now: a participant takes back at most half of its weight at a time, the rest later.
+        """
+        if (node := self.site.inside) is not None:
+            samples = sum(each for (each,) in gather_numbers([samples], node))
+        most = self.weight / 2 if self.weight > _LEAST else 0.0
+        grown = max(samples - self.mass_given, -most)
+        self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
+        anchors = self.anchor or []
+        for z, section, part in self.pieces() if anchors and samples != 1 else ():
+            anchor = anchors[section][part]
+            z.copy_(torch.lerp(anchor, z.to(anchor.dtype), samples))
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -160,7 +187,8 @@ class BoundPushSum(BoundParameters):
         """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
         if self.pending is not None:
             self.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
-        self.weight, self.pending = 1.0, None
+        self.weight = self.mass_given = 1.0
+        self.pending = None
         self.copy_in()
         self.set_anchor()
         self.guard.keep()
@@ -170,7 +198,7 @@ class BoundPushSum(BoundParameters):
         if self.anchor is None and not self.biased:
             self.anchor = new_anchor(self.site, self.layout)
         self.reset()
-        self.weight = weight
+        self.weight = self.mass_given = weight
 
     def take(self, earlier: State) -> None:
         """Start anew from the models as they are; mass in flight to or from a lost rank is lost."""
@@ -319,6 +347,10 @@ class BoundPushSum(BoundParameters):
 
 def _fault_of_weight(weight: float) -> str | None:
     return None if 0 < weight < inf else f"the weight is {weight}, expected a positive number"
+
+
+def _fault_of_mass(mass: float) -> str | None:
+    return None if 0 <= mass < inf else f"the mass given is {mass}, expected 0 or more"
 
 
 def _fault_of_pending_weight(weight: float) -> str | None:

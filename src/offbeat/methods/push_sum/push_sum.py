@@ -110,6 +110,11 @@ class PushSum(ParameterExchange):
             )
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether messages have weights, which those of ranks become a part of."""
+        return not self.biased
+
+    @property
     def on_loss(self) -> OnLoss:
         """Survivors start anew from their models."""
         return "anew"
@@ -130,6 +135,7 @@ class PushSum(ParameterExchange):
         flat = None if works_in_place(site) else layout.empty(site.device, site.chunks)
         empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
         varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
+        varies |= site.weights is not None
         needs_anchor = (varies or layout.is_rounded) and not self.biased
         anchor = new_anchor(site, layout) if needs_anchor else None
         # Under overlap nobody waits to send the second message: all leave at once.

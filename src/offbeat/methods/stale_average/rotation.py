@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.exchange import Site, State, Variable, count_fault, plain, scratch, tensors
+from offbeat.exchange.weights import Window
 from offbeat.functional import (
     Layout,
     cast_difference,
@@ -61,6 +62,11 @@ class Rotation(State):
     turn: int = 0
     pending: PendingSum | None = None
     before: list[Tensor] = field(default_factory=list)
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first window."""
+        self.window = Window(self.site)
 
     @classmethod
     def of(
@@ -84,10 +90,15 @@ class Rotation(State):
         """Start the sum of all nodes' models without waiting for it."""
         root = self._next()
         handles = []
+        self.window.weigh()
+        self.window.send()
         if self._is_root(root) and self.site.group is not None:
             self._pack(self.flat, self.views)
             for sent, part in zip(self.sent, self.flat, strict=False):  # no pair: not "exact"
                 sent.copy_(part)
+            if self.site.shares is not None:
+                for part in self.flat:
+                    part.mul_(self.site.factor)
             handles = [all_reduce(part, self.site.group) for part in _filled(self.flat)]
         self.pending = PendingSum(root, wait, due, handles)
 
@@ -99,6 +110,7 @@ class Rotation(State):
             pending.join()
             self.site.commit(pending.due - pending.wait + 1)
             self._merge(self.flat, pending.wait)
+        self.window.arrive()
         self._broadcast_result(pending.root)
 
     def merged(self) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -124,10 +136,12 @@ class Rotation(State):
     def average(self, exact: bool) -> None:
         """Set all models to the mean of the nodes; from 16-bit differences unless ``exact``."""
         root, narrows = self._next(), bool(self.error) and not exact
+        self.window.weigh()
         if self.site.is_elastic:
             self.before = [error.clone() for error in self.error]
         (self._narrow_mean if narrows else self._exact_mean)(root)
         self.site.commit()
+        self.window.close()
         self.before = []
         if narrows and self._is_root(root) and self.site.group is not None:
             for reference, difference in zip(self.flat, self.message, strict=True):
@@ -135,7 +149,8 @@ class Rotation(State):
         self._broadcast_result(root)
 
     def undo(self) -> None:
-        """Give the errors of casts back what the messages of a lost exchange have taken."""
+        """Give the errors of casts back what a lost exchange has taken, and count its samples."""
+        self.window.undo()
         pack(self.error[: len(self.before)], self.before)
         self.before = []
 
@@ -144,6 +159,7 @@ class Rotation(State):
         if self.pending is not None:
             self.pending.join()  # before anything is written to the buffer of the sum
         self.pending = None
+        self.window.close()
         for lost in (*self.error, *self.carry):
             lost.zero_()
         pack(self.views.values(), self._parameters)
@@ -166,6 +182,7 @@ class Rotation(State):
         yield self._in_flight("sum", self.flat)
         if self.sent:
             yield self._in_flight("sent", self.sent)
+        yield from self.window.state()
 
     def _in_flight(self, name: str, flat: list[Tensor]) -> Variable:
         return Variable(
@@ -229,7 +246,8 @@ class Rotation(State):
             error.zero_()
         if self._is_root(root) and self.site.group is not None:
             self._pack(self.flat, self.views)
-            for handle in [mean(part, self.site.group) for part in _filled(self.flat)]:
+            given, shares = self.site.group, self.site.shares
+            for handle in [mean(p, given, shares=shares) for p in _filled(self.flat)]:
                 handle.wait()
 
     def _narrow_mean(self, root: int) -> None:
@@ -238,6 +256,8 @@ class Rotation(State):
         # Every rank casts, not the root alone, so that each knows the error of its node's casts
         # when its turn comes: the ranks of a node hold the same model and the same reference.
         for x, reference, error, message in self._pieces(self.flat, self.error, self.message):
+            if self.site.shares is not None:  # before the error of the cast is kept
+                x = torch.lerp(reference, x.to(reference.dtype), self.site.factor)
             cast_difference(x, reference, error, message)
         if self._is_root(root):
             for handle in [mean(part, self.site.group) for part in _filled(self.message)]:

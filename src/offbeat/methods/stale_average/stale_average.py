@@ -19,6 +19,7 @@ from offbeat.exchange import (
 )
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
+from offbeat.exchange.weights import Window
 from offbeat.functional import progress
 from offbeat.methods.stale_average.rotation import Rotation
 from offbeat.settings import check_settings
@@ -86,6 +87,11 @@ class StaleAverage(ParameterExchange):
         check_settings(self)
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether participants may have weights."""
+        return True
+
+    @property
     def on_loss(self) -> OnLoss:
         """A sum that has not arrived is dropped, and a blocking average made again."""
         return "again"
@@ -95,7 +101,9 @@ class StaleAverage(ParameterExchange):
         wire = self.wire if self.cycle.blocks_ever else None
         rotation = Rotation.of(site, wire, self.merge)
         guard = Guard.of(site, self.nonfinite)
-        return BoundStaleAverage(site, self, rotation, self.cycle.start, guard)
+        bound = BoundStaleAverage(site, self, rotation, self.cycle.start, guard)
+        bound.losses = 0 if site.weights is None else 0.0
+        return bound
 
 
 @dataclass(eq=False)
@@ -115,7 +123,7 @@ class BoundStaleAverage(BoundParameters):
     steps: int = 0
     newest: int = 0
     loss: float | Tensor = 0.0
-    losses: int = 0
+    losses: float = 0  # a sum of weights, in a run that has them
     is_told: bool = False
 
     def state(self) -> Iterator[Variable]:
@@ -198,8 +206,11 @@ class BoundStaleAverage(BoundParameters):
 
     def report(self, loss: float | Tensor) -> None:
         """Add up the losses on their device, so that the host does not wait for it."""
-        self.loss = self.loss + torch.as_tensor(loss).detach().double().reshape(())
-        self.losses += 1
+        weights = self.site.weights
+        weight = 1 if weights is None else weights.samples.now
+        if weight:
+            self.loss = self.loss + weight * torch.as_tensor(loss).detach().double().reshape(())
+        self.losses += weight
 
     def _update_cadence(self, step: int) -> None:
         """Average the losses of all ranks at the end of a window; the cadence follows from it."""
@@ -216,7 +227,7 @@ class BoundStaleAverage(BoundParameters):
             self.is_told = True
         elif not self.settings.cycle.is_blocking(step):
             return
-        self.loss, self.losses = 0.0, 0
+        self.loss, self.losses = 0.0, type(self.losses)(0)
 
     def _warn_beyond_end(self, step: int) -> None:
         if step == self.settings.cycle.total_steps and self.site.world.rank == 0:
@@ -253,6 +264,10 @@ class BoundStaleAverage(BoundParameters):
         """Take over; turns begin anew, as one rank may have begun one more than another."""
         super().succeed(earlier)
         self.rotation.turn = 0
+
+    def windows(self) -> list[Window]:
+        """Return the window since the last exchange, for each flat tensor."""
+        return [self.rotation.window] * len(self.rotation.flat)
 
     def reset(self) -> None:
         """Start anew from equal replicas, which become the reference; discard the sum in flight."""

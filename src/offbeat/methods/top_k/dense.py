@@ -92,10 +92,13 @@ class DenseMessage(FeedbackMessage):
         if (velocity := self.feedback.get("velocity")) is not None:
             now = velocity.next.views[name]
             torch.mul(velocity.latest[name], self.correction.momentum, out=now)
-            now.add_(grad.to(now.device), alpha=1 / scale.loss)
-            grad.copy_(now).mul_(scale.loss)
+            now.add_(grad.to(now.device), alpha=scale.weight / scale.loss)
+            if scale.weight:
+                grad.copy_(now).mul_(scale.loss / scale.weight)
         if (residual := self.feedback.get("residual")) is not None:
             left = residual.next.views[name].copy_(residual.latest[name])
-            if scale.rate:  # at a learning rate of 0 nothing is sent
-                grad.add_(left.to(grad.device), alpha=scale.to_grad)
+            # At a learning rate or a weight of 0 nothing is sent. The weight of the bucket is for
+            # gradients: residuals have had theirs.
+            if scale.rate and scale.weight:
+                grad.add_(left.to(grad.device), alpha=scale.to_grad / scale.weight)
                 left.zero_()

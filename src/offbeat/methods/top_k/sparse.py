@@ -78,7 +78,7 @@ class SparseMessage(FlatMessage):
         now = self.speed.next.views[name]  # u = m u + g, and u is what is added up
         torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
         if grad is not None:
-            now.add_(grad, alpha=1 / scale.loss)
+            now.add_(grad, alpha=scale.weight / scale.loss)
         self.accumulate(name, now, scale.rate)
 
     def launch(self) -> None:
