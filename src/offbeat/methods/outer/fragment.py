@@ -11,16 +11,12 @@ from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
 from offbeat.exchange.state import Kind
 from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
-from offbeat.functional.messages.narrowing import Narrow
 from offbeat.methods.outer.lossy_mean import LossyMean
-from offbeat.methods.outer.narrow_mean import NarrowMean
 from offbeat.methods.outer.optimizer import Builder, OuterOptimizer
-from offbeat.methods.outer.sparse_mean import Sparse, SparseMean
+from offbeat.methods.outer.wire import Wire, lossy_means
 from offbeat.transport.collectives import all_reduce, mean
 from offbeat.transport.handle import Handle
 from offbeat.transport.small_gathers import gather_numbers
-
-Wire = Narrow | Sparse
 
 
 @dataclass(eq=False)
@@ -71,7 +67,7 @@ class Fragment(State):
         is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
-        lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
+        lossy = [] if wire is None else lossy_means(wire, anchor, layout, site)
         views = layout.views(flat)
         fragment = cls(site, layout, flat, views, anchor, carry, optimizer, lossy, is_delayed)
         fragment.restart()
@@ -336,23 +332,6 @@ class Fragment(State):
         views = self.layout.views(flat)
         pack(views.values(), [saved[name] for name in views])
         pack(slices, self._slices(flat))
-
-
-def _lossy_means(
-    wire: Wire, anchor: Sequence[Tensor], layout: Layout, site: Site
-) -> Sequence[LossyMean]:
-    group = site.group
-    if group is None:
-        return []
-    if not isinstance(wire, Sparse):
-        return [NarrowMean.of(part, wire, group) for part in anchor]
-    first = site.inside.rank if site.inside is not None else 0
-    starts = [first * part.numel() for part in anchor]
-    segments = [
-        layout.segments(section, start, start + part.numel())
-        for section, (start, part) in enumerate(zip(starts, anchor, strict=True))
-    ]
-    return [SparseMean.of(p, wire, s, group) for p, s in zip(anchor, segments, strict=True)]
 
 
 def _wide(parameter: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable,
 from offbeat.exchange.interface import OnLoss
 from offbeat.exchange.weights import Window
 from offbeat.functional import divide_layers
-from offbeat.methods.outer.fragment import Fragment, Wire
+from offbeat.methods.outer.fragment import Fragment
 from offbeat.methods.outer.optimizer import builder_of
 from offbeat.methods.outer.sparse_mean import Sparse
+from offbeat.methods.outer.wire import Wire
 from offbeat.settings import at_least, between, check_settings, describe
 from offbeat.topology.schedule import due
 from offbeat.transport.collectives import peers_of_mean

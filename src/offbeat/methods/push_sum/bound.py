@@ -23,6 +23,7 @@ from offbeat.exchange import (
 from offbeat.exchange.guard import Guard
 from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
 from offbeat.kernels.pieces import PushSumPasses
+from offbeat.methods.push_sum.anchor import new_anchor, weigh_updates
 from offbeat.methods.push_sum.gossip import GossipRound
 from offbeat.topology.graph import Topology
 from offbeat.topology.schedule import due
@@ -86,7 +87,7 @@ class BoundPushSum(BoundParameters):
                 "in_flight",
                 self._read_pending_weight,
                 self._write_pending_weight,
-                _fault_of_pending_weight,
+                _fault_of_mass,
             )
         yield from self.guard.state()
 
@@ -119,18 +120,15 @@ class BoundPushSum(BoundParameters):
         .. math:: w \leftarrow w + (s - m), \quad m \leftarrow s, \quad x = w a + s (z - a)
 
         :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
-        the anchor a, which moves no average of equal models. What was given may be with others by
-        now: a participant takes back at most half of its weight at a time, the rest later.
+        the anchor a. A participant takes back at most half of its weight at a time: others may have it.
         """
         if (node := self.site.inside) is not None:
             samples = sum(each for (each,) in gather_numbers([samples], node))
         most = self.weight / 2 if self.weight > _LEAST else 0.0
         grown = max(samples - self.mass_given, -most)
         self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
-        anchors = self.anchor or []
-        for z, section, part in self.pieces() if anchors and samples != 1 else ():
-            anchor = anchors[section][part]
-            z.copy_(torch.lerp(anchor, z.to(anchor.dtype), samples))
+        if self.anchor is not None and samples != 1:
+            weigh_updates(self.pieces(), self.anchor, samples)
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -187,8 +185,7 @@ class BoundPushSum(BoundParameters):
         """Start anew from equal replicas: anchor = parameters, w = 1, nothing in flight."""
         if self.pending is not None:
             self.pending.wait()  # a handle dropped unwaited breaks the group's next exchanges
-        self.weight = self.mass_given = 1.0
-        self.pending = None
+        self.weight, self.mass_given, self.pending = 1.0, 1.0, None
         self.copy_in()
         self.set_anchor()
         self.guard.keep()
@@ -350,23 +347,4 @@ def _fault_of_weight(weight: float) -> str | None:
 
 
 def _fault_of_mass(mass: float) -> str | None:
-    return None if 0 <= mass < inf else f"the mass given is {mass}, expected 0 or more"
-
-
-def _fault_of_pending_weight(weight: float) -> str | None:
-    if 0 <= weight < inf:
-        return None
-    return f"the weight in flight is {weight}, expected 0 or more"
-
-
-def new_anchor(site: Site, layout: Layout) -> list[Tensor]:
-    """Return zeros for an anchor, flat by section, in the dtype of sums."""
-    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
-
-
-def works_in_place(site: Site) -> bool:
-    """Return whether messages can be computed from the parameters where they are in memory."""
-    parameters = site.parameters.values()
-    return site.inside is None and all(
-        p.device == site.device and flat_view(p) is not None for p in parameters
-    )
+    return None if 0 <= mass < inf else f"the mass is {mass}, expected 0 or more"

@@ -9,7 +9,8 @@ from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout
 from offbeat.kernels.dispatch import push_sum_passes
-from offbeat.methods.push_sum.bound import BoundPushSum, new_anchor, works_in_place
+from offbeat.methods.push_sum.anchor import new_anchor, works_in_place
+from offbeat.methods.push_sum.bound import BoundPushSum
 from offbeat.methods.push_sum.gossip import gossip_round
 from offbeat.methods.push_sum.graphs import (
     agree_on_graphs,
