@@ -250,3 +250,75 @@ def test_who_cannot_leave_is_told_so() -> None:
         replica.detach()
 
     ThreadWorld(2).run(work)
+
+
+@pytest.mark.usefixtures("quick")
+def test_samples_of_a_lost_mean_count_in_the_next_one() -> None:
+    """A mean in flight is dropped: then windows hold all since the last one that has committed."""
+
+    def work(world: World) -> tuple[float, float, int, int] | None:
+        model = Quadratic()
+        algorithm = offbeat.diloco(every=4, delay=3)
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True, weighted=True)
+        replica.set_weight(world.rank + 1)
+        optimizer = SGD(model.parameters(), lr=LR)
+        try:
+            while replica.steps < 7 or not replica.lost:
+                if (world.rank, replica.steps) == (VICTIM, 6):
+                    raise Lost
+                model(world.rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+        except Lost:
+            perish(replica._connection.links)
+            return None
+        (window,) = {*replica.parameters.windows()}
+        taken = replica.steps, replica.lost[0]["used"]
+        replica.detach()
+        return window.samples / (world.rank + 1), window.sent, *taken
+
+    with pytest.warns(RuntimeWarning, match=r"s \[1\] are lost"):
+        found = [each for each in ThreadWorld(3).run(work) if each is not None]
+    for samples, sent, steps, used in found:
+        assert (samples, sent) == (steps - used, 0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=3)", "sgp"])
+def test_a_rank_with_a_weight_joins(text: str) -> None:
+    """Its window begins empty, and push-sum weights add up to the samples of all."""
+    last = list[int]()
+
+    def work(world: World) -> tuple[Array, float, int]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=LR)
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(text), mesh=world, elastic=True, weighted=True
+        )
+        assert [window.samples for window in replica.parameters.windows() if replica.joined] in (
+            [],
+            [0.0],
+        )
+        replica.set_weight(replica.world.rank + 1)
+        while not last or replica.steps < last[0]:
+            time.sleep(0.01)
+            model(replica.world.rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if replica.joined and not last:
+                last.append(3 * (replica.joined[0]["step"] // 3) + 12)
+        own = flat(snapshot(model)), replica.parameters.measures().get("weight", 0.0)
+        replica.detach()
+        return *own, replica.world.size
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    found = crowd.all()
+    assert not [each for each in found if isinstance(each, Exception)], found
+    assert [size for _, _, size in found] == [4] * 4
+    if text == "sgp":
+        assert sum(weight for _, weight, _ in found) == pytest.approx(1 + 2 + 3 + 4, abs=1e-12)
+    else:
+        assert all(np.array_equal(own, found[0][0]) for own, _, _ in found)

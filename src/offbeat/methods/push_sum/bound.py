@@ -120,7 +120,7 @@ class BoundPushSum(BoundParameters):
         .. math:: w \leftarrow w + (s - m), \quad m \leftarrow s, \quad x = w a + s (z - a)
 
         :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
-        the anchor a. A participant takes back at most half of its weight at a time: others may have it.
+        the anchor a. Others may have it by now: at most half of the weight is taken back at once.
         """
         if (node := self.site.inside) is not None:
             samples = sum(each for (each,) in gather_numbers([samples], node))
