@@ -302,7 +302,12 @@ def test_weights_are_declared_at_the_attach() -> None:
     def foreign(world: World) -> None:
         offbeat.replicate(Quadratic(), offbeat.algorithm("torch_ddp"), mesh=world, weighted=True)
 
+    def nodes(world: World) -> None:
+        model, recipe = Quadratic(), offbeat.algorithm("local_sgd(within='local')")
+        offbeat.replicate(model, recipe, mesh=world, weighted=True, elastic=True)
+
     assert "weighted=True" in alike(late)
+    assert "nodes that come and go count alike" in alike(nodes)
     assert "weighted is True here and False there" in alike(unlike)
 
     def gossip(world: World) -> None:
