@@ -411,8 +411,7 @@ def test_the_pace_follows_what_a_beat_takes() -> None:
 def test_a_rank_that_beats_slowly_is_given_more_time(hearts: Hearts) -> None:
     """Its process is slow, while the store and its watchers are not."""
     hearts.all[5]._ticker.stretch = 30.0
-    hearts.all[5]._ticker.wake()
-    time.sleep(0.3)
+    hearts.all[5]._beat(30.0)
     hearts.all[5]._end_thread()  # silent from now on
     hearts.wait([4])
     time.sleep(3.0)
