@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.quiet
 @pytest.mark.fault("a blocked port, or a slow rank, under offbeat doctor", "both are named")
 def test_the_links_between_ranks_are_diagnosed() -> None:
     lines = []
