@@ -30,7 +30,8 @@ pytestmark = [
 def test_the_links_between_ranks_are_diagnosed() -> None:
     lines = []
     with Lab(3, rate="100mbit") as lab:
-        slower = "qdisc change dev eth0 root tbf rate 10mbit burst 128kb latency 100ms"
+        # In a long queue what rank 2 sends would hold up its answers to what it receives.
+        slower = "qdisc change dev eth0 root tbf rate 10mbit burst 32kb latency 4ms"
         iproute.batch("tc", [slower], lab._network.namespace(2))
         iproute.batch("ip", ["rule add to 10.98.0.2 prohibit"], lab._network.namespace(0))
         command = [sys.executable, "-m", "offbeat", "doctor", "--json"]
