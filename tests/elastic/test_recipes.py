@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 from test_survivors import perish, quick, stopped_heartbeats
+from test_transactions import Lost, waits
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 import offbeat
 from crowd import Crowd
 from offbeat.testing import ThreadWorld, snapshot
-from offbeat.transport.handle import Handle
 from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient
 from reference import members
 from reference.participants import Array
 
-__all__ = ["quick", "stopped_heartbeats"]  # fixtures
+__all__ = ["quick", "stopped_heartbeats", "waits"]  # fixtures
 
 STEPS, VICTIM, LR = 14, 1, 0.05
 FRAGMENTS = (slice(0, 6), slice(6, 9))
@@ -40,10 +40,6 @@ RECIPES: dict[str, Callable[[], members.Method]] = {
     "daso(every=4, wait=2)": lambda: members.Daso(START),
 }
 COUPLED = [text for text in RECIPES if not text.startswith(("noloco", "daso", "diloco(every=4"))]
-
-
-class Lost(BaseException):
-    """Ends the victim's thread."""
 
 
 class Rank:
@@ -76,24 +72,6 @@ class Rank:
         self.replica.finish()
         self.replica.detach()
         return stats["rank"], own, stats
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """By thread, after how many more waits for a message it dies."""
-    left: dict[int, int] = {}
-    wait = Handle.wait
-
-    def counted(handle: Handle) -> None:
-        me = threading.get_ident()
-        if me in left:
-            left[me] -= 1
-            if left[me] < 0:
-                raise Lost
-        wait(handle)
-
-    monkeypatch.setattr(Handle, "wait", counted)
-    return left
 
 
 @pytest.mark.usefixtures("quick")
@@ -238,6 +216,28 @@ def test_mass_stays_when_a_rank_leaves(text: str) -> None:
     assert len(ends) == 3
     for end in ends:
         np.testing.assert_allclose(end[6:], 1.5, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.fault(
+    "a rank is lost before another one has left",
+    "the other one leaves all the same, also as the last",
+    group="Leaving",
+)
+def test_a_leave_outlasts_a_loss() -> None:
+    def work(world: World) -> bool:
+        rank = Rank(world, "ddp")
+        rank.step()
+        if world.rank == 0:
+            perish(rank.replica._connection.links)
+            return False
+        rank.replica.leave()
+        while not rank.replica.has_left:
+            time.sleep(0.01)
+            rank.step()
+        return True
+
+    assert ThreadWorld(3).run(work) == [False, True, True]
 
 
 def test_who_cannot_leave_is_told_so() -> None:

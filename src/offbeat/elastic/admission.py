@@ -31,7 +31,7 @@ class Admission:
     exchange with one that waits for it.
     """
 
-    def __init__(self, links: Links | None) -> None:
+    def __init__(self, links: Links | None, wants_to_leave: bool = False) -> None:
         """Acknowledge requests from now on."""
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
@@ -39,14 +39,14 @@ class Admission:
         steps = links.heartbeat.phase.steps if links is not None else 0
         self._looked = time.monotonic(), steps
         self._step: int | None = None
-        self.is_refused = self.wants_to_leave = False
+        self.is_refused, self.wants_to_leave = False, wants_to_leave
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge
 
     @property
     def is_asked(self) -> bool:
         """Whether a rank waits to join or to leave."""
-        return self._request is not None
+        return self._request is not None or self.wants_to_leave
 
     def due(self) -> JoinRequest | None:
         """Return the request to fulfil in the step that begins now, if there is one."""

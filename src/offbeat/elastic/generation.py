@@ -302,7 +302,8 @@ class Generation:
                 self._gradients.detach()
                 self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
-        self.admission, self._reconnected = Admission(found.connection.links), None
+        wants_to_leave, self._reconnected = self.admission.wants_to_leave, None
+        self.admission = Admission(found.connection.links, wants_to_leave)
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks)
         return [self._note(agreed) for agreed in found.agreements]

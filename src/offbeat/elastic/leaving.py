@@ -17,6 +17,9 @@ def let_go(members: Generation, steps: int) -> list[str]:
     that nothing of its work is lost that is not in flight. What it has not sent is divided between
     the others. Bytes sent: 2 (n-1)/n of the tensors that hold it, none under most methods.
     """
+    if members.admission.wants_to_leave and members.world.size == 1:
+        members.has_left = True  # nobody is left to exchange with, or to share out to
+        return [f"{members.unit} {members.world.rank} has left after {steps} steps, as the last"]
     links, request = members.connection.links, members.admission.due()
     if links is None or request is None or request.rank not in links.world.ranks:
         return []
