@@ -87,7 +87,9 @@ class Admission:
     def _await_decision(self, request: JoinRequest, links: Links) -> int | None:
         """Return the step of the admission; None if the request is withdrawn first."""
         barrier, wait = barrier_of(links.store, links.name, request.number), POLL
-        with links.heartbeat.verb("step"), links.heartbeat.watching():
+        # In no call: after a step, others may be in the exchange of the next backward already, which
+        # this rank has not begun.
+        with links.heartbeat.watching():
             while request == self._request:
                 links.heartbeat.raise_agreed_error()
                 if (step := barrier.find("step")) is not None:
