@@ -1,6 +1,7 @@
 """What this process holds: descriptors, threads and tensors."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,11 @@ def descriptors() -> int:
 def threads() -> int:
     """All threads, also those of Gloo, which Python does not count."""
     return len(os.listdir("/proc/self/task"))
+
+
+def left_behind() -> int:
+    """The threads whose wait Gloo never ends: a rank was lost while it sent or received a part."""
+    return sum(thread.name.endswith("-wait") for thread in threading.enumerate())
 
 
 def settles(count: Callable[[], int], at_most: int) -> bool:

@@ -87,8 +87,8 @@ class Admission:
     def _await_decision(self, request: JoinRequest, links: Links) -> int | None:
         """Return the step of the admission; None if the request is withdrawn first."""
         barrier, wait = barrier_of(links.store, links.name, request.number), POLL
-        # In no call: after a step, others may be in the exchange of the next backward already, which
-        # this rank has not begun.
+        # In no call: after a step, others may be in the exchange of the next backward already, and
+        # would take this rank, which has not begun it, for one that has left it out.
         with links.heartbeat.watching():
             while request == self._request:
                 links.heartbeat.raise_agreed_error()

@@ -61,6 +61,11 @@ class FailureDetector(ABC):
     def report_pairing(self) -> Exception:
         """Return the error, of all ranks, for gradients that met those of another step."""
 
+    @property
+    @abstractmethod
+    def has_agreed_error(self) -> bool:
+        """Whether the ranks have agreed on an error."""
+
     @abstractmethod
     def raise_agreed_error(self) -> None:
         """Raise the error that the ranks have agreed on, if there is one."""
@@ -111,6 +116,11 @@ class NoHeartbeat(FailureDetector):
             f"rank {self.rank}: gradients met those of another step; make equally many backwards "
             "on all ranks"
         )
+
+    @property
+    def has_agreed_error(self) -> bool:
+        """False: without a store, ranks agree on no error."""
+        return False
 
     def raise_agreed_error(self) -> None:
         """Return at once: without a store, ranks agree on no error."""

@@ -43,8 +43,11 @@ class Lane:
         self._jobs.put((future, lambda: job(*args, **kwargs)))
         return future
 
-    def close(self) -> None:
-        """End the thread; jobs that still run or wait end with an error."""
+    def close(self, patience: float = 5.0) -> None:
+        """End the thread; jobs that still run or wait end with an error.
+
+        It is awaited for at most ``patience`` seconds.
+        """
         if os.getpid() != self._process:
             return  # a forked child: thread and messages are its parent's
         atexit.unregister(self.close)
@@ -53,7 +56,7 @@ class Lane:
         if self._last is not None and not self._last.done():
             self._wake()
         if self._thread is not threading.current_thread():  # the garbage collector may run there
-            self._thread.join(timeout=5.0)
+            self._thread.join(patience)
         if self._last is not None and self._last.done():
             forget_locals(self._last.exception())
 

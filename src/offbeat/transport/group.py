@@ -30,6 +30,7 @@ _owned: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _owning = threading.Lock()  # a rank may open groups while a thread closes those of another replica
 _adapted: "weakref.WeakKeyDictionary[ProcessGroup, Group]" = weakref.WeakKeyDictionary()
 _adapting = threading.Lock()
+ENDING, LEFT = 5.0, 0.1  # seconds for which the end of a thread is awaited
 _DROPPERS = 8  # threads: ending a group takes some 10 ms, nearly all of it waiting
 
 
@@ -115,10 +116,18 @@ class Group:
         """The one thread that runs this group's longer exchanges; never two."""
         return Lane(f"offbeat-{self.axis}", lambda: self.detector.release(self.process_group))
 
+    @cached_property
+    def waiter(self) -> Lane:
+        """The thread that waits for messages of Gloo; left behind by a wait that does not end."""
+        return Lane(f"offbeat-{self.axis}-wait", lambda: self.detector.release(self.process_group))
+
     def close_lane(self) -> None:
-        """End the thread, if it was started."""
-        if "lane" in vars(self):
-            self.lane.close()
+        """End the threads, if they were started."""
+        # After an agreed error they have ended, or wait for what never comes.
+        patience = LEFT if self.detector.has_agreed_error else ENDING
+        for name in ("lane", "waiter"):
+            if name in vars(self):
+                getattr(self, name).close(patience)
 
 
 def close_at_exit(group: Group) -> None:

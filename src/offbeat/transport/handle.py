@@ -16,6 +16,7 @@ from torch.distributed import Work
 from torch.futures import Future
 
 from offbeat.transport.group import Group
+from offbeat.transport.patience import outlast, outlast_collectives, outlast_messages
 
 Result = TypeVar("Result")
 
@@ -28,6 +29,7 @@ class Handle:
         group: the group over which it runs.
         works: works of torch to wait for.
         buffers: tensors in use until then.
+        is_paired: whether the works are messages of Gloo between two members.
         after: called by the wait once all has arrived, for example to divide a sum.
         future: end of the part that runs on the group's own thread, if there is one.
         launched: when it was launched, in seconds of ``time.perf_counter()``.
@@ -38,6 +40,7 @@ class Handle:
     group: Group
     works: list[Work] = field(default_factory=list)
     buffers: list[Tensor] = field(default_factory=list)
+    is_paired: bool = False
     after: Callable[[], object] | None = None
     future: "futures.Future[None] | None" = None
     launched: float = field(default_factory=time.perf_counter)
@@ -66,7 +69,8 @@ class Handle:
         """
         started, meter = time.perf_counter(), self.group.meter
         with self.group.detector.watching():
-            self.join()
+            self._outlast()
+            self._arrive()
         ended = time.perf_counter()
         meter.seconds_stalled += ended - started
         meter.span("stall", started, ended)
@@ -77,6 +81,21 @@ class Handle:
             work.wait()
         if self.future is not None:
             self.future.result()
+        self._arrive()
+
+    def _outlast(self) -> None:
+        group = self.group
+        if self.is_paired:
+            outlast_messages(self.works, group)
+        elif self.works and group.backend(self.buffers[0].device) == "gloo":
+            outlast_collectives(self.works, group)
+        else:
+            for work in self.works:
+                work.wait()
+        if self.future is not None:
+            outlast(self.future, group)
+
+    def _arrive(self) -> None:
         if self.noted is not None:
             # A thread of Gloo that is still in our callback when Python ends aborts the process.
             self.noted.wait()

@@ -86,7 +86,7 @@ class MessageRounds:
         self._next = (index + 1) % len(self._sends)
         if self._next == 0:
             self.drop()
-        return Handle(self._group, works, self._buffers[index])
+        return Handle(self._group, works, self._buffers[index], is_paired=self._joint is None)
 
     def drop(self) -> None:
         """Drop the receives that are posted."""

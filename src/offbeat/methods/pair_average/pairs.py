@@ -11,6 +11,7 @@ from torch import Tensor
 from offbeat.functional import accumulation_dtype, add_half_difference, apply_delta, take_snapshot
 from offbeat.transport.group import Group
 from offbeat.transport.messages import exchange
+from offbeat.transport.patience import outlast
 from offbeat.transport.requests import Requests, call
 
 EXCHANGE, SIGN_OFF = 1, 2
@@ -102,7 +103,7 @@ class PairExchanger:
             jobs.append(self.group.lane.submit(self._sign_off))
         for job in jobs:
             with self.group.detector.watching():
-                job.result()
+                outlast(job, self.group)
         self.job = None
 
     def clear(self) -> None:
