@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from offbeat.liveness.error_context import forget_locals
 
 Arguments = ParamSpec("Arguments")
-Job = tuple["Future[None]", Callable[[], None]]
+Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...], dict[str, Any]]
 
 
 class Lane:
@@ -40,7 +40,7 @@ class Lane:
         """Run ``job`` after all jobs submitted before; return a future of its end or its error."""
         future: Future[None] = Future()
         self._last = future
-        self._jobs.put((future, lambda: job(*args, **kwargs)))
+        self._jobs.put((future, job, args, kwargs))  # no closure: an error would keep it alive
         return future
 
     def close(self, patience: float = 5.0) -> None:
@@ -62,15 +62,18 @@ class Lane:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, work = job
+            future, call, args, kwargs = job
             if self.closing.is_set():
                 # The job before it may have ended half-way: a peer that still waits for the rest
                 # would receive messages of this job instead, and abort on one that is longer.
                 future.set_exception(RuntimeError("this rank has closed the group"))
                 continue
             try:
-                work()
+                call(*args, **kwargs)
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+            finally:
+                # They would keep what they use until the next job.
+                del job, future, call, args, kwargs

@@ -6,10 +6,9 @@ Of broadcasts of 200 MB, 2 of 3 did so when their root was killed half way, and 
 messages of 100 MB, 1 of 5.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
 from typing import TypeVar
 
 from torch.distributed import Work
@@ -23,22 +22,24 @@ MOMENT = 0.25  # seconds between two looks for an agreed error
 
 def outlast(future: "Future[Result]", group: Group) -> Result:
     """Return the result of ``future``, which a thread of ``group`` sets."""
-
-    def has_ended() -> bool:
-        try:
-            future.result(MOMENT)
-        except TimeoutError:
-            return future.done()
-        return True
-
-    _until(has_ended, group)
-    return future.result()
+    is_agreed = False
+    try:
+        while True:
+            try:
+                return future.result(MOMENT)
+            except TimeoutError:
+                is_agreed = _look(group, is_agreed)
+    finally:
+        # Its error refers to this frame: a cycle would keep works, and their sockets, alive.
+        del future
 
 
 def outlast_collectives(works: Sequence[Work], group: Group) -> None:
     """Wait for collectives of Gloo: a wait of limited time harms none of these."""
     for work in works:
-        _until(partial(_has_ended, work), group)
+        is_agreed = False
+        while not _has_ended(work):
+            is_agreed = _look(group, is_agreed)
 
 
 def outlast_messages(works: Sequence[Work], group: Group) -> None:
@@ -61,15 +62,13 @@ def _wait_for(works: Sequence[Work]) -> None:
         work.wait()
 
 
-def _until(has_ended: Callable[[], bool], group: Group) -> None:
-    """Call ``has_ended``, which takes a moment, until it is true; or raise the agreed error.
+def _look(group: Group, is_agreed: bool) -> bool:
+    """Return whether there is an agreed error; raise it if there was one a moment ago.
 
-    Not at the first look that finds the error: in the meantime most waits end by themselves.
+    Not at once: in the meantime most waits end by themselves.
     """
-    is_agreed = False
-    while not has_ended():
-        if is_agreed:
-            # The buffers will be used again: no connection may write into them any more.
-            end_waits(group.process_group, group.connected)
-            group.detector.raise_agreed_error()
-        is_agreed = group.detector.has_agreed_error
+    if is_agreed:
+        # The buffers will be used again: no connection may write into them any more.
+        end_waits(group.process_group, group.connected)
+        group.detector.raise_agreed_error()
+    return group.detector.has_agreed_error
