@@ -172,6 +172,22 @@ class _RecordedGroup(Group):
         """What runs jobs at once, as events of their own."""
         return _AtOnce(self)
 
+    @cached_property
+    def waiter(self) -> Any:
+        """What waits at once."""
+        return _Waiter()
+
+
+class _Waiter:
+    """Stands for the :class:`Lane` that waits for messages."""
+
+    def submit(self, job: Callable[..., None], *args: object) -> "Future[None]":
+        """Wait."""
+        job(*args)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
 
 class _AtOnce:
     """Stands for :class:`Lane`."""
@@ -183,9 +199,6 @@ class _AtOnce:
         """Run the job."""
         silent, axis = cast(Any, self._group.process_group), self._group.axis
         return silent.links.run(axis, lambda: job(*args, **options))
-
-    def close(self) -> None:
-        """Return at once: there is no thread."""
 
 
 class _Silent:
@@ -259,7 +272,7 @@ class _Done:
         """Return True."""
         return True
 
-    def wait(self) -> None:
+    def wait(self, timeout: object = None) -> None:
         """Note the wait."""
         self.links.events.append(self.event)
         if self.arrive is not None:
