@@ -38,6 +38,43 @@ class Quadratic(nn.Module):
         return 0.5 * (curvature * (x - place) ** 2).sum()
 
 
+ROWS = 3  # of the table, each of 2 entries
+
+
+class Lookup(nn.Module):
+    """The same parameters, the first an embedding: ``0.5 sum (row - o_r)^2`` over what is read."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, *, sparse: bool = True) -> None:
+        super().__init__()
+        start = torch.tensor(START, dtype=dtype, device=DEVICE)
+        self.matrix = nn.Embedding(ROWS, 2, sparse=sparse, _weight=start[:6].view(ROWS, 2).clone())
+        self.vector = nn.ParameterList([start[6:].clone()])
+
+    def forward(self, rows: list[int], rank: int) -> Tensor:
+        place = torch.tensor(OPTIMA[rank], dtype=self.vector[0].dtype, device=DEVICE)
+        index = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
+        missed = self.matrix(index) - place[:6].view(ROWS, 2)[index]
+        return 0.5 * (missed.square().sum() + (self.vector[0] - place[6:]).square().sum())
+
+
+def rows_of(rank: int, step: int) -> list[int]:
+    """What a rank reads in a step: a row, or one twice and another; in some steps nothing."""
+    return [[], [0], [1, 2, 1], [2], [0, 1]][(rank + 2 * step) % 5]
+
+
+def lookup_loss(model: nn.Module, rank: int, step: int) -> Tensor:
+    """What :func:`offbeat.testing.simulate` asks for."""
+    result: Tensor = model(rows_of(rank, step), rank)
+    return result
+
+
+def lookup_gradient(rank: int, z: Array, step: int) -> Array:
+    """The same gradient for the references."""
+    result: Array = z - OPTIMA[rank]
+    result[:6].reshape(ROWS, 2)[...] *= np.bincount(rows_of(rank, step), minlength=ROWS)[:, None]
+    return result
+
+
 def loss(model: nn.Module, rank: int, step: int) -> Tensor:
     """What :func:`offbeat.testing.simulate` asks for."""
     result: Tensor = model(rank)
@@ -52,7 +89,8 @@ def gradient(rank: int, z: Array, step: int) -> Array:
 
 def flat(snapshot: dict[str, Tensor]) -> Array:
     """A snapshot of the trainable parameters as one vector."""
-    parts = [snapshot[name].reshape(-1).double().cpu().numpy() for name in ("matrix", "vector")]
+    names = sorted(snapshot.keys() - {"frozen"})
+    parts = [snapshot[name].reshape(-1).double().cpu().numpy() for name in names]
     return np.concatenate(parts)
 
 

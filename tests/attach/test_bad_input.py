@@ -166,14 +166,6 @@ def uninitialized() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
 
 
-def sparse_embedding() -> nn.Module:
-    return nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
-
-
-def sparse_bag() -> nn.Module:
-    return nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True, mode="sum"), nn.Linear(2, 2))
-
-
 def with_buffer(buffer: Tensor) -> nn.Module:
     model = small()
     model.register_buffer("table", buffer)
@@ -228,15 +220,12 @@ IMPOSSIBLE = {
     on_meta: "'1.weight' is on the meta device",
     complex_numbers: "'weight' is complex",
     uninitialized: "'1.weight' is not initialized",
-    sparse_embedding: "'0' makes sparse gradients",
-    sparse_bag: "'0' makes sparse gradients",
 }
 CASES = {
     "the model of a rank has no trainable parameters": [without_parameters, all_frozen],
     "a parameter is on the meta device": [on_meta],
     "a parameter is complex": [complex_numbers],
     "a lazy parameter is not initialized": [uninitialized],
-    "an embedding makes sparse gradients": [sparse_embedding, sparse_bag],
     "two parameters share memory": [overlapping, one_memory],
 }
 NAMED = "ValueError on all ranks; names the rank and the fault"

@@ -73,7 +73,7 @@ def model_fault(model: Exchanged) -> str | None:
     devices = {str(p.device) for p in parameters.values()}
     if len(devices) > 1:
         return f"the parameters lie on several devices ({', '.join(sorted(devices))}); use one"
-    return _shared_memory(model) or _sparse_embedding(model)
+    return _shared_memory(model)
 
 
 def optimizer_fault(
@@ -82,6 +82,18 @@ def optimizer_fault(
     """Return why the algorithm cannot read the given optimizers, or None."""
     gradients = algorithm.gradients
     return None if gradients is None else gradients.fault(model.trained, optimizers)
+
+
+def sparse_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
+    """Return why the sparse gradients of this rank's model cannot be exchanged, or None."""
+    if not (tables := sorted(model.sparse)):
+        return None
+    fix = f"parameter {tables[0]!r} has sparse gradients; set sparse=False, or ignore the module"
+    if model.is_sharded:
+        return f"FSDP2 averages dense gradients only, and {fix}"
+    if (gradients := algorithm.gradients) is not None and not gradients.takes_sparse:
+        return f"{gradients} takes dense gradients only, and {fix}"
+    return None
 
 
 def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | None:
@@ -117,18 +129,6 @@ def _shared_memory(model: Exchanged) -> str | None:
     return None
 
 
-def _sparse_embedding(model: Exchanged) -> str | None:
-    exchanged = {id(p) for p in model.parameters.values()}
-    for name, module in model.module.named_modules():
-        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if is_sparse and id(module.weight) in exchanged:
-            return (
-                f"module {name!r} makes sparse gradients, and only dense ones can be exchanged; "
-                "set sparse=False, or ignore the module"
-            )
-    return None
-
-
 def fingerprint(
     model: Exchanged,
     algorithm: Algorithm,
@@ -138,8 +138,10 @@ def fingerprint(
 ) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
     tensors: dict[str, list[object]] = {}
+    sparse = model.sparse
     for name, p in model.parameters.items():
         kind = "trainable" if p.requires_grad else "frozen"
+        kind = "trainable by sparse gradients" if name in sparse else kind
         strides = p.stride() if is_sharded(p) else torch.empty_like(p, device="meta").stride()
         tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
     for name, b in model.buffers.items():

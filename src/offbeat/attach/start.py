@@ -19,6 +19,7 @@ from offbeat.attach.checks import (
     fingerprint,
     model_fault,
     optimizer_fault,
+    sparse_fault,
 )
 from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
@@ -58,6 +59,7 @@ def connect(
             raise ValueError(fault)
         return Connection(world, None, None)
     fault = fault or optimizer_fault(model, algorithm, optimizers)
+    fault = fault or sparse_fault(model, algorithm)
     fault = fault or (elastic_fault(model, algorithm) if elastic else None)
     fault = fault or (weights_fault(model, algorithm, elastic) if weighted else None)
     links = Links.connect(world, run)

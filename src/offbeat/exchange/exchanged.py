@@ -58,6 +58,17 @@ class Exchanged:
         return {n: t for n, t in self._named() if f"{n}.".startswith(self._prefixes)}
 
     @property
+    def sparse(self) -> frozenset[str]:
+        """The trained parameters whose gradients are sparse, as their embeddings say.
+
+        >>> [*Exchanged(nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1))).sparse]
+        ['0.weight']
+        """
+        tables = (m for m in self.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+        sparse = {id(table.weight) for table in tables if table.sparse}
+        return frozenset(name for name, p in self.trained.items() if id(p) in sparse)
+
+    @property
     def own(self) -> list[nn.Parameter]:
         """The ignored parameters that are not frozen."""
         named, ignored = self.module.named_parameters(), self.ignored

@@ -78,6 +78,11 @@ class GradientExchange(Exchange):
         """
         return False
 
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether it exchanges the sparse gradients of :attr:`offbeat.Site.sparse`."""
+        return False
+
     def fault(
         self, parameters: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
     ) -> str | None:

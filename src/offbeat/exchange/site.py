@@ -30,6 +30,7 @@ class Site:
     whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
     all ranks, for small values that all ranks compare. ``transaction`` is what :meth:`commit` does
     in an elastic run. ``weights`` are those of the exchange at hand, None in a run without them.
+    ``sparse`` names the parameters whose gradients are sparse.
     """
 
     model: nn.Module
@@ -45,6 +46,7 @@ class Site:
     shards: Group | None = None
     transaction: Callable[[int | None], None] | None = None
     weights: Weights | None = None
+    sparse: frozenset[str] = frozenset()
 
     @classmethod
     def on(
@@ -70,7 +72,7 @@ class Site:
         given = optimizers, scaler, control
         site = cls(model.module, trained, held, links.world, axis, None, None, *given)
         weights = None if samples is None else Weights(samples)
-        site = replace(site, transaction=transaction, weights=weights)
+        site = replace(site, transaction=transaction, weights=weights, sparse=model.sparse)
         if peers is None and axis == "world":
             return replace(site, group=control)
         group = links.open(axis, () if peers is None else peers(site))
