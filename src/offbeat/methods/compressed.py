@@ -10,8 +10,9 @@ from torch import Tensor
 from offbeat.exchange import Site, Variable
 from offbeat.exchange.engine.bucket import in_buckets
 from offbeat.exchange.engine.error_feedback import ErrorFeedback
-from offbeat.exchange.engine.message import FlatMessage
+from offbeat.exchange.engine.message import FeedbackMessage, FlatMessage
 from offbeat.exchange.engine.residuals import FeedbackExchange
+from offbeat.exchange.engine.rows import Rows
 from offbeat.exchange.engine.units import Units
 from offbeat.methods.compressor import Compressor
 from offbeat.settings import above, check_settings, describe
@@ -66,6 +67,11 @@ class Compressed(FeedbackExchange):
     def __repr__(self) -> str:
         return describe(self)
 
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients may be sparse: they are averaged as they are."""
+        return True
+
     def bind(self, site: Site) -> "BoundCompressed":
         """Build the messages."""
         units = Units.of(site.registered, (), site.scaler, "gradient")
@@ -85,15 +91,17 @@ class BoundCompressed(ErrorFeedback):
         yield from super().state()
         yield Variable("residual", "own", lambda: self.kept("residual"))
 
-    def new_messages(self) -> "list[CompressedMessage]":
-        """Return the messages, of one dtype."""
+    def new_messages(self) -> list[FeedbackMessage]:
+        """Return the messages, of one dtype, and that of sparse gradients."""
         site, settings = self.site, self.settings
-        kinds = {name: site.parameters[name].dtype for name in self.order}
-        sizes = {name: site.parameters[name].nbytes for name in self.order}
-        return [
+        order = [name for name in self.order if name not in site.sparse]
+        kinds = {name: site.parameters[name].dtype for name in order}
+        sizes = {name: site.parameters[name].nbytes for name in order}
+        found = [
             CompressedMessage(site, self.group, self.units, names, settings.compressor)
             for names in in_buckets(sizes, kinds, int(settings.message_mb * 2**20))
         ]
+        return [*found, *([Rows(site, self.group)] if site.sparse else ())]
 
 
 @final

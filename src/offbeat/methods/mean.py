@@ -9,6 +9,8 @@ import torch
 from offbeat.exchange import GradientExchange, Site
 from offbeat.exchange.engine.bucket import Bucket, in_buckets
 from offbeat.exchange.engine.engine import Engine
+from offbeat.exchange.engine.message import Message
+from offbeat.exchange.engine.rows import Rows
 from offbeat.exchange.interface import OnLoss
 from offbeat.settings import above, check_settings, describe
 from offbeat.transport.collectives import all_reduce, peers_of_mean
@@ -76,6 +78,11 @@ class Mean(GradientExchange):
         return not self.partition
 
     @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients may be sparse: not with a partition, whose reduction is dense."""
+        return not self.partition
+
+    @property
     def takes_weights(self) -> bool:
         """Whether participants may have weights."""
         return True
@@ -99,37 +106,41 @@ class Mean(GradientExchange):
 
 
 @final
-class BoundMean(Engine[Bucket]):
+class BoundMean(Engine[Message]):
     """:class:`Mean` on one replica; only the order is saved."""
 
     settings: Mean
 
-    def new_messages(self) -> list[Bucket]:
-        """Return the buckets, of one dtype and one owner."""
+    def new_messages(self) -> list[Message]:
+        """Return the buckets, of one dtype and one owner, and the message of sparse gradients."""
         site, settings = self.site, self.settings
         narrow = torch.bfloat16 if settings.wire == "bf16" else None
         owners = site.owners() if settings.partition else dict.fromkeys(self.order)
-        kinds = {name: (site.parameters[name].dtype, owners[name]) for name in self.order}
-        sizes = {name: site.parameters[name].nbytes for name in self.order}
-        return [
+        order = [name for name in self.order if name not in site.sparse]
+        kinds = {name: (site.parameters[name].dtype, owners[name]) for name in order}
+        sizes = {name: site.parameters[name].nbytes for name in order}
+        buckets = [
             Bucket(site, self.group, names, narrow, owners[names[0]])
             for names in in_buckets(sizes, kinds, int(settings.bucket_mb * 2**20))
         ]
+        return [*buckets, *([Rows(site, self.group, narrow)] if site.sparse else ())]
 
     def build(self) -> None:
         """Build the buckets, and mark those by which calls are compared."""
         super().build()
         # The first message tells for all: those of two backwards meet in the same order. But a mean
         # that only its owner sees could be its own by chance.
-        for bucket in self.messages[1:]:
-            bucket.is_marked = bucket.owner is not None
+        for message in self.messages[1:]:
+            if isinstance(message, Bucket):
+                message.is_marked = message.owner is not None
 
     def launch(self) -> None:
         """Launch the next bucket, and give the memory of others back that were sent to owners."""
         super().launch()
         if self.settings.partition:
             for earlier in self.messages[: self.launched - 1]:
-                earlier.release()
+                if isinstance(earlier, Bucket):
+                    earlier.release()
 
     def collect(self) -> None:
         """Put the means into ``.grad``; NaN on all ranks of a node if one of them is not finite."""

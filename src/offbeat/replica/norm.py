@@ -58,7 +58,7 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | No
     >>> total_norm(layer.parameters(), 2.0, None)
     tensor(5.)
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grads = [_entries(parameter.grad) for parameter in parameters if parameter.grad is not None]
     norm = get_total_norm(grads, norm_type)
     if group is None:
         return norm
@@ -67,3 +67,8 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | No
     all_gather(everyone, mine, group).wait()
     whole: Tensor = torch.linalg.vector_norm(everyone, norm_type)
     return whole.to(norm)
+
+
+def _entries(grad: Tensor) -> Tensor:
+    """Return what may differ from zero: of a sparse gradient the values, each row once."""
+    return grad.coalesce().values() if grad.layout is torch.sparse_coo else grad

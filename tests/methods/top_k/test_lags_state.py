@@ -144,7 +144,7 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
         for i, (size, dtype) in enumerate(zip(sizes, dtypes, strict=False))
     }
     group = SimpleNamespace(size=3, rank=1, backend=lambda device: "gloo")
-    site: Any = SimpleNamespace(parameters=parameters, group=group, size=3)
+    site: Any = SimpleNamespace(parameters=parameters, group=group, size=3, sparse=())
     plan = MessagePlan(site, dict.fromkeys(parameters, density), message, wire, whole)
     dense, sparse = plan.dense(list(parameters)), plan.sparse(list(parameters))
     given = site, group, Units({}, None)

@@ -57,11 +57,13 @@ class ErrorFeedback(Engine[FeedbackMessage]):
     def kept(self, kind: str) -> dict[str, Tensor]:
         """Copy residuals or velocities, by parameter; zeros for those of which nothing is kept.
 
-        A gradient still in ``.grad`` that was not used before ``step()`` counts as discarded.
+        Sparse gradients leave none. A gradient still in ``.grad`` that was not used before
+        ``step()`` counts as discarded.
         """
         found = {}
         unused = self.handed.pending if self.handed.has_stepped else ()
-        for name, parameter in self.site.parameters.items():
+        dense = {n: p for n, p in self.site.parameters.items() if n not in self.site.sparse}
+        for name, parameter in dense.items():
             dtype = accumulation_dtype(parameter.dtype)
             found[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             if feedback := self.home[name].feedback.get(kind):

@@ -46,11 +46,12 @@ class MessagePlan:
 
     def density_of(self, name: str) -> float:
         """Return the share of a layer that is sent; 1 if all is."""
-        k = self._kept([name])
+        k = 0 if name in self.site.sparse else self._kept([name])
         return k / self.site.parameters[name].numel() if k else 1.0
 
     def _blocks(self, order: Sequence[str]) -> list[Block]:
-        """Return runs of parameters whose entries compete."""
+        """Return runs of parameters whose entries compete; none of those sent as rows."""
+        order = [name for name in order if name not in self.site.sparse]
         if not self.whole:
             return [((name,), self._kept([name])) for name in order]
         dtypes = dict.fromkeys(self.site.parameters[name].dtype for name in order)

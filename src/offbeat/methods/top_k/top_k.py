@@ -12,6 +12,7 @@ from offbeat.exchange import Saved, Site, Variable, count_fault, plain
 from offbeat.exchange.engine.error_feedback import ErrorFeedback
 from offbeat.exchange.engine.message import FeedbackMessage
 from offbeat.exchange.engine.residuals import FeedbackExchange
+from offbeat.exchange.engine.rows import Rows
 from offbeat.exchange.engine.units import Units, optimizer_fault
 from offbeat.exchange.interface import OnLoss
 from offbeat.functional import warm_density
@@ -144,6 +145,11 @@ class TopK(FeedbackExchange):
         return describe(self)
 
     @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients may be sparse; velocities and measured ratios are of whole layers."""
+        return not (self.momentum or self.measure or self.density == "adaptive")
+
+    @property
     def on_loss(self) -> OnLoss | None:
         """Messages are made again; what ranks have measured together holds for these alone."""
         return None if self.measure or self.density == "adaptive" else "again"
@@ -263,9 +269,14 @@ class BoundTopK(ErrorFeedback):
         correction = Correction(settings.momentum, settings.masking, limit)
         select = settings.select_on(self._device)
         dense, sparse = self.plan.dense(self.order), self.plan.sparse(self.order)
+
+        def clipped(name: str, values: Tensor) -> Tensor:
+            return correction.clipped(values, self.units.scales[name].loss)
+
         return [
             *(DenseMessage(*given, names, correction) for names in dense),
             *(SparseMessage(*given, b, correction, select, settings.wire) for b in sparse),
+            *([Rows(self.site, self.group, correct=clipped)] if self.site.sparse else ()),
         ]
 
     def add(self, name: str) -> None:
