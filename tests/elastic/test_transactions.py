@@ -24,7 +24,16 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
 from offbeat.transport.world import World
-from problems import Quadratic, flat, gradient, loss
+from problems import (
+    START,
+    Lookup,
+    Quadratic,
+    flat,
+    gradient,
+    lookup_gradient,
+    lookup_loss,
+    loss,
+)
 from reference.participants import Array
 
 __all__ = ["quick", "stopped_heartbeats"]  # fixtures
@@ -236,6 +245,42 @@ def test_gradients_that_accumulate_in_place_survive_a_loss(waits: dict[int, int]
     want = expected(text, 3, lambda step: [0, 2] if step >= 3 else range(3), 2)
     for end, _ in results:
         np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("after", range(6))
+def test_rows_are_exchanged_again_after_a_loss(after: int, waits: dict[int, int]) -> None:
+    def work(world: World) -> Array | None:
+        model = Lookup()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, elastic=True)
+        optimizer = SGD(model.parameters(), lr=0.05)
+        for step in range(STEPS):
+            if (world.rank, step) == (VICTIM, 3):
+                waits[threading.get_ident()] = after
+            try:
+                lookup_loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+            except Lost:
+                return perish(replica._connection.links)
+        replica.detach()
+        return flat(snapshot(model))
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        ends = [end for end in ThreadWorld(3).run(work) if end is not None]
+    until = [
+        lookup_ends(lambda step, n=n: [0, 2] if step >= n else range(3)) for n in range(3, STEPS)
+    ]
+    assert min(np.abs(ends[0] - each).max() for each in until) < 1e-12
+    assert np.array_equal(*ends)
+
+
+def lookup_ends(members: Members) -> Array:
+    z = START
+    for step in range(STEPS):
+        z = z - 0.05 * np.mean([lookup_gradient(rank, z, step) for rank in members(step)], axis=0)
+    return z
 
 
 @pytest.mark.usefixtures("quick")

@@ -11,16 +11,24 @@ from torch import Tensor
 def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
     """Return ``value`` as JSON, and the tensors in it in order: :func:`put_together` joins them.
 
-    For None, bool, int, float, str, tensors, and lists, tuples and dicts of these; floats keep
-    every bit. Raises ``ValueError`` for anything else.
+    For None, bool, int, float, str, tensors, also sparse ones, and lists, tuples and dicts of
+    these; floats keep every bit. Raises ``ValueError`` for anything else.
 
     >>> text, (tensor,) = taken_apart({"betas": (0.9, 0.99), 0: torch.ones(2)})
     >>> put_together(text, [tensor])
     {'betas': (0.9, 0.99), 0: tensor([1., 1.])}
+    >>> momentum = torch.eye(3).to_sparse()
+    >>> torch.equal(put_together(*taken_apart(momentum)).to_dense(), torch.eye(3))
+    True
     """
     tensors: list[Tensor] = []
 
     def plain(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.layout is torch.sparse_coo:
+            value = value.detach().coalesce()
+            return {
+                "sparse": [plain(part) for part in (value.indices(), value.values(), value.shape)]
+            }
         if isinstance(value, Tensor):
             tensors.append(value.detach())
             kind, shape = str(value.dtype).removeprefix("torch."), [*value.shape]
@@ -62,6 +70,9 @@ def put_together(text: str, tensors: Sequence[Tensor]) -> Any:
         ((kind, inner),) = value.items()
         if kind == "tensor":
             return next(left)
+        if kind == "sparse":
+            indices, values, shape = map(whole, inner)
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
         if kind == "dict":
             return {whole(key): whole(each) for key, each in inner}
         return (list if kind == "list" else tuple)(whole(each) for each in inner)

@@ -37,7 +37,7 @@ class Compressed(FeedbackExchange):
     Residuals are saved by name; a world of another size continues with their mean. A parameter
     without a gradient on any rank keeps its residual, and its gradient stays None. A gradient that
     is discarded leaves no trace in residuals, see :class:`TopK`; what a compressor itself remembers
-    (a warm start) is out of reach.
+    (a warm start) is out of reach. Sparse gradients are averaged as by :class:`Mean`.
 
     Args:
         compressor: a subclass of :class:`Compressor`, or what makes one, given a flat tensor and a

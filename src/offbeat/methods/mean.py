@@ -43,7 +43,11 @@ class Mean(GradientExchange):
     of every backward that exchanges: those that the model has at the attach, of any dtype. By
     default it does so over "world", as torch's DistributedDataParallel.
 
-    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"), and the buffers.
+    The sparse gradient of an embedding is averaged row by row over the rows that any rank has
+    touched, and stays sparse.
+
+    Bytes sent per step: 2 (P-1)/P of the gradients' (of half of them with "bf16"), and the buffers;
+    of a sparse gradient (P-1) m (d s + 4), for at most m rows of d entries of s bytes on a rank.
     Extra memory: a copy of the buffers; the buckets, one copy of the gradients, in full
     precision only until ``.grad`` becomes a view of them at the end of backward; with "bf16" the
     16-bit copy, twice; with a partition the rank's share, and what is in flight.

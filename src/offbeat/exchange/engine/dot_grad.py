@@ -39,7 +39,8 @@ def require_plain(group: Group, name: str, grad: Tensor) -> None:
         return
     fault = ValueError(
         f"parameter {name!r} has a gradient of layout {grad.layout}, requires_grad="
-        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged: set "
-        "sparse=False on its embedding, call backward() without create_graph"
+        f"{grad.requires_grad}; only dense gradients without a graph can be exchanged, and sparse "
+        "ones of modules as nn.Embedding(sparse=True): use one or sparse=False, and call "
+        "backward() without create_graph"
     )
     raise group.detector.report_error(fault)

@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 @final
 class Rows(FeedbackMessage):
-    r"""Sparse gradients that are averaged row by row, without a residual: all of them is sent.
+    r"""Sparse gradients that are averaged row by row; all is sent, nothing is left.
 
     .. math:: g_i = \sum_{p: i \in R_p} s_p g_{p,i}, \quad i \in \bigcup_p R_p
 

@@ -72,6 +72,8 @@ class TopK(FeedbackExchange):
     the same k on its counterparts; a shard without entries sends nothing. ``scope="model"`` chooses
     among the shards of a rank.
 
+    Of a sparse gradient all rows are sent, as by :class:`Mean`, without a residual.
+
     A gradient that is discarded trains nothing later: residuals and velocities return to what they
     were before its backward. Discarded is what was cleared, replaced or changed in ``.grad`` before
     a ``torch.optim.Optimizer`` that holds the parameter has stepped (or, where none ever does,
