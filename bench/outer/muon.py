@@ -1,0 +1,122 @@
+"""Muon as the inner optimizer of DiLoCo (MuLoCo) beside AdamW, at equal bytes.
+
+A GPT of half a million parameters on four nodes with one rank each. Muon steps the matrices of the
+blocks, AdamW all other parameters. All methods make equally many steps and exchanges; each
+optimizer at three rates.
+"""
+
+from functools import partial
+from math import inf
+
+import torch
+import torch.distributed as dist
+from char_gpt import GPT, loss_of, read_corpus
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from bench.harness import attached
+from bench.harness.attached import Attached, Build, Task
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.command import Result, command
+from bench.harness.training import Found, Training, times
+from bench.outer.rounds import EVERY, LEAD
+
+RECIPE = f"diloco(every={EVERY})"
+RATES = (1e-3, 3e-3, 1e-2)
+OPTIMIZERS = ("AdamW", "Muon")
+METHODS = tuple(f"{name} {rate:g}" for name in OPTIMIZERS for rate in RATES)
+WARM_UP, CONTEXT, BATCH = 10, 64, 4  # steps, characters, windows of a step and rank
+BENCH = Bench(
+    name="outer/muon",
+    claim="Muon inside DiLoCo beside AdamW, at equal bytes",
+    minutes=5,
+)
+
+
+def task() -> Task:
+    """Windows of text, of which every rank draws its own, and its share of held-out ones."""
+    text, other = read_corpus()
+    torch.manual_seed(0)
+
+    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
+        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=random)
+        return loss_of(module, text, starts, CONTEXT)
+
+    starts = torch.linspace(0, len(other) - CONTEXT - 1, 256).long()
+    share = starts[dist.get_rank() :: dist.get_world_size()]
+    heldout = partial(loss_of, text=other, starts=share, context=CONTEXT)
+    return Task(GPT(128, 2, 4, CONTEXT), loss, heldout)
+
+
+class Together(Optimizer):
+    """Optimizers that step together, whose rates warm up."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        super().__init__([p for each in parts for g in each.param_groups for p in g["params"]], {})
+        self.groups = [(g, g["lr"]) for each in parts for g in each.param_groups]
+        self.parts, self.steps = parts, 0
+
+    def step(self, closure: object = None) -> None:
+        self.steps += 1
+        for group, rate in self.groups:
+            group["lr"] = rate * min(1.0, self.steps / WARM_UP)
+        for each in self.parts:
+            each.step()
+
+
+def optimizer(name: str, rate: float, model: nn.Module) -> Optimizer:
+    """Muon for the matrices of the blocks and AdamW for all else, or AdamW for all."""
+    hidden, rest = list[nn.Parameter](), list[nn.Parameter]()
+    for path, p in model.named_parameters():
+        (hidden if path.startswith("layers.") and p.ndim == 2 else rest).append(p)
+    if name == "AdamW":
+        return Together([AdamW([*hidden, *rest], rate)])
+    muon = Muon(hidden, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    return Together([muon, AdamW(rest, rate)])
+
+
+def attach(method: str, model: nn.Module, _: Build) -> Attached:
+    """DiLoCo, with the optimizers and the rate of a method."""
+    name, rate = method.split()
+    return attached.attach(RECIPE, model, lambda _: optimizer(name, float(rate), model))
+
+
+def best(found: Found, name: str) -> tuple[str, float]:
+    """The better rate of an optimizer, and its last loss."""
+    losses = {method: each.losses[-1] for method, each in found.items() if name in method}
+    return min(losses.items(), key=lambda item: item[1])
+
+
+def rows(found: Found) -> list[tuple[str, ...]]:
+    """One line for each method."""
+    return [
+        (
+            *method.split(), f"{each.step:.3f} s", f"{each.bytes / 1e6:.2f} MB",
+            f"{each.losses[len(each.losses) // 2]:.3f}", f"{each.losses[-1]:.3f}",
+        )
+        for method, each in found.items()
+    ]  # fmt: skip
+
+
+@command(BENCH, "--rounds 60")
+def app(nodes: int = 4, rate: str = "250mbit", rounds: int = 30) -> Result:
+    """Train a GPT by DiLoCo with both inner optimizers, at three rates each."""
+    training = Training(task, METHODS, EVERY, rounds, inf, LEAD, attach=attach)
+    found = times(training, nodes, rate)
+    (adamw, theirs), (muon, ours) = (best(found, name) for name in OPTIMIZERS)
+    over = found[muon].over(found[adamw])
+    judged = [
+        Claim("at equal bytes Muon reaches a lower loss than AdamW", "lower",
+              f"{ours:.3f} against {theirs:.3f}", ours < theirs),
+    ]  # fmt: skip
+    steps = next(iter(found.values())).steps
+    middle = sum(steps[: len(steps) // 2 + 1])
+    ends = f"loss after {middle} steps", f"after {sum(steps)}"
+    headings = ("inner", "rate", "a step", "sent a step", *ends)
+    title = f"DiLoCo, a GPT, {nodes} nodes, {rate}; a step with Muon takes {over:.2f} x AdamW's"
+    return Result(title, headings, rows(found), judged, found)
+
+
+if __name__ == "__main__":
+    app()
