@@ -1,6 +1,5 @@
 """OFFBEAT_STORE: what is wrong with it is said, and where it leads, ranks get their places."""
 
-import json
 import os
 
 import pytest
@@ -11,8 +10,9 @@ import offbeat
 from offbeat import World
 from offbeat.platform import tcp_store
 from offbeat.platform.tcp_store import host_store
+from offbeat.store.runs import Runs
 from offbeat.transport import rendezvous
-from offbeat.transport.rendezvous import KEY, PLACE, VARIABLE, About
+from offbeat.transport.rendezvous import VARIABLE, About
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     "`ValueError`, with both names or numbers",
 )
 def test_another_run(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
-    server.set(f"{PLACE}/{KEY}", json.dumps(About("resnet", 2)))
+    Runs(server, About("resnet", 2))
     here = f"127.0.0.1:{server.port}"
     said = error(monkeypatch, f"{here}/gpt")
     assert "'resnet'" in said

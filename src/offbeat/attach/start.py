@@ -24,6 +24,7 @@ from offbeat.attach.checks import (
 from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.platform.process_group import default_group
+from offbeat.transport import token
 from offbeat.transport.links import Links
 from offbeat.transport.world import World, host_name
 
@@ -54,6 +55,7 @@ def connect(
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
     fault = fault or model_fault(model)
+    fault = fault or (token.fault_of_process_group() if world.group is not None else None)
     if world.size == 1 and not run:  # alone, the optimizer is not read
         if fault is not None:
             raise ValueError(fault)

@@ -61,8 +61,8 @@ def store(
 
     Start training scripts with OFFBEAT_STORE=host:port. The store is a TCPStore of torch: it holds
     no model and no gradients, and needs no GPU. If it ends, start it again at the same address
-    within a minute: no step is lost. Nothing is encrypted, and whoever reaches the port can write:
-    use it in a private network.
+    within a minute: no step is lost. With OFFBEAT_TOKEN it takes workers with the same token only.
+    Nothing is encrypted, and whoever reaches the port can write: use it in a private network.
 
     Exit codes: 0 after SIGTERM, 130 after Ctrl-C; 2 for invalid options or a port that is taken.
     """

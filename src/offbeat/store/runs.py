@@ -11,6 +11,7 @@ from typing import final
 from torch.distributed import Store
 
 from offbeat.liveness import heartbeat
+from offbeat.transport import token
 from offbeat.transport.rendezvous import ANSWERS, ENDED, KEY, PLACE, SIGNS, About, Place, Sign
 
 LATE = 2.5  # seconds without a sign after which a process is not counted among those that start
@@ -53,10 +54,14 @@ class Runs:
     processes: dict[str, Process] = field(default_factory=dict)
     clock: float = 0.0
     _looked: float | None = None
+    _place: str = PLACE
 
     def __post_init__(self) -> None:
-        """Say what this store is."""
-        self.store.set(f"{PLACE}/{KEY}", json.dumps(self.about))
+        """Say what this store is; raises ``ValueError`` for a token that is too short."""
+        self._place = token.keys_of_run() + PLACE
+        self.store.set(f"{self._place}/{KEY}", json.dumps(self.about))
+        # Last: whoever has read it may read the above.
+        self.store.set(f"{PLACE}/{token.KEY}", token.challenge())
 
     def look(self, now: float) -> None:
         """Read all signs and answer; ``now``: seconds, at least one look each second."""
@@ -95,7 +100,7 @@ class Runs:
         return any(self.is_living(p) and p.sign.state != "done" for p in self.members())
 
     def _read(self) -> None:
-        start = f"{PLACE}/{SIGNS}"
+        start = f"{self._place}/{SIGNS}"
         keys = [key for key in self.store.list_keys() if key.startswith(start)]
         new = []
         for key, text in zip(keys, self.store.multi_get(keys) if keys else (), strict=True):
@@ -115,7 +120,7 @@ class Runs:
 
     def _answer(self, process: Process, place: Place) -> None:
         process.place = place
-        self.store.set(f"{PLACE}/{ANSWERS}{process.name}", json.dumps(place))
+        self.store.set(f"{self._place}/{ANSWERS}{process.name}", json.dumps(place))
 
     def _start(self, waiting: list[Process]) -> None:
         """Start a run once enough processes have come."""

@@ -25,15 +25,16 @@ from offbeat.liveness.roll_call import WARN_AFTER
 from offbeat.liveness.store import TimedStore
 from offbeat.liveness.ticker import Ticker
 from offbeat.platform.tcp_store import connect_store
+from offbeat.transport import token
 
 VARIABLE = "OFFBEAT_STORE"
-PLACE = "offbeat store"  # prefix of the keys
+PLACE = "offbeat store"  # prefix of the keys, after that of the run
 KEY = "store"  # what the store says of itself
 SIGNS, ANSWERS = "signs/", "answers/"
 ENDED = ("ended", "failed")  # states
 BEAT = 1.0  # seconds between two signs
 POLL = 0.1  # seconds between two looks for an answer
-GREETING = 5.0  # seconds in which a store that has just begun says what it is
+GREETING = 4.0  # seconds in which a store that has just begun says what it is
 
 
 class About(NamedTuple):
@@ -107,8 +108,10 @@ def place_of_this_process(joins: bool) -> tuple[Place, Store]:
             address, name = _address()
             store = connect_store(address)
             try:
-                timed = TimedStore(store, returns=True).under(PLACE)
-                _require_fitting(_about(timed, address), name, address)
+                timed = TimedStore(store, returns=True)
+                token.require_same_token(_challenge(timed.under(PLACE), address), address)
+                timed = timed.under(token.keys_of_run() + PLACE)
+                _require_fitting(About(*json.loads(timed.get(KEY))), name, address)
                 place = Presence(timed, joins).place()
             except RuntimeError as error:
                 raise store_lost(error) from error
@@ -127,16 +130,16 @@ def _address() -> tuple[str, str]:
     return address, name
 
 
-def _about(store: TimedStore, address: str) -> About:
+def _challenge(store: TimedStore, address: str) -> str:
     since = time.monotonic()
-    while (text := store.find(KEY)) is None:
+    while (text := store.find(token.KEY)) is None:
         if time.monotonic() - since > GREETING:
             raise ValueError(
                 f"{VARIABLE}: a store of torch is at {address}, but not one of `offbeat store`, "
                 "which numbers the ranks; start that one, or pass World.at(...) as mesh"
             )
         time.sleep(POLL)
-    return About(*json.loads(text))
+    return text
 
 
 def _require_fitting(about: About, name: str, address: str) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from torch.distributed import DeviceMesh, ProcessGroup, Store
 
+from offbeat.liveness.diagnosis import store_lost
 from offbeat.liveness.heartbeat import Heartbeat
 from offbeat.liveness.roll_call import roll_call
 from offbeat.liveness.store import TimedStore
@@ -23,6 +24,7 @@ from offbeat.platform.process_group import (
     timeout_of,
 )
 from offbeat.platform.tcp_store import connect_store
+from offbeat.transport import token
 from offbeat.transport.rendezvous import place_of_this_process
 
 Axis = Literal["world", "node", "local"]
@@ -121,7 +123,10 @@ class World:
             ranks_per_node: how many ranks in a row are on one node. Those of a node are started
                 again together; a new worker is a node of its own.
 
-        Raises ``ValueError`` for a wrong address, size, rank or number of ranks per node.
+        The first process that comes to a store makes it that of a run with its ``OFFBEAT_TOKEN``,
+        or of one without; those with another token get a ``ValueError``.
+
+        Raises ``ValueError`` for a wrong address, size, rank, number of ranks per node or token.
 
         >>> from torch.distributed import HashStore
         >>> World.at(HashStore(), size=6, rank=2, ranks_per_node=2).nodes
@@ -138,11 +143,19 @@ class World:
                 "new worker, and the number of ranks that start the run as size"
             )
         place = connect_store(store) if isinstance(store, str) else store
+        prefix = token.keys_of_run() + PREFIX
+        timed = TimedStore(place).under(PREFIX)
+        try:
+            token.claim(timed, store if isinstance(store, str) else "the store")
+        except RuntimeError as error:
+            raise store_lost(error) from error
+        finally:
+            timed.close()
         count, each = size if rank is not None else size + 1, ranks_per_node
         nodes = tuple(tuple(range(first, first + each)) for first in range(0, count, each))
         opener = partial(open_group, backends=GLOO)
         number = size if rank is None else rank
-        return cls(number, nodes, place, opener, is_new=rank is None)
+        return cls(number, nodes, place, opener, is_new=rank is None, prefix=prefix)
 
     @classmethod
     def from_env(cls, *, elastic: bool = False) -> "World":
@@ -159,14 +172,15 @@ class World:
                 and starts the next run together with others.
 
         Raises ``ValueError`` if the variable is missing or malformed, nobody answers there, or the
-        store is for another run or for fewer ranks than the launcher has started.
+        store is for another run, by its name or ``OFFBEAT_TOKEN``, or for fewer ranks than the
+        launcher has started.
         """
         place, store = place_of_this_process(elastic)
         opener = partial(open_group, backends=GLOO)
         is_new, nodes = place.rank is None, place.nodes
         number = sum(map(len, nodes)) if place.rank is None else place.rank
         nodes = (*nodes, (number,)) if is_new else nodes
-        prefix = f"run{place.run}/{PREFIX}"
+        prefix = f"{token.keys_of_run()}run{place.run}/{PREFIX}"
         return cls(number, nodes, store, opener, is_new=is_new, prefix=prefix, store_returns=True)
 
     @classmethod
