@@ -1,5 +1,6 @@
 """Training loops of Hugging Face Accelerate."""
 
+import json
 import os
 import re
 import warnings
@@ -16,18 +17,20 @@ from offbeat.extras import extra
 from offbeat.integrations.accelerate_elastic import StorePlace
 from offbeat.integrations.replicas import consensus, share_of
 from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
+from offbeat.platform.process_group import is_running
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
 from offbeat.replica.saving.rank_files import RankFiles
+from offbeat.transport.group import Group
+from offbeat.transport.small_gathers import gather_bytes
 from offbeat.transport.world import World
 
 with extra("accelerate"):
     from accelerate import Accelerator, PartialState
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
-    from accelerate.utils import gather_object
 
 
 def prepare(
@@ -103,8 +106,10 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     numbered = {
         path: int(n[0]) for path in Path(folder).glob("*") if (n := _NUMBER.search(path.name))
     }
-    everyone = gather_object([[str(path) for path in numbered if _is_whole(path)]])
-    whole = set.intersection(*map(set, everyone))
+    # Not by Accelerate, which unpickles what arrives.
+    own = json.dumps([str(path) for path in numbered if _is_whole(path)]).encode()
+    everyone = gather_bytes(own, Group.of()) if is_running() else [own]
+    whole = set.intersection(*(set(json.loads(text)) for text in everyone))
     newest = max(map(Path, whole), key=numbered.__getitem__, default=None)
     incomplete = [p.name for p in numbered if newest and numbered[p] > numbered[newest]]
     if incomplete and PartialState().is_main_process:

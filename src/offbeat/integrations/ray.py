@@ -59,6 +59,7 @@ def resume(*, replica: Replica, **parts: Stateful) -> bool:
     with checkpoint.as_directory() as folder:
         # All workers see the files of all. The model comes first: a replica then restores what
         # its rank has of its own.
-        replica.model.load_state_dict(torch.load(Path(folder, MODEL), map_location="cpu"))
+        saved = torch.load(Path(folder, MODEL), map_location="cpu", weights_only=True)
+        replica.model.load_state_dict(saved)
         load_save(folder, {"replica": replica, **parts})
     return True
