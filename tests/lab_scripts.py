@@ -165,3 +165,31 @@ try:
 except offbeat.PeerLost as lost:
     print(f"{time.monotonic() - last:.1f} {lost}", flush=True)
 """
+
+# Trains a model whose parameters are easily recognized; the token of the run is in the environment.
+# Rank 0 tells whether it reaches a port of node 1 outside of the tunnel.
+ENCRYPTED = """
+import os, socket
+import torch
+import offbeat
+listening = socket.create_server(("", 7000))
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+world = offbeat.World.at(
+    os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], size=size, rank=rank
+)
+model = torch.nn.Linear(1000, 100)
+torch.nn.init.constant_(model.weight, 1.2345)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+for _ in range(3):
+    model(torch.randn(2, 1000)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.step()
+replica.detach()
+if rank == 0:
+    outside = socket.socket()
+    outside.settimeout(1)
+    print("outside:", outside.connect_ex(("10.98.0.2", 7000)) == 0)
+print("trained")
+"""

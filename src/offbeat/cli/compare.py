@@ -48,6 +48,7 @@ def compare(
     loss: options.Loss = None,
     sites: options.Sites = None,
     between: options.Between = None,
+    encrypt: options.Encrypt = False,
     steps: options.Steps = None,
     rounds: options.Rounds = 3,
     baseline: options.Baseline = None,
@@ -84,7 +85,7 @@ def compare(
         if report:  # a missing jinja2 is reported before the runs, not after them
             _require_template()
         far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
-        far |= LinkOptions(sites=options.parse_sites(sites), between=between or ())
+        far |= LinkOptions(sites=options.parse_sites(sites), between=between or (), encrypt=encrypt)
         count, per_node = options.layout(nodes, procs_per_node, far["sites"])
         runner = open_runner(count, per_node, rate, **far)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")

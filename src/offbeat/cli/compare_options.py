@@ -8,6 +8,7 @@ import typer
 from offbeat.cli.lab_options import (
     Between,
     Down,
+    Encrypt,
     Jitter,
     Latency,
     Loss,
@@ -22,6 +23,7 @@ from offbeat.cli.lab_options import (
 __all__ = [  # shared with offbeat lab
     "Between",
     "Down",
+    "Encrypt",
     "Jitter",
     "Latency",
     "Loss",

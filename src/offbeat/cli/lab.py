@@ -52,6 +52,7 @@ def lab(
     loss: options.Loss = None,
     sites: options.Sites = None,
     between: options.Between = None,
+    encrypt: options.Encrypt = False,
     straggler: options.Stragglers = None,
     cut: options.Cuts = None,
     kill: options.Kills = None,
@@ -82,7 +83,7 @@ def lab(
         ]
         faults = [parse(text) for parse, texts in given for text in texts or ()]
         far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
-        far |= LinkOptions(sites=options.parse_sites(sites), between=between or ())
+        far |= LinkOptions(sites=options.parse_sites(sites), between=between or (), encrypt=encrypt)
         runner = Lab(*options.layout(nodes, procs_per_node, far["sites"]), rate, **far)
         # The program passes the function: a lab knows no recipes.
         env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)

@@ -79,6 +79,9 @@ Between = Annotated[
         "for all pairs, 0-2:75ms@100mbit for one. Repeatable.",
     ),
 ]
+Encrypt = Annotated[
+    bool, typer.Option("--encrypt", help="Let nodes talk through WireGuard, which is needed.")
+]
 Stragglers = Annotated[
     list[str] | None,
     typer.Option(

@@ -35,13 +35,12 @@ class Lab(Runner):
     - ``loss``: the share of packets that are lost at random, as "0.1%".
     - ``sites``: the numbers of nodes of all sites. Jitter and loss are then those between sites.
     - ``between``: links of sites, as ["60ms@200mbit"] for all pairs, "0-2:75ms@100mbit" for one.
+    - ``encrypt``: True lets nodes talk through WireGuard, which must be installed.
 
         with Lab(nodes=4, rate="250mbit", latency="50ms") as lab:
             code = lab.run(["python", "train.py"], on_line=lambda rank, line: print(rank, line))
     """
 
-    interface = network.INTERFACE
-    store_address = network.HUB
     has_links = True
 
     def __init__(
@@ -57,6 +56,7 @@ class Lab(Runner):
         self.links.require_nodes(nodes)
         self.key = leftovers.key(id(self))
         self._network = Network(leftovers.namespaces_prefix(self.key), nodes, self.links)
+        self.interface, self.store_address = self._network.interface, self._network.hub_address
 
     def __enter__(self) -> Self:
         """Remove leftovers of earlier labs, and create the network."""

@@ -35,8 +35,8 @@ class Runner(ABC):
     cluster: Cluster
     key: str  # marks the processes of this runner, see leftovers
     links: Links = Links()
-    interface: ClassVar[str]
-    store_address: ClassVar[str]  # of the rendezvous store
+    interface: str  # over which nodes talk
+    store_address: str  # of the rendezvous store
     has_links: ClassVar[bool]
 
     _runs = 0

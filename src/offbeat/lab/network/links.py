@@ -16,7 +16,7 @@ _BETWEEN = "[SITE-SITE:]LATENCY[@RATE], for example 60ms@200mbit or 0-2:75ms@100
 
 
 class LinkOptions(TypedDict, total=False):
-    """The options of :meth:`Links.parse` beside the rate, with their default None or ()."""
+    """The options of :meth:`Links.parse` beside the rate, with their default None, () or False."""
 
     up: str | None
     down: str | None
@@ -25,6 +25,7 @@ class LinkOptions(TypedDict, total=False):
     loss: str | None
     sites: Sequence[int]
     between: Sequence[str]
+    encrypt: bool
 
 
 @final
@@ -34,7 +35,7 @@ class Links:
 
     Without sites, all nodes reach one switch. ``down`` then has the latency, jitter and loss of
     the whole way from one node to another. With sites, ``far`` holds the link of each pair, equal
-    in both directions, which all their nodes share.
+    in both directions, which all their nodes share. ``encrypt``: nodes talk through WireGuard.
 
     >>> print(Links.parse("100mbit", latency="50ms"))
     100 Mbit/s, 50 ms one way
@@ -46,6 +47,7 @@ class Links:
     down: Wire = _PLAIN
     sites: tuple[int, ...] = ()
     far: Mapping[Pair, Wire] = field(default_factory=dict)
+    encrypt: bool = False
 
     @classmethod
     def parse(
@@ -59,6 +61,7 @@ class Links:
         loss: str | None = None,
         sites: Sequence[int] = (),
         between: Sequence[str] = (),
+        encrypt: bool = False,
     ) -> "Links":
         """Parse the options of the command line; ``up`` and ``down`` take precedence over ``rate``.
 
@@ -75,7 +78,7 @@ class Links:
         if not sites and not between:
             way = 0.0 if latency is None else parse_latency(latency)
             wire = replace(near[1], latency=way, jitter=parse_jitter(jitter, way))
-            return cls(near[0], replace(wire, loss=parse_loss(loss)))
+            return cls(near[0], replace(wire, loss=parse_loss(loss)), encrypt=encrypt)
         if latency is not None:
             raise ValueError(
                 f"latency: got {latency!r} with sites, whose nodes are near each other; the "
@@ -85,7 +88,7 @@ class Links:
         shortest = min(wire.latency for wire in far.values())
         varied, lost = parse_jitter(jitter, shortest), parse_loss(loss)
         shared = {pair: replace(wire, jitter=varied, loss=lost) for pair, wire in far.items()}
-        return cls(*near, tuple(sites), shared)
+        return cls(*near, tuple(sites), shared, encrypt)
 
     @property
     def wires(self) -> list[Wire]:
@@ -105,7 +108,7 @@ class Links:
     @property
     def limited(self) -> bool:
         """Whether they differ from a local network in anything."""
-        return bool(self.sites) or any(wire != _PLAIN for wire in self.wires)
+        return bool(self.sites) or self.encrypt or any(wire != _PLAIN for wire in self.wires)
 
     def wires_between(self, node: int, other: int) -> list[Wire]:
         """Return what packets from one node to another pass."""
@@ -135,6 +138,7 @@ class Links:
         if self.up.rate != self.down.rate:
             rate, *delays = near.split(", ")
             near = ", ".join([f"{Wire(self.up.rate)} up", f"{rate} down", *delays])
+        near += ", encrypted" if self.encrypt else ""
         if not self.sites:
             return near
         kinds = dict.fromkeys(map(str, self.far.values()))

@@ -14,6 +14,9 @@ Latency, jitter and loss apply to what a node receives: netem is then on the far
 kernel without netem the link is a pair of TAP devices, which the delay line connects. The bridges
 of two sites are connected by such a link in both directions. Its ports are isolated: the bridge
 does not pass frames from one site on to a third.
+
+With encryption, nodes and hub reach each other through tunnels over these links, at addresses of
+their own.
 """
 
 import contextlib
@@ -29,10 +32,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, final
 
 from offbeat.lab.enter import join_network, name_hosts
-from offbeat.lab.network import iproute, shaping
+from offbeat.lab.network import iproute, shaping, tunnels
 from offbeat.lab.network.delaying import DelayLine, Hop
 from offbeat.lab.network.links import Links
 from offbeat.lab.network.tap import open_tap
+from offbeat.lab.network.tunnels import Place, Tunnels
 from offbeat.lab.network.wire import Wire
 
 Result = TypeVar("Result")
@@ -40,7 +44,8 @@ Result = TypeVar("Result")
 FOLDER = Path("/run/netns")  # where iproute2 keeps named namespaces
 INTERFACE = "eth0"  # every node's, in its own namespace
 _NETWORK = IPv4Address("10.98.0.0")
-HUB = str(_NETWORK + 254)  # where all nodes reach the hub
+_ENCRYPTED = IPv4Address("10.99.0.0")
+_HUB = 254  # the last number of its address
 # The congestion control of nodes: Linux's default, whatever the machine is configured to use.
 # Under BBR, which paces by its estimate of the line rate, sgp(overlap=1) took 0.51 s per step at
 # 250 Mbit/s; it takes 0.45 s under cubic, and 0.44 s is the lower bound.
@@ -65,6 +70,7 @@ class Network:
     nodes: int
     links: Links = field(default_factory=Links)
     delay_line: DelayLine | None = None  # None without latency, or with netem
+    tunnels: Tunnels | None = None
 
     @property
     def hub(self) -> str:
@@ -74,6 +80,16 @@ class Network:
     def namespace(self, node: int) -> str:
         """Return the name of a node's namespace."""
         return f"{self.name}-{node}"
+
+    @property
+    def interface(self) -> str:
+        """The interface of every node through which it reaches the others."""
+        return tunnels.INTERFACE if self.links.encrypt else INTERFACE
+
+    @property
+    def hub_address(self) -> str:
+        """Where all nodes reach the hub."""
+        return str(self._address(_HUB))
 
     @property
     def namespaces(self) -> list[str]:
@@ -89,7 +105,7 @@ class Network:
         sites = range(max(1, len(self.links.sites)))
         bridges = [f"link add {_bridge(site)} type bridge" for site in sites]
         up = [f"link set {_bridge(site)} up" for site in sites]
-        address = f"addr add {HUB}/24 dev {_bridge(0)}"
+        address = f"addr add {_NETWORK + _HUB}/24 dev {_bridge(0)}"
         iproute.batch("ip", ["link set lo up", *bridges, address, *up], self.hub)
         ends = self._ends()
         by_taps = self.links.delays and not shaping.has_netem(self.hub)
@@ -100,6 +116,9 @@ class Network:
                 self.delay_line = DelayLine(self._open_taps(taps, opened))
         self._attach()
         self._shape(end for two in ends for end in two)
+        if self.links.encrypt:
+            self.tunnels = Tunnels([self._place(number) for number in (*range(self.nodes), _HUB)])
+            self._limit_tunnels()
 
     def _ends(self) -> list[tuple[End, End]]:
         """Return the two devices of every link, with what happens to frames that they send."""
@@ -133,10 +152,23 @@ class Network:
         # Segments of TCP are lost as a whole: they may hold one packet only.
         single = any(wire.loss for wire in self.links.wires)
         for node in range(self.nodes):
-            address = f"addr add {_address(node)}/24 dev {INTERFACE}"
+            address = f"addr add {_NETWORK + 1 + node}/24 dev {INTERFACE}"
             up = ["link set lo up", f"link set {INTERFACE} up"]
             up += [f"link set {INTERFACE} gso_max_segs 1"] if single else []
-            iproute.batch("ip", [address, *up, *_congestion(node)], self.namespace(node))
+            up += [f"route replace {route}" for route in _congestion(_NETWORK, node, INTERFACE)]
+            iproute.batch("ip", [address, *up], self.namespace(node))
+
+    def _address(self, number: int) -> IPv4Address:
+        """Return the address of a node, or of the hub, as the others know it."""
+        network = _ENCRYPTED if self.links.encrypt else _NETWORK
+        return network + (number if number == _HUB else number + 1)
+
+    def _place(self, number: int) -> Place:
+        """Return where the tunnel of a node, or of the hub, ends."""
+        name, inside = self.hub if number == _HUB else self.namespace(number), self._address(number)
+        outside = _NETWORK + (int(inside) - int(_ENCRYPTED))
+        routes = [] if number == _HUB else _congestion(_ENCRYPTED, number, tunnels.INTERFACE)
+        return Place(FOLDER / name, outside, inside, *routes)
 
     def _shape(self, ends: Iterable[End]) -> None:
         lines: dict[str, list[str]] = {}
@@ -150,8 +182,17 @@ class Network:
             if commands:
                 iproute.batch("tc", commands, namespace)
 
+    def _limit_tunnels(self) -> None:
+        inside = tunnels.wire_inside(self.links.up)
+        if commands := shaping.bucket(tunnels.INTERFACE, inside, self.links.round_trip):
+            for node in range(self.nodes):
+                iproute.batch("tc", commands, self.namespace(node))
+
     def remove(self) -> None:
-        """End the delay line, and delete the namespaces that exist."""
+        """End tunnels and the delay line, and delete the namespaces that exist."""
+        if self.tunnels is not None:
+            self.tunnels.stop()
+            self.tunnels = None
         if self.delay_line is not None:
             self.delay_line.stop()
             self.delay_line = None
@@ -170,9 +211,10 @@ class Network:
         On a node the machine's host name resolves to that node. The IPv6 notations of the hub's
         address and of the loopback address are included since torch looks them up.
         """
-        names = [(HUB, "hub"), (f"::ffff:{HUB}", "hub-ipv6"), ("::ffff:127.0.0.1", "loopback-ipv6")]
-        names += [(str(_address(other)), f"node{other}") for other in range(self.nodes)]
-        names += [] if node is None else [(str(_address(node)), socket.gethostname())]
+        hub = self.hub_address
+        names = [(hub, "hub"), (f"::ffff:{hub}", "hub-ipv6"), ("::ffff:127.0.0.1", "loopback-ipv6")]
+        names += [(str(self._address(other)), f"node{other}") for other in range(self.nodes)]
+        names += [] if node is None else [(str(self._address(node)), socket.gethostname())]
         return "".join(f"{address} {name}\n" for address, name in names)
 
     def in_hub(self, make: Callable[[], Result]) -> Result:
@@ -208,16 +250,13 @@ def remove(namespaces: Sequence[str]) -> None:
             iproute.batch("ip", [f"netns del {name}" for name in existing], force=True)
 
 
-def _address(node: int) -> IPv4Address:
-    return _NETWORK + 1 + node
-
-
-def _congestion(node: int) -> list[str]:
+def _congestion(network: IPv4Address, node: int, interface: str) -> list[str]:
+    """Return the route of a node's interface that sets the congestion control, if there is it."""
     # By route: in a namespace the sysctl accepts only the unrestricted algorithms.
     if _CONGESTION not in _KNOWN.read_text("ascii").split():
         return []
-    link = f"{_NETWORK}/24 dev {INTERFACE} proto kernel scope link src {_address(node)}"
-    return [f"route replace {link} congctl {_CONGESTION}"]
+    link = f"{network}/24 dev {interface} proto kernel scope link src {network + 1 + node}"
+    return [f"{link} congctl {_CONGESTION}"]
 
 
 def _veth(first: End, second: End) -> str:
