@@ -525,7 +525,7 @@ def test_another_loss_while_survivors_connect_ends_in_an_error(
 ) -> None:
     monkeypatch.setattr("offbeat.transport.links.RECONNECT", 0.1)
 
-    def waits_for_the_dead(*_: object, is_lazy: bool = False) -> ProcessGroup:
+    def waits_for_the_dead(*_: object, **how: object) -> ProcessGroup:
         time.sleep(1)
         raise AssertionError("nobody waits for this")
 

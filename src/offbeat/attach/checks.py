@@ -14,6 +14,7 @@ from offbeat.attach.first_step import WRAPPED
 from offbeat.attach.overlap import overlap
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.sharding import is_flattened, is_sharded, local, sharding_fault
+from offbeat.transport.links import CONNECTIONS, connections
 from offbeat.transport.world import World
 from offbeat.version import __version__
 
@@ -25,6 +26,7 @@ _WHOLE = {
     "nodes": "the mesh has the nodes",
     "elastic": "elastic is",
     "weighted": "weighted is",
+    "connections": f"{CONNECTIONS} is",
 }
 
 Fingerprint = dict[str, Any]
@@ -162,6 +164,7 @@ def fingerprint(
         "settings": settings,
         "elastic": str(elastic),
         "weighted": str(weighted),
+        "connections": str(connections()),
     }
 
 

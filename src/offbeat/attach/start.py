@@ -25,7 +25,7 @@ from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.platform.process_group import default_group
 from offbeat.transport import token
-from offbeat.transport.links import Links
+from offbeat.transport.links import Links, connections
 from offbeat.transport.world import World, host_name
 
 
@@ -48,6 +48,7 @@ def connect(
     given, fault = None, argument_fault(model, algorithm)
     try:
         given = given_world(mesh)
+        connections()
     except ValueError as error:
         fault = fault or str(error)
     try:

@@ -36,7 +36,7 @@ _OTHERS = """
 NAMES = [f"distributed.{name}" for name in _DISTRIBUTED.split()] + _OTHERS.split()
 # Of instances: they are not looked for. In ProcessGroupGloo._Options, modules, tensors, operators.
 ATTRIBUTES = {
-    "_devices", "_timeout", "_buffers", "_cdata", "_indices", "_modules",
+    "_devices", "_threads", "_timeout", "_buffers", "_cdata", "_indices", "_modules",
     "_non_persistent_buffers_set", "_parameters", "_schema", "_spec",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ that is used again after ``detach()`` finds the first group's addresses in the s
 
 import contextlib
 import ctypes
+import itertools
 import os
 import socket
 import stat
@@ -100,20 +101,21 @@ def open_group(
     host: str | None = None,
     timeout: timedelta = TIMEOUT,
     is_lazy: bool = False,
+    connections: int = 1,
 ) -> ProcessGroup:
     """Open a group of ``size`` members that rendezvous in ``store``; all of them must call.
 
     Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names.
     ``is_lazy``: members connect when they first speak to each other, which :func:`connect_to`
-    does. The backends are wrapped as ``torch.distributed`` does: alone they lack the tensor
-    collectives.
+    does. ``connections``: how many Gloo has between two members (:func:`connections_of`). The
+    backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.
     """
     group = ProcessGroup(store, rank, size)
     opened: dict[str, Any] = {}
     for device, name in backends.items():
         if name not in opened:
             meet = dist.PrefixStore(name, store)
-            devices = _gloo_devices(host, is_lazy) if name == "gloo" else []
+            devices = _gloo_devices(host, is_lazy, connections) if name == "gloo" else []
             opened[name] = _open_backend(name, meet, rank, size, devices, timeout)
         kind = getattr(ProcessGroup.BackendType, name.upper())
         group._register_backend(device, kind, opened[name])
@@ -121,9 +123,20 @@ def open_group(
     return group
 
 
-def open_loopback(store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
+def open_loopback(store: Store, rank: int, size: int, **how: Any) -> ProcessGroup:
     """Open a Gloo group over the loopback interface, for ranks that are threads."""
-    return open_group(store, rank, size, backends=GLOO, host="127.0.0.1", is_lazy=is_lazy)
+    return open_group(store, rank, size, backends=GLOO, host="127.0.0.1", **how)
+
+
+def connections_of(group: ProcessGroup) -> int:
+    """Return how many connections two members have, 1 without Gloo.
+
+    Gloo sends messages with the tag t over number t mod n, and launches collectives in turn.
+    """
+    if not has_connections(group):
+        return 1
+    options: Any = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    return max(1, len(getattr(options, "_devices", ())))
 
 
 def another_client(store: Store) -> tuple[Store, frozenset[int]]:
@@ -237,9 +250,10 @@ def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> 
             with contextlib.suppress(RuntimeError):
                 group.abort()
         elif device.type == "cpu":
-            for peer in peers:
+            tags = [NEVER_SENT + i for i in range(connections_of(group))]
+            for peer, tag in itertools.product(peers, tags):
                 with contextlib.suppress(RuntimeError):
-                    work = group.recv([torch.empty(1, device="cpu")], peer, NEVER_SENT)
+                    work = group.recv([torch.empty(1, device="cpu")], peer, tag)
                     work.wait(timedelta(milliseconds=1))
 
 
@@ -293,21 +307,25 @@ def connect_to(group: ProcessGroup, peers: Collection[int]) -> None:
     waits is possible, and here, before anything else depends on a message, all of them end.
     """
     if has_connections(group):
-        works = [group.send([torch.zeros(1, device="cpu")], peer, HELLO) for peer in peers]
-        works += [group.recv([torch.empty(1, device="cpu")], peer, HELLO) for peer in peers]
+        hellos = [(p, HELLO - i) for p in peers for i in range(connections_of(group))]
+        works = [group.send([torch.zeros(1, device="cpu")], *hello) for hello in hellos]
+        works += [group.recv([torch.empty(1, device="cpu")], *hello) for hello in hellos]
         for work in works:
             work.wait()
 
 
-def _gloo_devices(host: str | None, is_lazy: bool) -> list[Any]:
-    """Return the devices on which a group of Gloo listens; a lazy one belongs to one group."""
-    if host is not None:
-        return [ProcessGroupGloo.create_device(hostname=host, lazy_init=is_lazy)]
+def _gloo_devices(host: str | None, is_lazy: bool, connections: int) -> list[Any]:
+    """Return the devices of a group of Gloo, each with a connection; a lazy one is of one group."""
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    if names:
-        is_lazy = is_lazy and len(names) == 1  # hellos connect over the first device only
-        return [ProcessGroupGloo.create_device(interface=n, lazy_init=is_lazy) for n in names]
-    return [ProcessGroupGloo.create_default_device(lazy_init=is_lazy)]
+    if host is not None:
+        each: list[dict[str, str]] = [{"hostname": host}]
+    else:
+        each = [{"interface": name} for name in names]
+    if each:
+        wanted = each * connections
+        return [ProcessGroupGloo.create_device(**how, lazy_init=is_lazy) for how in wanted]
+    create = ProcessGroupGloo.create_default_device
+    return [create(lazy_init=is_lazy) for _ in range(connections)]
 
 
 def _open_backend(
@@ -317,6 +335,7 @@ def _open_backend(
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._devices = devices
         options._timeout = timeout
+        options._threads = 2 * len(devices)  # as torch: else collectives wait for those before
         return ProcessGroupGloo(store, rank, size, options)
     if name == "nccl":
         from torch.distributed import ProcessGroupNCCL

@@ -48,8 +48,10 @@ class ThreadWorld:
         nodes = (*self.nodes, (self.size,))
         return World(self.size, nodes, self._store, self._open, is_new=True)
 
-    def _open(self, store: Store, rank: int, size: int, *, is_lazy: bool = False) -> ProcessGroup:
-        group = open_loopback(store, rank, size, is_lazy=is_lazy)
+    def _open(
+        self, store: Store, rank: int, size: int, *, is_lazy: bool = False, connections: int = 1
+    ) -> ProcessGroup:
+        group = open_loopback(store, rank, size, is_lazy=is_lazy, connections=connections)
         self._opened.add(group)
         return group
 

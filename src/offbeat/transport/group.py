@@ -18,6 +18,7 @@ from offbeat.liveness.lane import Lane
 from offbeat.platform.device import current_accelerator
 from offbeat.platform.process_group import (
     backends_of,
+    connections_of,
     default_group,
     end_waits,
     leave_to_parent,
@@ -110,6 +111,11 @@ class Group:
     @cached_property
     def _backends(self) -> dict[str, str]:
         return {device.type: name for device, name in backends_of(self.process_group).items()}
+
+    @cached_property
+    def connections(self) -> int:
+        """How many connections two members have, over which large messages are divided."""
+        return connections_of(self.process_group)
 
     @cached_property
     def lane(self) -> Lane:

@@ -29,9 +29,24 @@ from offbeat.transport.membership import ENDED, Membership, name_after, write_me
 from offbeat.transport.meter import Meter
 from offbeat.transport.world import Axis, World
 
+CONNECTIONS, MOST = "OFFBEAT_CONNECTIONS", 64
 MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
 POLL = 1.0  # seconds between two later looks at whether they are through, at most
 RECONNECT = 30.0  # seconds in which the ranks must connect after a loss or a join
+
+
+def connections() -> int:
+    """Return how many connections two ranks of different nodes have, as OFFBEAT_CONNECTIONS says.
+
+    Raises ``ValueError`` for what is no such number.
+    """
+    text = os.environ.get(CONNECTIONS, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise ValueError(
+            f"{CONNECTIONS} is {text!r}, expected a number of connections from 1 to {MOST}, for "
+            "example 8 between sites that are 100 ms apart"
+        )
+    return int(text)
 
 
 @dataclass(eq=False)
@@ -170,7 +185,13 @@ class Links:
                 else (self.world.store, client_sockets(self.world.store))
             )
         meet = PrefixStore(f"{self.world.prefix}/{self.name}/{axis}{number}/{members}", client)
-        opener = partial(self.world.opener, meet, place, size, is_lazy=connected is not None)
+        width = 1 if axis == "local" else connections()
+        opener = partial(
+            self.world.opener,
+            *(meet, place, size),
+            is_lazy=connected is not None,
+            connections=width,
+        )
         process_group = self._open_watched(opener, connected or (), partial(hang_up, sockets))
         self.heartbeat.guard(process_group, connected)
         group = Group(process_group, members, axis, self.heartbeat, self.meter, connected)

@@ -9,6 +9,7 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
   104 if the receives are first, where 100 are ideal). Pieces of 8 MiB with their own tags bound
   that wait. Smaller ones cost time: 51 MB from each of 4 nodes to the next take 463 ms in pieces
   of 1 MiB, 430 in pieces of 8 MiB, and 429 as a whole.
+- Pieces with different tags use the connections of a pair in turn, where it has several.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,14 @@ from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
 
 PIECE = 2**23  # bytes of one point-to-point message
+SHARE = 2**16  # bytes of a piece, at least, where a message is divided among connections
 EARLY = 2**16  # bytes: receives of smaller rounds may be posted before the messages are sent
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
 Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # sends, receives
 
 
 def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Group) -> Handle:
-    """Launch point-to-point messages in both directions at once, in pieces of 8 MiB.
+    """Launch point-to-point messages in both directions at once, in pieces of at most 8 MiB.
 
     At most 1,000 pieces of a message have their own tag; later ones share tags in order. On both
     sides the messages of one pair are matched in the order listed.
@@ -45,8 +47,8 @@ class MessageRounds:
     def __init__(self, rounds: Sequence[Round], group: Group, early: int = EARLY) -> None:
         """Cut the messages into pieces; ``early``: see :meth:`expect`, bytes of a round."""
         self._group, self._next = group, 0
-        self._sends = [_pieces(sends) for sends, _ in rounds]
-        self._receives = [_pieces(receives) for _, receives in rounds]
+        self._sends = [_pieces(sends, group) for sends, _ in rounds]
+        self._receives = [_pieces(receives, group) for _, receives in rounds]
         self._buffers = [[t for _, t in (*sends, *receives)] for sends, receives in rounds]
         self._counts = [(sum(t.nbytes for _, t in sends), len(sends)) for sends, _ in rounds]
         devices = [tensor.device for tensors in self._buffers for tensor in tensors]
@@ -111,7 +113,7 @@ class MessageRounds:
         return [self._group.process_group.recv(*piece) for piece in self._receives[index]]
 
 
-def _pieces(transfers: Sequence[Transfer]) -> list[tuple[list[Tensor], int, int]]:
+def _pieces(transfers: Sequence[Transfer], group: Group) -> list[tuple[list[Tensor], int, int]]:
     """Return the arguments of a process group's ``send`` and ``recv``: tensors, peer, tag."""
     # Tags need only differ within a pair: the n-th message of a pair takes n * 1000 and up.
     seen: dict[int, int] = {}
@@ -119,6 +121,8 @@ def _pieces(transfers: Sequence[Transfer]) -> list[tuple[list[Tensor], int, int]
     for peer, tensor in transfers:
         first = 1000 * seen.setdefault(peer, 0)
         seen[peer] += 1
-        cut = (tensor,) if tensor.nbytes <= PIECE else tensor.split(PIECE // tensor.dtype.itemsize)
+        most = min(PIECE, max(SHARE, -(-tensor.nbytes // group.connections)))
+        # Rounded up: one connection would have the rest beside its piece.
+        cut = (tensor,) if tensor.nbytes <= most else tensor.split(-(-most // tensor.itemsize))
         pieces += [([piece], peer, first + i % 1000) for i, piece in enumerate(cut)]
     return pieces

@@ -168,6 +168,11 @@ class _RecordedGroup(Group):
         return "gloo" if torch.device(device).type == "cpu" else "recorded"
 
     @cached_property
+    def connections(self) -> int:
+        """One: messages are recorded as a whole."""
+        return 1
+
+    @cached_property
     def lane(self) -> Any:
         """What runs jobs at once, as events of their own."""
         return _AtOnce(self)

@@ -35,9 +35,12 @@ class Opener(Protocol):
     """Opens a process group."""
 
     def __call__(
-        self, store: Store, rank: int, size: int, *, is_lazy: bool = False
+        self, store: Store, rank: int, size: int, *, is_lazy: bool = False, connections: int = 1
     ) -> ProcessGroup:
-        """Open a group of ``size`` members; connect them all, or ``is_lazy`` none of them yet."""
+        """Open a group of ``size`` members; connect them all, or ``is_lazy`` none of them yet.
+
+        ``connections``: how many two members have.
+        """
 
 
 @dataclass(frozen=True, eq=False)

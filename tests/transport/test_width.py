@@ -1,0 +1,124 @@
+"""Several connections between two ranks: the same results, and all of them are used."""
+
+import os
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat
+from offbeat.attach.checks import difference, fingerprint
+from offbeat.exchange import Exchanged
+from offbeat.testing import ThreadWorld, simulate
+from offbeat.transport import collectives
+from offbeat.transport.group import Group
+from offbeat.transport.links import CONNECTIONS, Links
+from offbeat.transport.messages import SHARE, _pieces, exchange
+from offbeat.transport.world import World
+
+WIDTH = 3
+# Elements of float32: one piece, pieces of unequal lengths, and more than one round of pieces.
+SIZES = (1, SHARE // 4, WIDTH * SHARE // 4 + 5, 2 * WIDTH * SHARE // 4 + 1)
+
+
+def sockets() -> int:
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            found += "socket" in os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES[2:])
+def test_pieces_use_all_connections_alike(size: int) -> None:
+    group = cast(Group, SimpleNamespace(connections=WIDTH))
+    pieces = _pieces([(1, torch.empty(size))], group)
+    used = Counter[int]()
+    for (piece,), _, tag in pieces:
+        used[tag % WIDTH] += piece.nbytes
+    assert len(used) == WIDTH
+    assert max(used.values()) - min(used.values()) < 64
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_collectives_and_messages_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, size: int, draws: random.Random
+) -> None:
+    monkeypatch.setenv(CONNECTIONS, str(WIDTH))
+    inputs = torch.randn(3, size, generator=torch.Generator().manual_seed(draws.getrandbits(32)))
+
+    def work(world: World) -> list[Tensor]:
+        links, rank = Links.connect(world), world.rank
+        group = links.open("world")
+        assert group is not None
+        assert group.connections == WIDTH
+        mine = inputs[rank].clone()
+        total, first, gathered = mine.clone(), mine.clone(), mine.new_empty(3 * size)
+        arrived, reduced = torch.empty_like(mine), mine.clone()
+        handles = [
+            collectives.all_reduce(total, group),
+            collectives.broadcast(first, 1, group),
+            collectives.all_gather(gathered, mine, group),
+            collectives.reduce(reduced, 0, group),
+            exchange([((rank + 1) % 3, mine)], [((rank - 1) % 3, arrived)], group),
+        ]
+        for handle in handles:
+            is_divided = size * 4 > WIDTH * SHARE
+            assert not is_divided or len(handle.works) % WIDTH == 0
+            handle.wait()
+        links.close()
+        return [total, first, gathered, arrived, reduced]
+
+    for rank, found in enumerate(ThreadWorld(3).run(work)):
+        total, first, gathered, arrived, reduced = found
+        torch.testing.assert_close(total, inputs.sum(0))
+        assert torch.equal(first, inputs[1])
+        assert torch.equal(gathered, inputs.flatten())
+        assert torch.equal(arrived, inputs[rank - 1])
+        if rank == 0:
+            torch.testing.assert_close(reduced, inputs.sum(0))
+
+
+@pytest.mark.parametrize(
+    "recipe", ["ddp", "sgp(overlap=1)", "lags(density=0.1)", "adasum", "diloco(every=2)"]
+)
+def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    def loss(model: torch.nn.Module, rank: int, step: int) -> Tensor:
+        batch = torch.randn(4, 300, generator=torch.Generator().manual_seed(10 * step + rank))
+        return model(batch).square().mean()
+
+    def trained() -> list[Tensor]:
+        torch.manual_seed(0)
+        models = iter([torch.nn.Linear(300, 200) for _ in range(3)])
+        rows = simulate(offbeat.algorithm(recipe), lambda: next(models), loss, steps=4, size=3)
+        return [row[-1]["weight"] for row in rows]
+
+    before = sockets()
+    one = trained()
+    monkeypatch.setenv(CONNECTIONS, str(WIDTH))
+    for a, b in zip(one, trained(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)  # sums in another order
+    assert sockets() <= before + 3  # all are closed
+
+
+@pytest.mark.fault(
+    "OFFBEAT_CONNECTIONS is no number, or differs between ranks", "the same `ValueError` on all"
+)
+def test_wrong_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = Exchanged(torch.nn.Linear(2, 1)), []
+    for number in ("1", "8"):
+        monkeypatch.setenv(CONNECTIONS, number)
+        texts.append(fingerprint(model, offbeat.ddp(), None))
+    assert difference(*texts) == "OFFBEAT_CONNECTIONS is 1 here and 8 there"
+    for wrong in ("0", "65", "-1", "many", ""):
+        monkeypatch.setenv(CONNECTIONS, wrong)
+        with pytest.raises(ValueError, match="expected a number of connections from 1 to 64"):
+            ThreadWorld(2).run(
+                lambda world: offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp(), mesh=world)
+            )
