@@ -1,10 +1,12 @@
 """Runs without models: ranks that draw batches, commit steps, are lost, join, stop and resume."""
 
 import io
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +31,11 @@ class Member:
     lost: list[dict[str, int]] = field(default_factory=list)
     joined: list[dict[str, int]] = field(default_factory=list)
     others: list[str] | None = None  # what the others pass to gather
+    weighting: Any = field(default_factory=lambda: SimpleNamespace(now=1.0))
+
+    def stats(self) -> dict[str, Any]:
+        """A test says how fast ranks are."""
+        return {"last": {}}
 
     def register(self, name: str, stateful: Any) -> None:
         """A test loads what it has copied."""
@@ -93,6 +100,7 @@ class Run:
         self.settings = {"length": self.length, "batch_size": self.draw.randint(1, 4)}
         self.settings |= {"accumulate": accumulate, "prefetch": self.ahead}
         self.settings |= {"drop_last": self.drop_last, "seed": 3}
+        self.settings["most"] = self.draw.choice((None, 2 * self.settings["batch_size"]))
         self.workers, self.newest = {}, size
         self.silent = set[int]()  # dead, and nobody knows it yet
         self.deferred: list[tuple[Worker, dict[str, int]]] = []  # who hears of what a step later
@@ -111,6 +119,7 @@ class Run:
     def train(self, epochs: int) -> None:
         """Train; all ranks end their epochs at the same step."""
         for epoch in range(epochs):
+            self.tell_speeds()
             for worker in self.workers.values():
                 worker.sampler.set_epoch(epoch)
             self.train_pass(epoch)
@@ -132,6 +141,20 @@ class Run:
             elif chance < 0.06:
                 self.restart()
                 self.events["restart"] += 1
+            elif chance < 0.12 and self.settings["most"] and not self.silent and not self.deferred:
+                self.tell_speeds()
+                self.same([worker.sampler.balance() for worker in self.workers.values()])
+                self.events["balanced"] += 1
+
+    def tell_speeds(self) -> None:
+        """Let all ranks hear the same times for one sample, 0 for one that is not known."""
+        if self.settings["most"]:  # they gather: a loss is found, and all hear of it
+            self.hear()
+            self.lose(self.committed, self.steps)
+        times = {rank: self.draw.choice((0.0, 0.5, 1, 2, 3)) for rank in self.workers}
+        for worker in self.workers.values():
+            ranks = worker.replica.world.ranks
+            worker.replica.others = [json.dumps(times.get(rank, 1)) for rank in ranks]
 
     def restart(self) -> None:
         for worker in self.workers.values():
@@ -139,7 +162,8 @@ class Run:
 
     def step(self) -> bool:
         """Make a step; False where the loaders have ended, of all ranks alike."""
-        step = self.settings["batch_size"] * self.settings["accumulate"] * len(self.workers)
+        each = self.settings["most"] or self.settings["batch_size"]
+        step = each * self.settings["accumulate"] * len(self.workers)
         self.largest = max(self.largest, step)
         living = {rank: w for rank, w in self.workers.items() if rank not in self.silent}
         found = {rank: worker.step() for rank, worker in living.items()}
@@ -248,7 +272,7 @@ class Run:
         self.count.update(sample for _, batch in worker.trained for sample in batch)
 
     def same(self, values: list[Any]) -> Any:
-        assert len(set(values)) == 1, values
+        assert all(value == values[0] for value in values), values
         return values[0]
 
 

@@ -33,7 +33,9 @@ def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.
         assert extra <= stats["repeated"], "what counts twice is counted"
         assert stats["left"] == 0
         seen.update(run.events)
-    for event in ("lost", "left", "joined", "resumed", "restart", "heard a step later", "rest"):
+    for event in (
+        "lost", "left", "joined", "resumed", "restart", "heard a step later", "rest", "balanced",
+    ):  # fmt: skip
         assert seen[event] > 0, event
 
 

@@ -30,8 +30,9 @@ def history(draw: random.Random) -> tuple[Layout, Start, list[Change]]:
         lost = {r: max(0, step - draw.randint(-1, 6)) for r in losable if draw.random() < 0.3}
         new = range(newest, newest + draw.choice([0, 0, 1, 2]))
         newest += len(new)
+        sizes = {r: draw.randint(1, 6) for r in living if draw.random() < 0.3}
         living = (living - set(lost)) | set(new)
-        changes.append(Change(step, lost, dict.fromkeys(new, step + 1)))
+        changes.append(Change(step, lost, dict.fromkeys(new, step + 1), sizes))
     length = draw.randint(len(ranks) * 3, 400)
     middle = draw.randint(1, length - 1)
     return layout, Start(0, tuple(ranks), ((middle, length), (0, middle))), changes
@@ -51,7 +52,7 @@ def reference(layout: Layout, start: Start, changes: list[Change]) -> Pass:
 
 @pytest.mark.parametrize("part", range(4))
 def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> None:
-    early = repeated = 0
+    early = repeated = resized = 0
     for _ in range(HISTORIES // 4):
         layout, start, changes = history(draws)
         plan, want = Plan(layout, start, changes), reference(layout, start, changes)
@@ -65,6 +66,8 @@ def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> 
         again = [len(want.given[step, rank][number]) for step, rank, number in want.repeated]
         assert plan.repeated(want.end) == sum(again)
         early, repeated = early + any(change.joined for change in changes), repeated + bool(again)
+        resized += any(change.sizes for change in changes)
+    assert resized > 5, "some ranks get sizes of their own"
     assert early > 5, "some ranks join"
     assert repeated > 0, "some samples are repeated"
 
@@ -73,19 +76,22 @@ def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_every_size_is_divided_among_all_batches(drop_last: bool, accumulate: int) -> None:
     """All ranks make the same steps with batches of 1 to b samples, each once."""
-    for length, size, ranks in itertools.product(range(1, 60), (1, 2, 3), (1, 2, 5)):
-        layout = Layout(size, accumulate, drop_last)
-        plan = Plan(layout, Start(7, tuple(range(ranks)), ((0, length),)), [])
+    cases = [(1,), (2,), (3,), (1, 1), (2, 2), (3, 3), (1, 3), (2, 1), (3, 3, 3, 3, 3), (1, 5, 2)]
+    for length, each in itertools.product(range(1, 60), cases):
+        ranks, layout = len(each), Layout(2, accumulate, drop_last)
+        plan = Plan(layout, Start(7, tuple(range(ranks)), ((0, length),), each), [])
         steps = range(7, plan.end)
-        batches = [b for step in steps for rank in range(ranks) for b in plan.batches(step, rank)]
+        rows = [(plan.batches(step, rank), n) for step in steps for rank, n in enumerate(each)]
+        batches = [batch for row, _ in rows for batch in row]
         assert len(batches) == len(steps) * ranks * accumulate
-        sizes = {len(positions(batch.positions)) for batch in batches}
-        assert sizes <= ({size} if drop_last else {*range(1, size + 1)})
+        for row, n in rows:
+            sizes = {len(positions(batch.positions)) for batch in row}
+            assert sizes <= ({n} if drop_last else {*range(1, n + 1)})
         own = [p for batch in batches if not batch.is_repeated for p in positions(batch.positions)]
-        full = size * ranks * accumulate
+        full = sum(each) * accumulate
         assert sorted(own) == list(range(length - length % full if drop_last else length))
         copies = [batch for batch in batches if batch.is_repeated]
-        assert not copies or size == 1 or length < ranks * accumulate
+        assert not copies or sum(each) < 2 * ranks or length < ranks * accumulate
         assert len(copies) < ranks * accumulate
         assert not any(plan.batches(plan.end, rank) for rank in range(ranks))
 

@@ -157,6 +157,30 @@ def test_survivors_of_a_loss_return_to_a_state_from_before_it() -> None:
     assert Counter(trained) == dict.fromkeys(range(90), 1)
 
 
+def test_sizes_of_batches_are_part_of_the_state() -> None:
+    """Ranks go on with those that were agreed, also before they have begun."""
+
+    def members() -> list[tuple[Member, ElasticSampler]]:
+        replicas = [Member(Place(rank, [0, 1, 2])) for rank in range(3)]
+        return [(each, ElasticSampler(300, 6, each, prefetch=2, most=9)) for each in replicas]
+
+    pairs = members()
+    for replica, sampler in pairs:
+        iter_steps(sampler, 3)
+        replica.steps, replica.others = 3, ["1.0", "1.0", "2.0"]
+        assert sampler.balance() == {0: 7, 1: 7, 2: 4}
+        replica.steps = 4
+    states = [pickled(sampler.state_dict()) for _, sampler in pairs]
+    found: list[list[list[int]]] = []
+    for (replica, sampler), state in zip(members(), states, strict=True):
+        replica.steps = 4
+        sampler.load_state_dict(state)
+        found.append(iter_steps(sampler, 3))
+    assert [len(batches[0]) for batches in found] == [7, 7, 4]
+    assert sampler.balance() == {0: 7, 1: 7, 2: 4}, "no speeds, no change"
+    assert len({sample for rows in found for batch in rows for sample in batch}) == 3 * 18
+
+
 def test_a_state_needs_the_replica_of_its_step() -> None:
     replica = alone()
     replica.steps = 3

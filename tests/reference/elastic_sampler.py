@@ -18,18 +18,24 @@ class Pass(NamedTuple):
 def walk(
     left: Sequence[int],
     ranks: Sequence[int],
-    changes: Sequence[tuple[int, Mapping[int, int], Mapping[int, int]]],  # step, lost, joined
+    changes: Sequence[tuple[int, Mapping[int, int], Mapping[int, int], Mapping[int, int]]],
     *,
     batch: int,
     accumulate: int = 1,
     drop_last: bool = False,
     lookahead: int = 0,
 ) -> Pass:
-    """Go from step to step, from step 0 on, until nothing is left for one."""
-    left, ranks, given, repeated = list(left), sorted(ranks), Given(), set[tuple[int, int, int]]()
-    due = sorted((step + 1 + lookahead, lost, joined) for step, lost, joined in changes)
+    """Go from step to step, from step 0 on, until nothing is left for one.
 
-    def change(step: int, lost: Mapping[int, int], joined: Mapping[int, int]) -> None:
+    A change has its step, who was lost or has joined, and sizes of batches, by rank.
+    """
+    left, ranks, given, repeated = list(left), sorted(ranks), Given(), set[tuple[int, int, int]]()
+    due = sorted([(step + 1 + lookahead, a, b, c) for step, a, b, c in changes], key=lambda d: d[0])
+    own: dict[int, int] = {}
+
+    def change(
+        step: int, lost: Mapping[int, int], joined: Mapping[int, int], sizes: Mapping[int, int]
+    ) -> None:
         nonlocal ranks
         for rank in sorted(set(joined) - set(ranks)):
             for early in range(joined[rank], step):
@@ -38,6 +44,7 @@ def walk(
                     rows = given[early, leader(given, early)]
                     repeated.update((early, rank, number) for number in range(accumulate))
                 given[early, rank] = rows
+        own.update(dict.fromkeys(set(joined) - set(ranks), batch) | {**sizes})
         ranks = sorted({*ranks, *joined})
         left[:0] = [
             position
@@ -54,7 +61,8 @@ def walk(
         while due and due[0][0] <= step:
             change(step, *due.pop(0)[1:])
         parts = len(ranks) * accumulate
-        size = size_of_step(len(left), parts, batch, drop_last)
+        wanted = [own.get(rank, batch) for rank in ranks for _ in range(accumulate)]
+        size = size_of_step(len(left), parts, sum(wanted), drop_last)
         if size == 0:
             break
         taken, left[:] = left[:size], left[size:]
@@ -63,8 +71,12 @@ def walk(
             if size < parts:
                 row = [taken[part % size]]
                 repeated.update({(step, rank, number)} if part >= size else ())
-            else:
-                row = taken[part * size // parts : (part + 1) * size // parts]
+            else:  # one for each, and of the rest in proportion
+                edges = [
+                    k + (sum(wanted[:k]) - k) * (size - parts) // max(1, sum(wanted) - parts)
+                    for k in (part, part + 1)
+                ]
+                row = taken[edges[0] : edges[1]]
             given.setdefault((step, rank), []).append(row)
         step += 1
     for _, *late in due:  # who joined takes part in the steps until the end
@@ -77,12 +89,11 @@ def leader(given: Given, step: int) -> int:
     return min(rank for when, rank in given if when == step)
 
 
-def size_of_step(left: int, parts: int, batch: int, drop_last: bool) -> int:
+def size_of_step(left: int, parts: int, full: int, drop_last: bool) -> int:
     """How much a step takes: the next one needs one for each batch, if it needs any."""
-    full = parts * batch
     if drop_last:
         return full if left >= full else 0
-    if full < left < full + parts and batch > 1:
+    if full < left < full + parts and full >= 2 * parts:
         return left - parts
     return min(left, full)
 

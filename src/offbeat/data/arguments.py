@@ -20,6 +20,20 @@ def require_enough(length: int, ranks: int, layout: Layout) -> None:
         )
 
 
+def require_weights(most: int, layout: Layout, replica: Training) -> None:
+    """Raise ``ValueError`` unless batches may have other sizes than ``layout`` says."""
+    if not isinstance(most, int) or most < layout.batch_size:
+        raise ValueError(
+            f"most={most!r}, expected the largest batch of a rank: batch_size="
+            f"{layout.batch_size} or more, or None for equal batches"
+        )
+    if replica.weighting.now is None:
+        raise ValueError(
+            f"most={most} makes batches of different sizes, and a mean must weigh them: use "
+            "replicate(..., weighted=True) and replica.set_weight(len(batch))"
+        )
+
+
 def require_alike(replica: Training, arguments: Mapping[str, Any], fault: str) -> None:
     """Raise the same ``ValueError`` on all ranks for a fault of one, or for other arguments.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 from offbeat.data.intervals import Intervals, count, cut
@@ -16,7 +17,7 @@ class Layout:
     """What a step takes.
 
     Attributes:
-        batch_size: samples of one batch of one rank.
+        batch_size: samples of one batch of one rank, unless ranks have sizes of their own.
         accumulate: batches of one rank in a step.
         drop_last: whether less than a whole step for all ranks is left over.
         prefetch: batches that a rank draws ahead of the one that it trains on, at most.
@@ -47,17 +48,20 @@ class Batch(NamedTuple):
 class Generation:
     r"""Ranks that take batches from step ``first`` on out of ``left``, in its order.
 
-    A step takes B = b P positions, for P batches of all ranks, and batch i of these the i-th b. If
-    R < B positions are left at the end, they are one more step if R >= P, of R/P each, rounded up
-    or down. If R < P, the step before leaves P - R of its own; where it cannot, with b = 1 or as
-    the only one, P - R batches repeat a sample. So all ranks make the same number of steps, and
-    no batch is empty or larger than b. With ``drop_last`` R positions are left over.
+    A step takes B positions, the sum of all batches: each rank takes ``accumulate`` batches of its
+    own size, by default b. If R < B positions are left at the end, they are one more step if
+    R >= P, the number of batches: each gets one, and of the rest a part in proportion to its size
+    without that one, rounded up or down. If R < P, the step before leaves P - R of its own; where
+    it cannot, with B < 2 P or as the only one, P - R batches repeat a sample. So all ranks make
+    the same number of steps, and no batch is empty or larger than its size. With ``drop_last`` R
+    positions are left over.
     """
 
     first: int
     ranks: tuple[int, ...]
     left: Intervals
     layout: Layout
+    sizes: tuple[int, ...] = ()  # of a batch of each rank; () for b
 
     @cached_property
     def size(self) -> int:
@@ -70,19 +74,30 @@ class Generation:
         return len(self.ranks) * self.layout.accumulate
 
     @cached_property
+    def edges(self) -> list[int]:
+        """Where the batches of a whole step begin and end."""
+        each = self.sizes or (self.layout.batch_size,) * len(self.ranks)
+        return [*accumulate((n for n in each for _ in range(self.layout.accumulate)), initial=0)]
+
+    @property
+    def full(self) -> int:
+        """The positions of a whole step."""
+        return self.edges[-1]
+
+    @cached_property
     def steps(self) -> int:
         """The number of steps until nothing is left."""
-        whole, rest = divmod(self.size, self.parts * self.layout.batch_size)
+        whole, rest = divmod(self.size, self.full)
         return whole + (rest > 0 and not self.layout.drop_last)
 
     def taken(self, steps: int) -> int:
         """Return how many positions the first ``steps`` steps take."""
-        full = self.parts * self.layout.batch_size
+        full = self.full
         if self.layout.drop_last:
             return min(steps, self.steps) * full
         if steps >= self.steps:
             return self.size
-        is_before_last = 0 < steps == self.steps - 1 and self.layout.batch_size > 1
+        is_before_last = 0 < steps == self.steps - 1 and full >= 2 * self.parts
         lends = is_before_last and 0 < self.size % full < self.parts
         return self.size - self.parts if lends else steps * full
 
@@ -107,5 +122,10 @@ class Generation:
         if size < self.parts:
             where = begin + part % size
             return Batch(cut(self.left, where, where + 1), is_repeated=part >= size)
-        low, high = (begin + edge * size // self.parts for edge in (part, part + 1))
+        low, high = (begin + self._edge(part + more, size) for more in (0, 1))
         return Batch(cut(self.left, low, high))
+
+    def _edge(self, part: int, size: int) -> int:
+        """Return where a batch of a step of ``size`` positions begins."""
+        more, most = size - self.parts, max(1, self.full - self.parts)
+        return part + (self.edges[part] - part) * more // most

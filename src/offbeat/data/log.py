@@ -26,6 +26,13 @@ class Training(Protocol):
     def world(self) -> Any:
         """The layout, with ``rank`` and ``ranks``."""
 
+    @property
+    def weighting(self) -> Any:
+        """What the steps stand for: ``now`` is None in a run without weights."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return the "seconds" and "seconds_stalled" of the "last" step."""
+
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes; all ranks call."""
 
@@ -34,11 +41,15 @@ class Training(Protocol):
 
 
 class Log(NamedTuple):
-    """The entries of a replica, of which the first ones, by number, are older than the start."""
+    """The entries of a replica, of which the first ones, by number, are older than the start.
+
+    ``resized``: the sizes of batches by rank, as pairs, and the "step" in which they were agreed.
+    """
 
     lost: Entries
     joined: Entries
     known: tuple[int, int] = (0, 0)
+    resized: Sequence[dict[str, Any]] = ()
 
     def changes(self, start: int) -> list[Change]:
         """Return the changes from step ``start`` on, one for each step.
@@ -59,7 +70,9 @@ class Log(NamedTuple):
                 is_old = number < self.known[1]
                 first = start if is_old else entry.get("first", step + 1)
                 joined[start if is_old else step][entry["rank"]] = first
-        return [Change(step, lost[step], joined[step]) for step in sorted({*lost, *joined})]
+        sizes = {each["step"]: dict(each["sizes"]) for each in self.resized}
+        steps = sorted({*lost, *joined, *(step for step in sizes if step >= start)})
+        return [Change(step, lost[step], joined[step], sizes.get(step, {})) for step in steps]
 
     def members(self, ranks: Sequence[int], start: int) -> tuple[int, ...]:
         """Return who took part before the changes from step ``start`` on; ``ranks`` do now."""

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from offbeat.data.generation import Layout
-from offbeat.data.intervals import Intervals, count, cut
+from offbeat.data.generation import Generation, Layout
+from offbeat.data.intervals import Intervals, cut
 from offbeat.data.log import Log
 from offbeat.data.order import Order
 from offbeat.data.plan import Plan, Start
@@ -76,9 +76,10 @@ class Pass(NamedTuple):
         """Return what returned too late for this pass; nothing if it was left before its end."""
         if not self.plan().is_over(ended.start.step):
             return ()
-        layout, left = self.layout, ended.start.left
-        full, size = len(ended.start.ranks) * layout.batch_size * layout.accumulate, count(left)
-        return (*self.late, *cut(left, 0, size - size % full if layout.drop_last else size))
+        start, ranks, left, sizes = ended.start
+        rest = Generation(start, ranks, left, self.layout, sizes)
+        size = rest.size - (rest.size % rest.full if self.layout.drop_last else 0)
+        return (*self.late, *cut(left, 0, size))
 
     def saved(self, order: Order, step: int) -> dict[str, Any]:
         """Return plain values.
@@ -93,7 +94,12 @@ class Pass(NamedTuple):
         return {
             "layout": asdict(self.layout),
             "epoch": self.epoch,
-            "start": [self.start.step, [*self.start.ranks], _lists(self.start.left)],
+            "start": [
+                self.start.step,
+                [*self.start.ranks],
+                _lists(self.start.left),
+                [*self.start.sizes],
+            ],
             "log": [*self.log],
             "counts": [self.returned, self.repeated],
             "late": _lists(self.late),
@@ -117,13 +123,13 @@ class Pass(NamedTuple):
 
     @staticmethod
     def _read(state: Mapping[str, Any]) -> "Pass":
-        step, ranks, left = state["start"]
-        lost, joined, known = state["log"]
+        step, ranks, left, sizes = state["start"]
+        lost, joined, known, resized = state["log"]
         returned, repeated = state["counts"]
         return Pass(
             state["epoch"],
-            Start(step, tuple(ranks), _pairs(left)),
-            Log(lost, joined, tuple(known)),
+            Start(step, tuple(ranks), _pairs(left), tuple(sizes)),
+            Log(lost, joined, tuple(known), resized),
             Layout(**state["layout"]),
             returned,
             repeated,

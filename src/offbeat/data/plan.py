@@ -3,7 +3,7 @@ r"""Which positions a rank takes in a step: a function of the history of the mem
 The samples of an epoch are in a random order; a position is a place in it. A pass starts with the
 positions R_0 and the ranks M_0, and each change of the members begins a generation g:
 
-1. Within g, step s takes the next \|M_g\| b positions of R_g, b for each rank in order.
+1. Within g, step s takes the next B positions of R_g, the size of its batch for each rank in order.
 2. A change that is agreed on after k steps begins one at s_g = k + 1 + L. A rank draws at most L
    steps ahead, so nobody has drawn step s_g by then, and what was drawn before it stays valid.
 3. A rank that joins takes its batches of the steps before s_g from R_{g-1}, behind M_{g-1}.
@@ -24,25 +24,32 @@ Given = Callable[[int, int], Intervals]  # (rank, step)
 
 
 class Start(NamedTuple):
-    """Where a pass starts: ``step`` steps are done, ``ranks`` take part, ``left`` is to be used."""
+    """Where a pass starts: ``step`` steps are done, ``ranks`` take part, ``left`` is to be used.
+
+    ``sizes``: of a batch of each rank; () where all have that of the layout.
+    """
 
     step: int
     ranks: tuple[int, ...]
     left: Intervals
+    sizes: tuple[int, ...] = ()
 
 
 class Change(NamedTuple):
-    """A change of the members, agreed on when ``step`` steps were done.
+    """A change of the members or of their sizes, agreed on when ``step`` steps were done.
 
     Attributes:
         step: no rank has done more steps when it hears of the change.
         lost: by rank that is lost or has left, the first step whose samples do not count.
         joined: by rank that has joined, its first step with a batch.
+        sizes: by rank, the size of its batches from then on; those of others stay as they are, and
+            a rank that joins begins with that of the layout.
     """
 
     step: int
     lost: Mapping[int, int] = {}
     joined: Mapping[int, int] = {}
+    sizes: Mapping[int, int] = {}
 
 
 class Plan:
@@ -66,7 +73,8 @@ class Plan:
         earlier: Given = lambda *_: (),
     ) -> None:
         """Compute the generations; ``changes`` by step."""
-        self.generations = [Generation(*start, layout)]
+        first, ranks, left, sizes = start
+        self.generations = [Generation(first, ranks, left, layout, sizes)]
         self._earlier, self._returned, self._changes = earlier, [0], list[Change]()
         self._end = sys.maxsize  # the first step with nothing left; later generations take nothing
         self._early: dict[tuple[int, int], list[Batch]] = {}  # of ranks that joined, by step, rank
@@ -131,7 +139,8 @@ class Plan:
             returned += without(self.given(rank, since, step), (*kept, *returned))
         left = cut(generation.left, offset, generation.size)
         left = returned + without(left, (pair for _, pair in early))
-        return Start(step, self.latest.ranks, left), sum(self._returned[:begun]) + count(returned)
+        start = Start(step, self.latest.ranks, left, self.latest.sizes)
+        return start, sum(self._returned[:begun]) + count(returned)
 
     def _begin(self, first: int, change: Change) -> None:
         before = self.latest
@@ -148,7 +157,14 @@ class Plan:
         self._changes.append(Change(change.step, lost, joined))  # of those that it concerns
         self._returned.append(count(returned))
         members = tuple(sorted(set(ranks) - set(lost)))
-        self.generations.append(Generation(first, members, (*returned, *left), before.layout))
+        place = first, members, (*returned, *left), before.layout
+        self.generations.append(Generation(*place, self._sizes(members, change.sizes)))
+
+    def _sizes(self, members: Sequence[int], changed: Mapping[int, int]) -> tuple[int, ...]:
+        before, usual = self.latest, self.latest.layout.batch_size
+        known = dict(zip(before.ranks, before.sizes, strict=bool(before.sizes))) | {**changed}
+        sizes = tuple(known.get(rank, usual) for rank in members)
+        return () if set(sizes) == {usual} else sizes
 
     def _take_early(self, step: int, rank: int, offset: int) -> int:
         """Give a rank that joins its batches of a step, and return how many positions it takes."""

@@ -1,11 +1,13 @@
 """The sampler of a data loader whose run loses ranks and gains others."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from torch.utils.data import Sampler
 
-from offbeat.data.arguments import require_alike, require_enough
+from offbeat.data.arguments import require_alike, require_enough, require_weights
+from offbeat.data.balance import Pace, rebalanced
 from offbeat.data.generation import Layout
 from offbeat.data.intervals import Intervals, count
 from offbeat.data.log import Log, Training
@@ -27,6 +29,9 @@ class ElasticSampler(Sampler[list[int]]):
 
     ``set_epoch`` begins an epoch. The position is ``replica.steps``, so load the replica first.
 
+    With ``most`` the batches of ranks that compute faster become larger, and those of slower ones
+    smaller: :meth:`balance`.
+
     >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
     >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
     >>> replica.gather, replica.register = lambda text: [text, text], lambda *_: None
@@ -44,7 +49,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     Extra memory: none for the permutation, which is computed for each batch; some bytes for each
     step of a lost rank that did not commit. Time: about 0.5 ms a batch. Bytes sent: some hundred
-    when it is made, to compare the arguments; then none.
+    when it is made, to compare the arguments; then none, but some ten in :meth:`balance`.
     """
 
     def __init__(
@@ -58,12 +63,13 @@ class ElasticSampler(Sampler[list[int]]):
         drop_last: bool = False,
         accumulate: int = 1,
         prefetch: int = 0,
+        most: int | None = None,
     ) -> None:
         """Begin epoch 0, or where the others are on a rank that has joined a run; all ranks call.
 
         Args:
             length: the number of samples, at most 2^62.
-            batch_size: the number of samples of a batch, on this rank.
+            batch_size: the number of samples of a batch; with ``most`` their mean over ranks.
             replica: the :class:`offbeat.Replica` that is trained on the batches.
             seed: of the order of the samples.
             shuffle: False for the samples in their own order.
@@ -72,6 +78,9 @@ class ElasticSampler(Sampler[list[int]]):
             prefetch: how many batches the loader draws ahead: ``num_workers * prefetch_factor``,
                 and 1 more under frameworks that ask for the next batch early. A change of the
                 ranks takes effect after as many batches: those that were drawn stay valid.
+            most: the largest batch that fits into the memory of each rank, where sizes are to
+                follow the speeds of ranks, with ``replicate(..., weighted=True)``; call
+                ``replica.set_weight(len(batch))`` for each batch. None for equal sizes.
 
         Raises:
             ValueError: the same on all ranks, for a wrong argument of one of them or if they
@@ -79,13 +88,23 @@ class ElasticSampler(Sampler[list[int]]):
         """
         self._replica, self._asked, self._is_told = replica, 0, False
         self._loaded: tuple[Pass, int] | None = None
-        arguments = {"length": length, "batch_size": batch_size, "seed": seed, "shuffle": shuffle}
+        arguments: dict[str, Any] = {
+            "length": length,
+            "batch_size": batch_size,
+            "seed": seed,
+            "shuffle": shuffle,
+        }
         arguments |= {"drop_last": drop_last, "accumulate": accumulate, "prefetch": prefetch}
+        arguments |= {"most": most}
+        self._most, self._pace = most, Pace()
+        self._resized: list[dict[str, Any]] = []
         fault = ""
         try:
             self._order = Order(length, seed, shuffle)
             self._layout = Layout(batch_size, accumulate, drop_last, prefetch)
             require_enough(length, len(replica.world.ranks), self._layout)
+            if most is not None:
+                require_weights(most, self._layout, replica)
         except ValueError as error:
             fault = str(error)
         if self._is_newcomer and fault:
@@ -93,7 +112,7 @@ class ElasticSampler(Sampler[list[int]]):
         if not self._is_newcomer:
             require_alike(replica, arguments, fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
-        self._planned: tuple[Pass, tuple[int, int], Plan] | None = None
+        self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
         replica.register(f"sampler of {length} with seed {seed}", self)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -112,14 +131,40 @@ class ElasticSampler(Sampler[list[int]]):
         """Begin an epoch, on all ranks after the same step; nothing if it is the present one.
 
         Samples that returned too late for the epoch before come first. What is left of an epoch
-        that was not trained to its end is dropped.
+        that was not trained to its end is dropped. With ``most`` it calls :meth:`balance`.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r}, expected a whole number, 0 or more")
         current = self._current()
         self._asked = epoch
         if epoch != current.epoch:
+            if self._most is not None:
+                self.balance()
             self._pass = self._next(current, epoch, (self._order.epoch(epoch),))
+
+    def balance(self) -> dict[int, int]:
+        """Let the sizes of batches follow the speeds of ranks; return them, by rank.
+
+        All ranks call after the same step, such as every hundredth of a long epoch. The speed is
+        the median over the steps since the last call of their time without waits for others. The
+        sum of a step stays that of equal batches; sizes change where the step gains 2 % by it, in
+        the step after the batches that loaders have drawn ahead. One small gather.
+        """
+        if self._most is None:
+            raise ValueError("balance() needs ElasticSampler(..., most=...), the largest batch")
+        replica, step = self._replica, self._replica.steps
+        usual = self._layout.batch_size
+        told = replica.gather(json.dumps(self._pace.take()))
+        ranks = replica.world.ranks
+        latest = self._plan(self._current()).latest
+        before = dict(zip(latest.ranks, latest.sizes, strict=bool(latest.sizes)))
+        sizes = [before.get(rank, usual) for rank in ranks]
+        seconds = [json.loads(text) for text in told]
+        if (found := rebalanced(sizes, seconds, usual * len(ranks), self._most)) is not None:
+            sizes = found
+            pairs = [[rank, size] for rank, size in zip(ranks, sizes, strict=True)]
+            self._resized.append({"step": step, "sizes": pairs})
+        return dict(zip(ranks, sizes, strict=True))
 
     def begin_rest(self) -> bool:
         """Begin a pass over samples that returned too late for the epoch; return whether there are.
@@ -162,6 +207,7 @@ class ElasticSampler(Sampler[list[int]]):
         """
         loaded, step = Pass.read(state, self._order)
         if self._is_newcomer:
+            self._resized[:] = loaded.log.resized
             self._pass, self._is_told = loaded._replace(log=self._log()), True
         else:
             self._loaded = loaded, step
@@ -171,7 +217,7 @@ class ElasticSampler(Sampler[list[int]]):
         return any(join["rank"] == self._replica.world.rank for join in self._replica.joined)
 
     def _log(self, known: tuple[int, int] = (0, 0)) -> Log:
-        return Log(self._replica.lost, self._replica.joined, known)
+        return Log(self._replica.lost, self._replica.joined, known, self._resized)
 
     def _begin(self, epoch: int, left: Intervals) -> Pass:
         """Return a pass of the present members; a loss that not all know of yet comes later."""
@@ -193,7 +239,13 @@ class ElasticSampler(Sampler[list[int]]):
                 "steps; load the state of the replica, too, before the first batch"
             )
         ended, is_over = loaded.ended(steps), loaded.plan().is_over(steps)
-        resumed = self._begin(loaded.epoch, () if is_over else ended.start.left)._replace(
+        self._resized = []
+        begun, before = self._begin(loaded.epoch, ()), ended.start
+        sizes = before.sizes if self._most and begun.start.ranks == before.ranks else ()
+        sizes = sizes if self._layout.batch_size == loaded.layout.batch_size else ()
+        left = () if is_over else before.left
+        resumed = begun._replace(
+            start=begun.start._replace(left=left, sizes=sizes),
             returned=ended.returned,
             repeated=ended.repeated,
             late=loaded.carried(ended),
@@ -207,7 +259,7 @@ class ElasticSampler(Sampler[list[int]]):
         return current.then(epoch, self._replica.steps, more)._replace(layout=self._layout)
 
     def _plan(self, current: Pass) -> Plan:
-        sizes = len(current.log.lost), len(current.log.joined)
+        sizes = tuple(map(len, (current.log.lost, current.log.joined, self._resized)))
         if self._planned is None or self._planned[0] is not current or self._planned[1] != sizes:
             self._planned = current, sizes, current.plan()
         return self._planned[2]
@@ -228,5 +280,9 @@ class ElasticSampler(Sampler[list[int]]):
                 f"prefetch={(step - steps) * self._layout.accumulate} or more, "
                 "num_workers * prefetch_factor"
             )
-        batches = self._plan(current).batches(step, self._replica.world.rank)
+        plan, rank = self._plan(current), self._replica.world.rank
+        batches = plan.batches(step, rank)
+        if self._most is not None and steps > current.start.step:
+            samples = sum(count(each.positions) for each in plan.batches(steps - 1, rank))
+            self._pace.note(steps - 1, samples, self._replica.stats()["last"])
         return [self._order.samples(batch.positions) for batch in batches]
