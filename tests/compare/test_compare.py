@@ -266,6 +266,17 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
     assert found.curve.heldout == ((10, 3.5),)
 
 
+def test_the_speed_that_is_kept_beside_a_slow_rank(tmp_path: Path) -> None:
+    """Rank 1 takes twice as long for a sample: of 3/2 of the speed of rank 0 they keep all or 2/3."""
+    equal = [step(2.0, stalled=1.0, weight=4.0)], [step(2.0, weight=4.0)]
+    fitting = [step(2.0, weight=8.0)], [step(2.0, weight=4.0)]
+    found = [
+        measure_run(read_run(write_run(tmp_path / name, [own * 5 for own in ranks])))
+        for name, ranks in (("equal", equal), ("fitting", fitting))
+    ]
+    assert [each.speed_kept for each in found] == [pytest.approx(2 / 3), pytest.approx(1.0)]
+
+
 def test_bytes_are_summed_over_a_node_and_split_by_axis(tmp_path: Path) -> None:
     axes = {"world": 60, "node": 10, "local": 1000}
     ranks = [[step(sent=1070, bytes_by_axis=axes)] * 5 for _ in range(3)]

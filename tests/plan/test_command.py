@@ -109,6 +109,8 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
         (("--jitter", "measured"), 'the profile has no "spread"'),
         (("--late", "1%"), "late: got '1%', expected a percentage and a factor"),
         (("--late", "1%:0.5x"), "late: got '1%:0.5x'"),
+        (("--straggler", "2"), "straggler: got '2', expected the fraction of the time"),
+        (("--balanced",), "balanced: without a slow rank; add --straggler"),
         (("--device-factor", "0"), "device factor: got 0, expected a number above 0"),
         (("--device-factor", "nan"), "device factor: got nan, expected a number above 0"),
         (("--device-factor", "inf"), "device factor: got inf, expected a number above 0"),
@@ -170,6 +172,17 @@ def test_late_steps_cost_a_method_that_waits_more() -> None:
     late = predict(offbeat.ddp(), found, where, stragglers)
     assert late.seconds > waits
     assert late.parts.stragglers > 0.3 * late.parts.compute
+
+
+def test_batches_that_follow_the_speeds_spare_the_wait_for_a_slow_rank() -> None:
+    found, where = profile(1000), fabric(4)
+    alone, equal, balanced = (
+        predict(offbeat.ddp(), found, where, Stragglers(**more)).seconds
+        for more in ({}, {"first_factor": 2.0}, {"first_factor": 2.0, "balanced": True})
+    )
+    compute = found.compute
+    assert equal - alone == pytest.approx(compute, rel=0.01)
+    assert balanced - alone == pytest.approx(compute / 7, rel=0.01), "4 / 3.5"
 
 
 def test_4096_ranks_and_all_methods_take_seconds() -> None:

@@ -31,7 +31,7 @@ def question() -> Question:
     fabrics = tuple(fabric(nodes) for nodes in (4, 16, 256))
     stragglers = Stragglers(jitter=0.05)
     name = "<script>console.log('escaped?')</script>" + "x" * 60
-    setup = Setup.of(name, found, fabrics[0], ("5%", "none"), 1.0)
+    setup = Setup.of(name, found, fabrics[0], ("5%", "none", "none"), 1.0)
     return Question(setup, methods, baseline, found, fabrics, stragglers)
 
 

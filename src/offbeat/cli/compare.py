@@ -14,6 +14,7 @@ from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import Runner
+from offbeat.lab.injection.faults import Straggler
 from offbeat.lab.network.links import LinkOptions
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Examples:
 - offbeat compare train.py --algorithms 'ddp,diloco' --sites 2,2 --between 60ms@100mbit --steps 60
 
 - offbeat compare train.py --algorithms sgp --baseline torch-ddp --compute-only -- --lr 0.1
+
+- offbeat compare train.py --algorithms 'ddp,sgp' --straggler 1:0.5 --steps 60
 
 - offbeat compare train.py --algorithms ddp,sgp --env-only -- --max_steps 60
 
@@ -49,6 +52,7 @@ def compare(
     sites: options.Sites = None,
     between: options.Between = None,
     encrypt: options.Encrypt = False,
+    straggler: options.Stragglers = None,
     steps: options.Steps = None,
     rounds: options.Rounds = 3,
     baseline: options.Baseline = None,
@@ -79,9 +83,9 @@ def compare(
         from offbeat.compare import Experiment, Session, open_runner, parse_methods
     with exit_codes("interrupted"):
         methods, against = parse_methods(algorithms, baseline, compute_only)
-        experiment = Experiment(
-            script, methods, against, tuple(arguments or ()), steps, rounds, target_loss, env_only
-        )
+        chosen = tuple(arguments or ()), steps, rounds, target_loss, env_only
+        slow = tuple(map(Straggler.parse, straggler or ()))
+        experiment = Experiment(script, methods, against, *chosen, stragglers=slow)
         if report:  # a missing jinja2 is reported before the runs, not after them
             _require_template()
         far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)

@@ -23,6 +23,8 @@ Examples:
 
 - offbeat plan --profile gpt2.json --rate 10gbit --latency 50us --late 1%:3x --report plan.html
 
+- offbeat plan --profile gpt2.json --nodes 4 --straggler 0.5 --balanced
+
 - offbeat plan --profile gpt2.json --ranks-per-node 8 --algorithms "ddp,sgp(within='local')"
 
 - offbeat plan --profile gpt2.json --json | jq '.rows[].prediction.seconds'
@@ -40,6 +42,8 @@ def plan(
     half_duplex: options.HalfDuplex = False,
     jitter: options.Jitter = None,
     late: options.Late = None,
+    straggler: options.Straggler = None,
+    balanced: options.Balanced = False,
     algorithms: options.Algorithms = None,
     baseline: options.Baseline = None,
     device_factor: options.DeviceFactor = 1.0,
@@ -76,12 +80,15 @@ def plan(
         methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
         fabrics = given.fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
         shown = given.choose_at(at, counts)
-        stretch, factor = given.parse_late(late), given.positive(device_factor, "device factor")
+        stretch = given.parse_late(late) | given.parse_straggler(straggler, balanced)
+        factor = given.positive(device_factor, "device factor")
         alone = given.profile(profile, script, tuple(arguments or ()), steps, env_only, console)
         stragglers, spread = given.stragglers(jitter, stretch, alone)
         name = (script or profile or Path("profile")).name
         found = alone.on_device(factor)
-        setup = Setup.of(name, found, fabrics[0], (spread, late or "none"), factor)
+        slow = f"{straggler}, balanced" if balanced else straggler
+        texts = spread, late or "none", slow or "none"
+        setup = Setup.of(name, found, fabrics[0], texts, factor)
         question = Question(setup, methods, against, found, fabrics, stragglers)
         made = _predict(question, shown, console)
         if report is not None:

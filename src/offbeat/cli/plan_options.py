@@ -49,6 +49,18 @@ Late = Annotated[
         help="Share of steps that take longer, and how much: 1%:3x.",
     ),
 ]
+Straggler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FRACTION", help="Let one rank compute only this fraction of the time: 0.5."
+    ),
+]
+Balanced = Annotated[
+    bool,
+    typer.Option(
+        "--balanced", help="Sizes of batches follow the speeds of ranks, with --straggler."
+    ),
+]
 Algorithms = Annotated[
     str | None,
     typer.Option(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 from offbeat.exchange import Algorithm
+from offbeat.lab.injection.faults import Straggler
 from offbeat.methods import TorchDDP
 from offbeat.recipes import algorithm
 
@@ -54,7 +55,8 @@ class Experiment:
     chooses). Speed-ups are relative to ``baseline``. ``arguments`` are passed to the script.
     ``target_loss`` is the training loss for the time to loss (None: the highest final loss).
     ``env_only`` is for a script without the options ``--algorithm`` and ``--steps``: nothing is
-    added to its command line. ``environment`` holds further variables of every rank. Raises
+    added to its command line. ``environment`` holds further variables of every rank;
+    ``stragglers`` are slow nodes. Raises
     ValueError if the script does not exist, for a number of rounds or steps below 1, and for
     ``steps`` together with ``env_only``.
     """
@@ -68,6 +70,7 @@ class Experiment:
     target_loss: float | None = None
     env_only: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    stragglers: tuple[Straggler, ...] = ()
 
     def __post_init__(self) -> None:
         """Validate what can be validated before anything runs."""

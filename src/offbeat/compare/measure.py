@@ -53,8 +53,10 @@ class Measures:
     of one node of the bytes sent on the axes "world" and "node", for the node that sends most;
     collectives count what their ring sends. ``bytes_on_link`` is the part of it that must leave
     the node: of a ring through all L ranks of a node, one hop in L. ``stall`` is the time in
-    seconds that the training loop waited for other ranks, averaged over ranks. ``distance`` is
-    the mean Euclidean distance of the replicas from their average, just before ``finish()``.
+    seconds that the training loop waited for other ranks, averaged over ranks. ``speed_kept`` is
+    what all ranks train on in a second, relative to the sum of what each one would without waits,
+    in samples where steps have weights, else in steps. ``distance`` is the mean Euclidean distance
+    of the replicas from their average, just before ``finish()``.
     """
 
     steps: int
@@ -62,6 +64,7 @@ class Measures:
     bytes_sent: float
     bytes_on_link: float
     stall: float
+    speed_kept: float | None
     final_loss: float | None
     heldout_loss: float | None
     distance: float | None
@@ -93,6 +96,7 @@ def measure_run(recordings: Sequence[Recording]) -> Measures:
         bytes_sent=_busiest(counted, nodes, share=False),
         bytes_on_link=_busiest(counted, nodes, share=True),
         stall=fmean(step.seconds_stalled for mine in counted.values() for step in mine),
+        speed_kept=_speed_kept([*counted.values()]),
         final_loss=curve.smooth[-1],
         heldout_loss=curve.heldout[-1][1] if curve.heldout else None,
         distance=next((r.distance for r in recordings if r.distance is not None), None),
@@ -114,6 +118,20 @@ def _busiest(
         sum(sent(rank, weight) for rank in ranks)
         for ranks, weight in zip(nodes, weights, strict=True)
     )
+
+
+def _speed_kept(ranks: Sequence[Sequence[Step]]) -> float | None:
+    r"""Return :math:`\sum_r W_r / \max_r T_r` over :math:`\sum_r W_r / (T_r - S_r)`.
+
+    W is the weight of all steps of a rank, T their time, and S the waits in it. None without times.
+    """
+    weights = [sum(step.weight for step in mine) for mine in ranks]
+    whole = [sum(step.seconds for step in mine) for mine in ranks]
+    own = [sum(step.seconds - step.seconds_stalled for step in mine) for mine in ranks]
+    if min(own) <= 0 or not any(weights):
+        return None
+    speeds = sum(weight / time for weight, time in zip(weights, own, strict=True))
+    return sum(weights) / max(whole) / speeds
 
 
 def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> LossCurve:

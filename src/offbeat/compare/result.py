@@ -73,6 +73,7 @@ class Result:
     share_of_floor: Spread | None = None
     bytes_per_step: Spread | None = None
     stall_per_step: Spread | None = None
+    speed_kept: Spread | None = None
     final_loss: Spread | None = None
     heldout_loss: Spread | None = None
     seconds_to_target: Spread | None = None

@@ -114,7 +114,8 @@ def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
             FOLDER_VARIABLE: str(run.folder.absolute()),
             ALGORITHM_VARIABLE: run.method.text,
         }
-        code = runner.run(experiment.command(run.method), env=env, on_line=keep)
+        command, slow = experiment.command(run.method), experiment.stragglers
+        code = runner.run(command, env=env, faults=slow, on_line=keep)
     if code != 0:
         # The rank that failed first holds the cause: the others may print more, but only that
         # they have lost a peer. The runner names it.

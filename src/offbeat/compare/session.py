@@ -87,6 +87,7 @@ class Session:
 
 def _describe_setup(experiment: Experiment, runner: Runner, unshaped: str | None) -> Setup:
     software = f"torch {torch.__version__}, Python {platform.python_version()}"
+    slow = [f"node {each.node} at {each.fraction:.0%}" for each in experiment.stragglers]
     return Setup(
         script=experiment.script.name,
         arguments=experiment.arguments,
@@ -95,5 +96,5 @@ def _describe_setup(experiment: Experiment, runner: Runner, unshaped: str | None
         unshaped=unshaped,
         started=time.strftime("%Y-%m-%d %H:%M"),
         software=f"{software}, {os.cpu_count()} cores",
-        links=str(runner.links),
+        links=", ".join([str(runner.links), *slow]),
     )

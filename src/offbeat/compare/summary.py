@@ -80,6 +80,7 @@ class _Summarizer:
             share_of_floor=share,
             bytes_per_step=Spread.of(m.bytes_sent for m in timed),
             stall_per_step=Spread.of(m.stall for m in timed) if method.knows_stall else None,
+            speed_kept=Spread.of(m.speed_kept for m in timed) if method.knows_stall else None,
             final_loss=Spread.of(m.final_loss for m in ends),
             heldout_loss=Spread.of(m.heldout_loss for m in ends),
             seconds_to_target=self._seconds_to_target(ends),

@@ -14,9 +14,9 @@ from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric, parse_latency
 from offbeat.plan.measure import measure_profile
 from offbeat.plan.profile import Profile
-from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late
+from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
 
-__all__ = ["parse_late"]
+__all__ = ["parse_late", "parse_straggler"]
 
 DEFAULT = (
     "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"

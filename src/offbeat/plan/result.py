@@ -26,6 +26,7 @@ class Setup:
     full_duplex: bool
     jitter: str
     late: str
+    straggler: str
     device_factor: float
 
     @classmethod
@@ -34,16 +35,20 @@ class Setup:
         name: str,
         profile: Profile,
         fabric: Fabric,
-        stragglers: tuple[str, str],
+        stragglers: tuple[str, str, str],
         device_factor: float,
     ) -> "Setup":
-        """Describe a profile and a network; ``stragglers`` are jitter and late steps as text."""
+        """Describe a profile and a network.
+
+        ``stragglers`` are jitter, late steps and the slow rank as text.
+        """
         links = ("ranks_per_node", "rate", "latency", "inside_rate", "full_duplex")
         alone = ("numel", "nbytes", "compute", "memory")
         return cls(
             profile=name,
             jitter=stragglers[0],
             late=stragglers[1],
+            straggler=stragglers[2],
             device_factor=device_factor,
             **{field: getattr(profile, field) for field in alone},
             **{field: getattr(fabric, field) for field in links},

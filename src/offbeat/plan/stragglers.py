@@ -22,7 +22,9 @@ class Stragglers:
     Independent for every rank and step, and the same for all methods. r is one of ``measured``,
     drawn at random, or else log-normal with a mean of 1 and a standard deviation of ``jitter``.
     With the probability q = ``late_share`` a step takes F = ``late_factor`` times as long.
-    Rank 0 computes ``first_factor`` times as long in every step.
+    Rank 0 computes ``first_factor`` times as long in every step. With ``balanced`` batches follow
+    the speeds of the n ranks, with the same sum: then all compute
+    :math:`n / (n - 1 + 1 / first\_factor)` times as long.
 
     >>> Stragglers(late_share=1.0, late_factor=3.0).draw(steps=1, nodes=2, ranks_per_node=1)
     array([[[3.],
@@ -34,6 +36,7 @@ class Stragglers:
     late_share: float = 0.0
     late_factor: float = 1.0
     first_factor: float = 1.0
+    balanced: bool = False
     seed: int = 0
 
     def draw(self, steps: int, nodes: int, ranks_per_node: int) -> Array:
@@ -46,7 +49,11 @@ class Stragglers:
             factors = random.lognormal(-(width**2) / 2, width, shape)
         late = random.random(shape) < self.late_share
         factors = np.where(late, self.late_factor, 1.0) * factors
-        factors[:, 0, 0] *= self.first_factor
+        if self.balanced:
+            size = nodes * ranks_per_node
+            factors *= size / (size - 1 + 1 / self.first_factor)
+        else:
+            factors[:, 0, 0] *= self.first_factor
         return np.asarray(factors, np.float64)
 
 
@@ -86,3 +93,20 @@ def parse_late(text: str | None) -> dict[str, float]:
         return {"late_share": late, "late_factor": quantity.parse(factor, "late", {"x": 0}, "", 1)}
     except ValueError:
         raise ValueError(f"late: got {text!r}, expected {expected}") from None
+
+
+def parse_straggler(text: str | None, balanced: bool) -> dict[str, Any]:
+    """Parse the fraction of the time that the slow rank computes into arguments of Stragglers.
+
+    None stands for no slow rank.
+
+    >>> parse_straggler("0.5", False)
+    {'first_factor': 2.0, 'balanced': False}
+    """
+    if text is None:
+        if balanced:
+            raise ValueError("balanced: without a slow rank; add --straggler, for example 0.5")
+        return {}
+    expected = "the fraction of the time that one rank computes, for example 0.5"
+    fraction = quantity.parse(text, "straggler", {"": 0}, expected, 1e-3, 1)
+    return {"first_factor": 1 / fraction, "balanced": balanced}

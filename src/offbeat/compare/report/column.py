@@ -105,6 +105,14 @@ _COLUMNS = [
         lambda result: _spread(result.stall_per_step, quantity.seconds, False),
     ),
     Column(
+        "speed",
+        "kept",
+        "What all ranks train on in a second, in samples where steps have weights, relative to the "
+        "sum of what each rank would without waiting for others. With equal batches a node at half "
+        "speed costs the others half of theirs. Unknown for torch-ddp.",
+        lambda result: _spread(result.speed_kept, quantity.percent, False),
+    ),
+    Column(
         "train",
         "loss",
         "Training loss, mean over the last tenth of the steps and over all ranks.",

@@ -84,6 +84,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("latency", quantity.seconds(setup.latency)),
         ("jitter", setup.jitter),
         ("late steps", setup.late),
+        ("slow rank", setup.straggler),
         *(factor if setup.device_factor != 1 else []),
     ]
 
