@@ -37,7 +37,7 @@ class Member:
         """A test says how fast ranks are."""
         return {"last": {}}
 
-    def register(self, name: str, stateful: Any) -> None:
+    def register(self, name: str, stateful: Any, *, is_saved: bool) -> None:
         """A test loads what it has copied."""
 
     def gather(self, text: str) -> list[str]:
@@ -154,7 +154,7 @@ class Run:
         times = {rank: self.draw.choice((0.0, 0.5, 1, 2, 3)) for rank in self.workers}
         for worker in self.workers.values():
             ranks = worker.replica.world.ranks
-            worker.replica.others = [json.dumps(times.get(rank, 1)) for rank in ranks]
+            worker.replica.others = [json.dumps([rank, times.get(rank, 1)]) for rank in ranks]
 
     def restart(self) -> None:
         for worker in self.workers.values():

@@ -267,7 +267,7 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_speed_that_is_kept_beside_a_slow_rank(tmp_path: Path) -> None:
-    """Rank 1 takes twice as long for a sample: of 3/2 of the speed of rank 0 they keep all or 2/3."""
+    """Rank 1 takes twice as long: of 3/2 of the speed of rank 0 they keep all, or 2/3."""
     equal = [step(2.0, stalled=1.0, weight=4.0)], [step(2.0, weight=4.0)]
     fitting = [step(2.0, weight=8.0)], [step(2.0, weight=4.0)]
     found = [

@@ -167,7 +167,7 @@ def test_sizes_of_batches_are_part_of_the_state() -> None:
     pairs = members()
     for replica, sampler in pairs:
         iter_steps(sampler, 3)
-        replica.steps, replica.others = 3, ["1.0", "1.0", "2.0"]
+        replica.steps, replica.others = 3, ["[0, 1.0]", "[1, 1.0]", "[2, 2.0]"]
         assert sampler.balance() == {0: 7, 1: 7, 2: 4}
         replica.steps = 4
     states = [pickled(sampler.state_dict()) for _, sampler in pairs]
@@ -177,8 +177,36 @@ def test_sizes_of_batches_are_part_of_the_state() -> None:
         sampler.load_state_dict(state)
         found.append(iter_steps(sampler, 3))
     assert [len(batches[0]) for batches in found] == [7, 7, 4]
+    replica.others = ["[0, 0]", "[1, 0]", "[2, 0]"]
     assert sampler.balance() == {0: 7, 1: 7, 2: 4}, "no speeds, no change"
     assert len({sample for rows in found for batch in rows for sample in batch}) == 3 * 18
+
+
+@pytest.mark.parametrize("size", [3, 2])
+@pytest.mark.parametrize("is_made_first", [False, True])
+def test_the_state_of_a_replica_holds_that_of_its_sampler(size: int, is_made_first: bool) -> None:
+    def begin(world: World, state: Any) -> tuple[list[int], Any]:
+        replica = offbeat.replicate(Quadratic(), offbeat.local_sgd(every=2), mesh=world)
+        sampler = ElasticSampler(60, 4, replica) if is_made_first or not state else None
+        if state:
+            replica.load_state_dict(state)
+        sampler = sampler or ElasticSampler(60, 4, replica)
+        used = list[int]()
+        for batch in sampler:
+            used += batch
+            replica.step()
+            if replica.steps == 3 and not state:
+                replica.finish()
+                state = pickled(replica.state_dict())
+                break
+        replica.detach()
+        return used, state
+
+    before = ThreadWorld(3).run(lambda world: begin(world, None))
+    whole = {key: entry for _, state in before for key, entry in state.items()}
+    after = ThreadWorld(size).run(lambda world: begin(world, whole))
+    used = [sample for samples, _ in (*before, *after) for sample in samples]
+    assert sorted(used) == [*range(60)]
 
 
 def test_a_state_needs_the_replica_of_its_step() -> None:

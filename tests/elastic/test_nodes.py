@@ -17,6 +17,7 @@ from torch.distributed import HashStore, TCPStore
 
 import offbeat
 from offbeat.attach import node_start
+from offbeat.data import ElasticSampler
 from offbeat.liveness.store import TimedStore
 from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
@@ -110,7 +111,7 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
         assert isinstance(found, tuple)
         end, stats = found
         assert np.array_equal(end, results[0][0])
-        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
         assert (stats["size"], stats["rank"], stats["step"]) == (4, rank, 12)
 
 
@@ -145,8 +146,8 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
     results = ThreadWorld(nodes=NODES).run(work)
     for rank, (end, _, stats) in enumerate(results):
         assert np.array_equal(end, results[0][0])
-        assert [join["node"] for join in stats["joined"]] == [1]
-        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert [(join["node"], join["rank"]) for join in stats["joined"]] == [(1, 2), (1, 3)]
+        assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
         assert (stats["size"], stats["rank"]) == (6, rank)
     if not more:  # nothing is in flight: two began with one each, and gave the third of theirs
         assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
@@ -210,9 +211,52 @@ def test_a_node_is_healed_as_one(text: str) -> None:
             np.testing.assert_array_equal(one, other)
     for _, _, end, stats in results:
         np.testing.assert_array_equal(end, results[0][2])
-        assert [join["node"] for join in stats["joined"]] == [1]
-        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert [(join["node"], join["rank"]) for join in stats["joined"]] == [(1, 2), (1, 3)]
+        assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
         assert np.isfinite(end).all()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.fault(
+    "a whole node is lost in an epoch, and comes back in it",
+    "each sample is used once all the same",
+)
+@pytest.mark.parametrize("text", ["local_sgd(every=2, within='local')", "sgp(within='local')"])
+def test_each_sample_once_with_a_node_that_returns(text: str) -> None:
+    length = 3000
+
+    def work(world: World) -> list[int]:
+        def start() -> tuple[offbeat.Replica, ElasticSampler]:
+            algorithm = offbeat.algorithm(text)
+            replica = offbeat.replicate(Quadratic(), algorithm, mesh=world, elastic=True)
+            return replica, ElasticSampler(length, 4, replica)
+
+        replica, sampler = start()
+        used: list[tuple[int, list[int]]] = []
+        early: list[tuple[int, list[int]]] = []  # of a node that is lost
+        batches = iter(sampler)
+        while batch := next(batches, None):
+            time.sleep(0.01)
+            replica.model(world.rank).backward()
+            replica.model.zero_grad()
+            used.append((replica.steps, batch))
+            replica.step()
+            if world.rank in NODES[1] and replica.steps == 5 and not early:
+                perish(replica)
+                early, used = used, []
+                replica, sampler = start()
+                batches = iter(sampler)
+        replica.finish()
+        assert sampler.stats()["left"] == sampler.stats()["repeated"] == 0
+        losses = {loss["rank"]: loss["used"] for loss in replica.lost}
+        assert set(losses) == set(NODES[1])
+        assert {join["rank"] for join in replica.joined} == set(NODES[1])
+        replica.detach()
+        kept = [batch for step, batch in early if step < losses[world.rank]]
+        return [sample for batch in [*kept, *(batch for _, batch in used)] for sample in batch]
+
+    ranks = ThreadWorld(nodes=NODES).run(work)
+    assert sorted(sample for samples in ranks for sample in samples) == [*range(length)]
 
 
 @pytest.mark.processes
@@ -258,8 +302,8 @@ def test_processes_of_a_node_return(text: str) -> None:
     assert {rank for _, rank, *_ in ends} == {*range(6)}
     assert all(model == ends[0][2] for _, _, model, *_ in ends)
     for _, _, _, stats, *_ in ends:
-        assert [join["node"] for join in stats["joined"]] == [1]
-        assert [loss["node"] for loss in stats["lost"]] == [1]
+        assert [(join["node"], join["rank"]) for join in stats["joined"]] == [(1, 2), (1, 3)]
+        assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -337,7 +381,7 @@ def test_a_wrong_model_on_one_rank_that_returns_is_refused_on_its_node(rank: int
             if world.rank == 0 and not last and all(e.is_set() for e in are_refused.values()):
                 last.append(replica.steps + 10)  # rank 1 is not that far ahead
             train(replica, replica.steps + 1, 0.005)
-        assert len(replica.lost) == 1
+        assert {loss["node"] for loss in replica.lost} == {1}
         replica.finish()
         replica.detach()
         return said

@@ -232,6 +232,56 @@ def test_what_one_has_committed_all_commit(text: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("where", ["gather_bytes", "gather_numbers"])
+@pytest.mark.fault(
+    "a rank is lost when gather() has ended on some of the others only",
+    "all of the others get its result, or all gather again",
+)
+def test_what_one_has_gathered_all_have(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first gather is of values, in the second one all hear that all have them."""
+    gather, armed = getattr(generation, where), set[int]()
+
+    def torn(mine: Any, group: Any) -> Any:
+        found = gather(mine, group)
+        if threading.get_ident() in armed:
+            armed.discard(threading.get_ident())
+            if group.ranks[group.rank] == VICTIM:
+                raise Lost
+            raise PeerLost("the connection of this rank broke before it heard of the others")
+        return found
+
+    def work(world: World) -> tuple[list[list[str]], Array] | None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, elastic=True)
+        optimizer, heard = adam(model), []
+        try:
+            for step in range(STEPS):
+                if world.rank in (VICTIM, 2) and step == 3:
+                    armed.add(threading.get_ident())
+                heard.append(replica.gather(f"{world.rank} in {step}"))
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+        except Lost:
+            perish(replica._connection.links)
+            return None
+        replica.detach()
+        return heard, flat(snapshot(model))
+
+    monkeypatch.setattr(generation, where, torn)
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        results = [found for found in ThreadWorld(4).run(work) if found]
+    want = expected("ddp", 4, lambda step: [0, 2, 3] if step >= 3 else range(4))
+    for heard, end in results:
+        np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+        for step, texts in enumerate(heard):
+            all_have = step < 3 or (step == 3 and where == "gather_numbers")
+            ranks = (0, 1, 2, 3) if all_have else (0, 2, 3)
+            assert texts == [f"{rank} in {step}" for rank in ranks]
+
+
+@pytest.mark.usefixtures("quick")
 def test_gradients_that_accumulate_in_place_survive_a_loss(waits: dict[int, int]) -> None:
     """With set_to_none=False ``.grad`` is the memory of the messages of the step before."""
     text = RECIPES[0]

@@ -1,5 +1,6 @@
 """Ranks with different numbers of batches; the cases of torch's tests of Join are among them."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from crowd import Crowd
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike, errors_of
@@ -235,6 +237,52 @@ def test_a_rank_that_breaks_is_an_error() -> None:
             replica.detach()
 
     assert {type(error) for error in errors_of(worker, 2)} == {ValueError}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("is_sized", [True, False])
+@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=3)"])
+@pytest.mark.fault(
+    "a rank is lost and another joins while some have no more data, with uneven()",
+    "all others end together; each of their batches counts once",
+)
+def test_a_loss_and_a_join_among_uneven_ranks(text: str, is_sized: bool) -> None:
+    """A run of three: one of them is lost, and the one that joins has more batches than any."""
+    lengths = {0: 60, 1: 60, 2: 12, 3: 90}
+
+    def work(world: World) -> tuple[list[int], int, Array] | None:
+        model = Quadratic()
+        algorithm = offbeat.algorithm(text)
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True, weighted=True)
+        own, seen = range(lengths[replica.world.rank]), list[int]()
+        for batch in replica.uneven(own if is_sized else Streamed(own)):
+            time.sleep(0.02)
+            loss(model, replica.world.rank, batch).backward()
+            model.zero_grad()
+            seen.append(batch)
+            if world.rank == 1 and len(seen) == 8:
+                links = replica._connection.links
+                assert links is not None
+                links.heartbeat._end_thread()
+                return None
+            replica.step()
+        replica.finish()
+        assert [entry["rank"] for entry in replica.lost] == [1]
+        assert [entry["rank"] for entry in replica.joined] == [3]
+        steps = replica.steps
+        replica.detach()
+        return seen, steps, flat(snapshot(model))
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    first, gone, second, third = crowd.all()
+    assert gone is None
+    for rank, found in ((0, first), (2, second), (3, third)):
+        assert isinstance(found, tuple), found
+        seen, steps, end = found
+        assert steps == first[1], "all end together"
+        assert [*dict.fromkeys(seen)] == [*range(lengths[rank])], "each of its batches"
+        np.testing.assert_allclose(end, first[2], rtol=0, atol=1e-12)
 
 
 def test_uneven_is_declared_at_the_attach() -> None:

@@ -59,7 +59,8 @@ class SlotFiller:
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
     :meth:`offbeat.Site.commit`. ``registered``: objects whose states a rank that joins gets,
-    and ``received`` those that this one has got, by name. ``samples``: what steps stand for, in
+    and ``received`` those that this one has got, by name; ``saved`` are those of the registered
+    that are part of the state of the replica. ``samples``: what steps stand for, in
     a run with weights.
     """
 
@@ -72,6 +73,7 @@ class SlotFiller:
     transaction: Callable[[int | None], None] | None = None
     registered: dict[str, Any] = field(default_factory=dict)
     received: dict[str, Any] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
     samples: Samples | None = None
 
     @property

@@ -39,14 +39,15 @@ def require_alike(replica: Training, arguments: Mapping[str, Any], fault: str) -
 
     All ranks call. One gather, when the sampler is made.
     """
-    found = [json.loads(text) for text in replica.gather(json.dumps([fault, repr(arguments)]))]
-    where = [f"rank {rank}: " if len(found) > 1 else "" for rank in replica.world.ranks]
-    for here, (reason, _) in zip(where, found, strict=True):
+    mine = json.dumps([f"rank {replica.world.rank}: ", fault, repr(arguments)])
+    found = [json.loads(text) for text in replica.gather(mine)]
+    for rank, reason, _ in found:
         if reason:
-            raise ValueError(here + reason)
-    for here, (_, text) in zip(where, found, strict=True):
-        if text != found[0][1]:
+            raise ValueError((rank if len(found) > 1 else "") + reason)
+    first, _, usual = found[0]
+    for rank, _, text in found:
+        if text != usual:
             raise ValueError(
-                f"{here}ElasticSampler got {text}, but {where[0]}{found[0][1]}; use the same data "
-                "set and settings on all ranks"
+                f"{rank}ElasticSampler got {text}, but {first}{usual}; use the same data set and "
+                "settings on all ranks"
             )

@@ -36,8 +36,8 @@ class Training(Protocol):
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes; all ranks call."""
 
-    def register(self, name: str, stateful: Any) -> None:
-        """Let a rank that has joined load its state from that of another."""
+    def register(self, name: str, stateful: Any, *, is_saved: bool) -> None:
+        """Let a rank that has joined load its state from that of another; save it, too."""
 
 
 class Log(NamedTuple):

@@ -27,14 +27,15 @@ class ElasticSampler(Sampler[list[int]]):
     again; :meth:`stats` counts them. All ranks make the same number of steps. The last ones of an
     epoch may be smaller; with fewer samples than batches left, some are repeated, and counted.
 
-    ``set_epoch`` begins an epoch. The position is ``replica.steps``, so load the replica first.
+    ``set_epoch`` begins an epoch. The position is ``replica.steps``, and the state is part of that
+    of the replica.
 
     With ``most`` the batches of ranks that compute faster become larger, and those of slower ones
     smaller: :meth:`balance`.
 
     >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
     >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
-    >>> replica.gather, replica.register = lambda text: [text, text], lambda *_: None
+    >>> replica.gather, replica.register = lambda text: [text, text], lambda *_, **__: None
     >>> sampler = ElasticSampler(10, 2, replica, shuffle=False)
     >>> for batch in sampler:
     ...     print(batch)
@@ -113,7 +114,8 @@ class ElasticSampler(Sampler[list[int]]):
             require_alike(replica, arguments, fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
-        replica.register(f"sampler of {length} with seed {seed}", self)
+        order = "" if shuffle else ", in order"
+        replica.register(f"sampler of {length} with seed {seed}{order}", self, is_saved=True)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of one batch after the other, from ``replica.steps`` on."""
@@ -154,12 +156,11 @@ class ElasticSampler(Sampler[list[int]]):
             raise ValueError("balance() needs ElasticSampler(..., most=...), the largest batch")
         replica, step = self._replica, self._replica.steps
         usual = self._layout.batch_size
-        told = replica.gather(json.dumps(self._pace.take()))
-        ranks = replica.world.ranks
+        told = replica.gather(json.dumps([replica.world.rank, self._pace.take()]))
+        ranks, seconds = zip(*map(json.loads, told), strict=True)
         latest = self._plan(self._current()).latest
         before = dict(zip(latest.ranks, latest.sizes, strict=bool(latest.sizes)))
         sizes = [before.get(rank, usual) for rank in ranks]
-        seconds = [json.loads(text) for text in told]
         if (found := rebalanced(sizes, seconds, usual * len(ranks), self._most)) is not None:
             sizes = found
             pairs = [[rank, size] for rank, size in zip(ranks, sizes, strict=True)]

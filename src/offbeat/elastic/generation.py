@@ -42,7 +42,7 @@ class Generation:
         steps: the number of steps before this rank came.
         lost: the ranks that were lost, each with the step from which the others exchanged again,
             and with "used", the number of its steps that an exchange has committed; those that have
-            left also with "left", and their last step.
+            left also with "left", and their last step; those of nodes also with their "node".
         joined: the ranks that have joined, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
         committed_in: the last step in which an exchange of all has committed.
@@ -173,9 +173,11 @@ class Generation:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
         self.progress = self.progress._replace(used=steps)
 
-    def register(self, name: str, stateful: "Stateful") -> None:
+    def register(self, name: str, stateful: "Stateful", is_saved: bool) -> None:
         """Hand the state of ``stateful`` over to ranks that join; load it if this one has."""
         self.filler.registered[name] = stateful
+        if is_saved:
+            self.filler.saved[name] = stateful
         if name in self.filler.received:
             stateful.load_state_dict(self.filler.received.pop(name))
 
@@ -193,6 +195,8 @@ class Generation:
             if control is None:
                 return inside
             nodes = gather_bytes(json.dumps(inside).encode(), control)
+            if self.filler.is_elastic:
+                self._agree()
             return [text for node in nodes for text in json.loads(node)]
 
         return between
@@ -237,14 +241,23 @@ class Generation:
         return self.progress._replace(steps=steps, used=used)
 
     def _commit(self, steps: int | None) -> None:
-        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`.
-
-        Each rank comes here once it holds the result. So where one has committed, every survivor
-        holds it too, and commits although this round did not end here: all write, or none.
-        """
-        control = self.connection.control
-        if control is None:
+        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
+        if self.connection.control is None:
             return
+        before = self.progress
+        self._agree()
+        used = max(before.used, before.steps + 1 if steps is None else steps)
+        self.progress = self.progress._replace(used=used)
+        self.committed_in = before.steps
+
+    def _agree(self) -> None:
+        """Return on all survivors, or raise :class:`PeerLost` on all.
+
+        Each rank comes here once it holds the result of an exchange. So where one has returned,
+        every survivor holds it too, and returns although this round did not end here: all write,
+        or none.
+        """
+        control = self.control
         try:
             gather_numbers((), control)
         except PeerLost as loss:
@@ -252,10 +265,7 @@ class Generation:
             agreed = max(each.commits for each in self._reconnected.agreements)
             if agreed == self.progress.commits:
                 raise
-        before = self.progress
-        used = max(before.used, before.steps + 1 if steps is None else steps)
-        self.progress = before._replace(commits=before.commits + 1, used=used)
-        self.committed_in = before.steps
+        self.progress = self.progress._replace(commits=self.progress.commits + 1)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
         return survivors.reconnect(self.connection, self.filler, self.progress, loss)
@@ -285,6 +295,13 @@ class Generation:
                 survivors.resign(self.connection.links)
             raise node.report_error(loss) from loss
 
+    def entries(self, number: int, **entry: int) -> list[dict[str, int]]:
+        """Return the entries of ``lost`` or ``joined`` for a rank, or for each one of a node."""
+        if self.node is None:
+            return [{"rank": number, **entry}]
+        ranks = self.node.everyone.nodes[number]
+        return [{"node": number, "rank": rank, **entry} for rank in ranks]
+
     @property
     def control(self) -> Group:
         """The group of those that take part; only where there are several."""
@@ -310,6 +327,6 @@ class Generation:
 
     def _note(self, agreed: Agreement) -> str:
         self.exchanges_from = agreed.step
-        entry = {"step": agreed.step, "used": agreed.used}
-        self.lost += [{self.unit: rank, **entry} for rank in agreed.lost]
+        for number in agreed.lost:
+            self.lost += self.entries(number, step=agreed.step, used=agreed.used)
         return agreed.text(self.connection.world.rank, self.unit)

@@ -36,7 +36,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         return texts
     # Before it is given the model: it may be lost meanwhile.
     changes = [*members.lost], [*members.joined]
-    members.joined.append({unit: newcomer, "step": steps})
+    members.joined.extend(members.entries(newcomer, step=steps))
     weight /= 2 if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
@@ -81,6 +81,8 @@ def join(members: Generation, model: Exchanged) -> None:
     members.progress = Progress(*state["progress"])
     members.steps = members.progress.steps
     members.lost[:], members.joined[:] = state["changes"]
-    members.joined.append({members.unit: members.connection.world.rank, "step": members.steps})
+    if members.node is not None:
+        members.node.go_on(members.connection.world.ranks)
+    members.joined.extend(members.entries(members.connection.world.rank, step=members.steps))
     members.connection.resume(Phase(*state["phase"]))
     members.admission = Admission(members.connection.links)

@@ -207,8 +207,8 @@ def share_of(replica: Replica, shares: int) -> int:
     1
     """
     of = {rank: rank for rank in range(shares)}
-    changes = [(loss["step"], 0, loss["rank"]) for loss in replica.lost if "rank" in loss]
-    changes += [(join["step"], 1, join["rank"]) for join in replica.joined if "rank" in join]
+    changes = [(loss["step"], 0, loss["rank"]) for loss in replica.lost]
+    changes += [(join["step"], 1, join["rank"]) for join in replica.joined]
     for _, joins, rank in sorted(changes):
         if joins:
             free = {*range(shares)} - {*of.values()}

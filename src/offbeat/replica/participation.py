@@ -66,17 +66,22 @@ class Participation:
         """Whether this rank has left the run by :meth:`leave`."""
         return self._members.has_left
 
-    def register(self, name: str, stateful: "Stateful") -> None:
+    def register(self, name: str, stateful: "Stateful", *, is_saved: bool = False) -> None:
         """Let ranks that join get the state of ``stateful``, such as a learning rate schedule.
 
         Call it on all ranks, with the same names. On one that has joined, it loads what
         ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
         tuples and dicts of these. No communication.
+
+        ``is_saved``: the state is part of :meth:`~Replica.state_dict`, as JSON, and loaded with it.
         """
-        self._members.register(name, stateful)
+        self._members.register(name, stateful, is_saved)
 
     def gather(self, text: str) -> list[str]:
-        """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``."""
+        """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``.
+
+        All get the same, in an elastic run also of a rank that is lost at the end of the call.
+        """
         self._use.require_open(also_shown=True)
         return self._together("gather", self._members.gather(text))
 

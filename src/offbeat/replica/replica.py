@@ -273,9 +273,10 @@ class Replica(Participation):
     def _saved(self, verb: str | None, call: Callable[..., Result], *state: Any) -> Result:
         def on_parts() -> Result:
             slots = self.gradients, self.parameters, self._connection.control
-            return call(
-                checkpoint.SavedParts(self._exchanged, self.world, self.algorithm, *slots), *state
-            )
+            filler = self._members.filler
+            held = self._exchanged, self.world, self.algorithm, *slots
+            parts = checkpoint.SavedParts(*held, filler.saved, filler.received)
+            return call(parts, *state)
 
         return self._together(verb, on_parts)
 

@@ -193,8 +193,12 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
         found.append(Generation(Connection(joining.world, None, None), filler, node))
     assert isinstance(found[0], Generation), "it has joined"
     found[0].steps = steps
-    state = node.copy_state({**filler.common(), "registered": filler.received})
+    changes, nodes = [found[0].lost, found[0].joined], [*found[0].connection.world.ranks]
+    told = {"registered": filler.received, "changes": changes, "nodes": nodes}
+    state = node.copy_state({**filler.common(), **told})
     if not node.is_first:
+        found[0].lost[:], found[0].joined[:] = state["changes"]
+        node.go_on(state["nodes"])
         filler.begin_with(state)
     return found[0]
 

@@ -133,7 +133,9 @@ class Uneven(Generic[Batch]):
 
     def _require_filler(self, found: Sequence[str]) -> None:
         if "none" in found and {*found} != {"none"}:
-            rank = self._place()[1][found.index("none")]
+            # One that is lost since is in what all have found, but not in the place.
+            ranks = self._place()[1]
+            rank = ranks[min(found.index("none"), len(ranks) - 1)]
             raise ValueError(
                 f"rank {rank} has no batch to repeat while others train; pass one of the same form "
                 "as filler= of uneven(), on that rank at least"

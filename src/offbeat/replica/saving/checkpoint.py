@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from offbeat.transport.world import World
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
 _PARTS = "gradients", "parameters", "model"
-_SUM, _NODES = "checksum", "nodes"  # a state without them was saved by an earlier version
+# A state without them was saved by an earlier version.
+_SUM, _NODES, _REGISTERED = "checksum", "nodes", "registered"
 
 
 class SavedParts(NamedTuple):
@@ -33,6 +34,8 @@ class SavedParts(NamedTuple):
     gradients: BoundGradients
     parameters: BoundParameters
     control: Group | None  # None in a world of one
+    registered: Mapping[str, Any]  # objects whose states are saved too, by name
+    received: dict[str, Any]  # states for objects that are registered later
 
     @property
     def key(self) -> str:
@@ -84,6 +87,9 @@ def save(parts: SavedParts, step: int, is_averaged: bool, own: Mapping[str, Tens
         "parameters": parts.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
+    if parts.registered:
+        states = {name: each.state_dict() for name, each in parts.registered.items()}
+        entry[_REGISTERED] = {name: json.dumps(state) for name, state in states.items()}
     return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
 
 
@@ -120,6 +126,11 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
             parts.parameters.load(found.parameters)
         else:
             parts.parameters.reset()  # equal replicas start anew, whatever this one did before
+    for name, text in entry.get(_REGISTERED, {}).items():
+        parts.received[name] = state = json.loads(text)
+        if name in parts.registered:
+            parts.registered[name].load_state_dict(state)
+            del parts.received[name]
     return entry["step"], entry["settled"]
 
 
@@ -175,7 +186,10 @@ def _entries(saved: object) -> dict[str, Saved]:
             f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
         )
     for key, entry in entries.items():
-        if not isinstance(entry, dict) or {*entry} - {_SUM, _NODES} != {*_HEAD, *_PARTS}:
+        if not isinstance(entry, dict) or {*entry} - {_SUM, _NODES, _REGISTERED} != {
+            *_HEAD,
+            *_PARTS,
+        }:
             raise ValueError(
                 f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
                 "after a step()"
