@@ -12,7 +12,7 @@ from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Progress, Reconnected
-from offbeat.exchange import BoundGradients, BoundParameters, IdleParameters
+from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.samples import Samples
 from offbeat.exchange.sharding import local
@@ -44,6 +44,7 @@ class Generation:
             and with "used", the number of its steps that an exchange has committed; those that have
             left also with "left", and their last step; those of nodes also with their "node".
         joined: the ranks that have joined, each with its first step.
+        switches: the algorithms since the first, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
         committed_in: the last step in which an exchange of all has committed.
         has_left: whether this rank has left.
@@ -64,14 +65,12 @@ class Generation:
         self.progress = Progress(0)
         self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
         self._gradients: BoundGradients | None = None
-        self.algorithm, self.notes = filler.algorithm, filler.notes
-        if node is None or node.is_first:
-            self.parameters = filler.parameters(connection.links, connection.control)
-        else:
-            self.parameters = IdleParameters(None)
+        self._following: SlotFiller | None = None  # of a switch that has not been committed
+        self.notes, self.parameters = filler.notes, self.filled_parameters(filler)
         self.steps = 0
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
+        self.switches: list[dict[str, Any]] = []
         self.exchanges_from, self.committed_in, self.has_left = 0, -1, False
         # Not before it knows in which step the others are.
         listens = filler.is_elastic and not joins
@@ -81,9 +80,13 @@ class Generation:
     def gradients(self) -> BoundGradients:
         """The gradients slot, filled when it is first asked for; all ranks ask together."""
         if self._gradients is None:
-            near = self.connection if self.node is None else self.node
-            self._gradients = self.filler.gradients(near.links, near.control)
+            self._gradients = self.filled_gradients(self.filler)
         return self._gradients
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm at present."""
+        return self.filler.algorithm
 
     @property
     def exchanges_again(self) -> bool:
@@ -130,6 +133,7 @@ class Generation:
             "notes": list(self.notes),
             "lost": [dict(loss) for loss in self.lost],
             "joined": [dict(join) for join in self.joined],
+            "switches": [dict(switch) for switch in self.switches],
         }
 
     def together(
@@ -224,6 +228,17 @@ class Generation:
             raise loss
         return self.adopt(self._reconnected or self._reconnect(loss))
 
+    def filled_parameters(self, filler: SlotFiller) -> BoundParameters:
+        """Return the parameters slot over the present links; all ranks call."""
+        if self.node is not None and not self.node.is_first:
+            return IdleParameters(None)
+        return filler.parameters(self.connection.links, self.connection.control)
+
+    def filled_gradients(self, filler: SlotFiller) -> BoundGradients:
+        """Return the gradients slot over the present links; all ranks call."""
+        near = self.connection if self.node is None else self.node
+        return filler.gradients(near.links, near.control)
+
     @property
     def has_reconnected(self) -> bool:
         """Whether a loss was found in a commit of the present call, which ends with new links."""
@@ -239,6 +254,17 @@ class Generation:
         """Return how far this rank is."""
         used = steps if self.starts_anew else self.progress.used
         return self.progress._replace(steps=steps, used=used)
+
+    def take_over(
+        self, filler: SlotFiller, parameters: BoundParameters, gradients: BoundGradients
+    ) -> None:
+        """Go on with these slots of ``filler``, if all ranks have come here: or none does."""
+        self._following, committed_in = filler, self.committed_in
+        try:
+            self._commit(0)
+        finally:
+            self._following, self.committed_in = None, committed_in
+        self.filler, self.parameters, self._gradients = filler, parameters, gradients
 
     def _commit(self, steps: int | None) -> None:
         """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
@@ -261,6 +287,8 @@ class Generation:
         try:
             gather_numbers((), control)
         except PeerLost as loss:
+            if not self.filler.is_elastic:
+                raise
             self._reconnected = self._reconnect(loss)
             agreed = max(each.commits for each in self._reconnected.agreements)
             if agreed == self.progress.commits:
@@ -268,7 +296,8 @@ class Generation:
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
-        return survivors.reconnect(self.connection, self.filler, self.progress, loss)
+        given = self.connection, self.filler, self.progress, loss
+        return survivors.reconnect(*given, self._following)
 
     @property
     def is_asked(self) -> bool:

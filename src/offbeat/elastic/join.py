@@ -28,12 +28,14 @@ POLL = 0.1  # seconds between two looks at the store
 READ = 16  # members whose heartbeats tell whether a run goes on
 ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
+PRESENT = "algorithm"  # the key of the algorithm at present
 
 
 def announce(links: Links, model: Exchanged, algorithm: Algorithm, weighted: bool) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
     if links.run and links.world.rank == links.world.ranks[0]:
         links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "", True, weighted)))
+        links.store.set(PRESENT, repr(algorithm))
         links.announce()
 
 

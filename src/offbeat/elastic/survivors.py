@@ -60,17 +60,24 @@ class Reconnected(NamedTuple):
 
 
 def reconnect(
-    connection: Connection, filler: SlotFiller, progress: Progress, loss: PeerLost
+    connection: Connection,
+    filler: SlotFiller,
+    progress: Progress,
+    loss: PeerLost,
+    following: SlotFiller | None = None,
 ) -> Reconnected:
     """Agree with the other survivors and connect to them; all living ranks call.
 
-    ``progress``: how far this rank has come.
+    ``progress``: how far this rank has come. ``following`` fills the slots instead of ``filler`` if
+    one of the living has committed more than this rank: a switch to it.
 
     If another rank is lost meanwhile, its survivors agree once more, over the links of the new,
     smaller world: there also those meet who had connected already. Raises as
     :func:`agree_on_survivors` does.
     """
     between, agreed = _without(connection, progress, loss)
+    if following is not None and agreed.commits > progress.commits:
+        filler = following
     return connect_over(between, connection, filler, progress, [agreed])
 
 

@@ -7,7 +7,7 @@ from offbeat.exchange.interface import GradientExchange, ParameterExchange
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algorithm:
     """Combines the exchanges of the two slots; built by a recipe, or directly.
 
@@ -24,6 +24,8 @@ class Algorithm:
 
     gradients: GradientExchange | None = None
     parameters: ParameterExchange | None = field(default=None)
+    until: int = field(default=0, kw_only=True)
+    then: "Algorithm | None" = field(default=None, kw_only=True)
     recipe: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +44,19 @@ class Algorithm:
                 "of layers, the other gathers the layers they have stepped; set it in both"
             )
 
+    def following(self, steps: int) -> "Algorithm | None":
+        """Return what goes on after ``steps`` steps of the run in place of this, or None."""
+        return self.then if steps >= self.until else None
+
+    def __repr__(self) -> str:
+        """Return every setting."""
+        shown = f"gradients={self.gradients!r}, parameters={self.parameters!r}"
+        if self.then is not None:
+            shown += f", until={self.until}, then={self.then!r}"
+        return f"Algorithm({shown})"
+
     def __str__(self) -> str:
         """Return the call of its recipe, or its exchanges; without arguments that are defaults."""
         exchanges = (self.gradients, self.parameters)
-        return self.recipe or " + ".join(str(slot) for slot in exchanges if slot) or "Algorithm()"
+        text = self.recipe or " + ".join(str(slot) for slot in exchanges if slot) or "Algorithm()"
+        return text if self.then is None else f"{text} until step {self.until}, then {self.then}"

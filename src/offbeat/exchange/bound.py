@@ -128,8 +128,8 @@ class BoundGradients(State, ABC):
     def stepped(self) -> None:
         """Begin a new step, before parameters are written: optimizers have used the gradients."""
 
-    def detach(self) -> None:
-        """Remove what :meth:`~offbeat.GradientExchange.bind` has attached to the model."""
+    def carry(self, earlier: "BoundGradients") -> None:
+        """Go on with what the exchange that filled the slot before has not sent."""
 
     def stats(self) -> Saved:
         """Return what to add to ``replica.stats()``; no communication."""

@@ -112,6 +112,12 @@ class Site:
         return self.world.members(self.axis, 0).index(self.world.rank)
 
     @property
+    def groups(self) -> list[Group]:
+        """The groups that were opened for this slot."""
+        found = (self.group, self.inside, self.shards)
+        return [group for group in found if group is not None and group is not self.control]
+
+    @property
     def shares(self) -> tuple[float, ...] | None:
         """The share of each participant in the mean at hand; None where they are equal."""
         return None if self.weights is None else self.weights.shares

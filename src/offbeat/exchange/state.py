@@ -129,6 +129,9 @@ class State:
     def add_unsent(self, shares: Sequence[Tensor]) -> None:
         """Add this rank's share of what :meth:`unsent` has returned on one that leaves."""
 
+    def detach(self) -> None:
+        """Remove what binding the exchange has attached to the model."""
+
     def nbytes(self) -> int:
         """Return the memory that the exchange holds between steps, in bytes."""
         held = {t.untyped_storage()._cdata: t for t in self._memory()}

@@ -91,8 +91,8 @@ class FailureDetector(ABC):
         """End this rank's own waits on ``group``, without an error on other ranks."""
 
     @abstractmethod
-    def forget_groups(self) -> None:
-        """Drop all references to process groups."""
+    def forget(self, *groups: ProcessGroup) -> None:
+        """Drop the references to process groups that are closed."""
 
 
 class NoHeartbeat(FailureDetector):
@@ -155,5 +155,5 @@ class NoHeartbeat(FailureDetector):
         with contextlib.suppress(ReferenceError):  # its owner has destroyed it
             end_waits(group)
 
-    def forget_groups(self) -> None:
+    def forget(self, *groups: ProcessGroup) -> None:
         """Return at once: no process group is referenced here."""

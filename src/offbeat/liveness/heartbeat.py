@@ -223,16 +223,16 @@ class Heartbeat(FailureDetector):
         self._end_thread()
         atexit.unregister(self._end_at_exit)
         self._phase = self._phase._replace(verb="left")
-        self.forget_groups()
+        self.forget(*(group for group, _ in self._groups))
         if has_left:
             with contextlib.suppress(RuntimeError):
                 self._beat(self._ticker.stretch)
                 self._ring.record.post(left=self.rank)
         self._writer.end()  # not before: whoever finds it out reads whether we have left
 
-    def forget_groups(self) -> None:
-        """Drop the groups of :meth:`guard`, and works that the agreed error has ended."""
-        self._groups.clear()
+    def forget(self, *groups: ProcessGroup) -> None:
+        """Drop groups of :meth:`guard`, and works that the agreed error has ended."""
+        self._groups[:] = [pair for pair in self._groups if pair[0] not in groups]
         forget_locals(self._agreed)
 
     def _end_thread(self) -> None:

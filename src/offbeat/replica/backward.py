@@ -8,6 +8,7 @@ from inspect import currentframe
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from offbeat.attach.checks import Watcher
 from offbeat.attach.first_step import digest
@@ -57,13 +58,20 @@ class BackwardWatch(Watcher):
         self._before: list[tuple[int, float]] = []
         self._communicated: str | None = None  # a warning of such a step
         self._task = self._outer_task = -1  # which backward is running, as autograd counts them
+        self._handles: list[RemovableHandle] = []
+        self.hook()
+        optimizer_steps.watch(self)
+
+    def hook(self) -> None:
+        """Register the hooks, in place of those of the slot before; an empty slot costs less."""
+        for handle in self._handles:
+            handle.remove()
         self._handles = [
             parameter.register_post_accumulate_grad_hook(
                 self._note if self.slot.is_empty else partial(self._accumulated, name)
             )
-            for name, parameter in parameters.items()
+            for name, parameter in self.parameters.items()
         ]
-        optimizer_steps.watch(self)
 
     @property
     def slot(self) -> BoundGradients:
@@ -213,7 +221,7 @@ class BackwardWatch(Watcher):
             parameter.grad = had[name]
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
-    def require_spent(self) -> None:
+    def require_spent(self, verb: str) -> None:
         """Raise if gradients wait for a step, other than those of an accumulation that goes on.
 
         Beside other replicas they may wait for nothing: in a GAN, the backward of the generator
@@ -221,7 +229,7 @@ class BackwardWatch(Watcher):
         """
         if self._is_last and (self.heartbeat is None or not others_of(self.heartbeat)):
             raise ValueError(
-                "state_dict() was called after a backward that no step() followed; save right "
+                f"{verb}() was called after a backward that no step() followed; call it right "
                 "after replica.step(), when gradients are spent"
             )
 

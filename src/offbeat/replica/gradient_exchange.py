@@ -27,17 +27,21 @@ class GradientExchange:
         buffers: BufferBroadcast | None,
         transact: Transact | None = None,
     ) -> None:
-        self._transact = transact
         self._loss: PeerLost | None = None  # at a launch in this backward
         self._seen: list[str] = []  # the gradients of this backward
         self._has_begun = False  # this backward, in a run with weights
-        self.replace(slot, heartbeat, buffers)
+        self.replace(slot, heartbeat, buffers, transact)
 
     def replace(
-        self, slot: BoundGradients, heartbeat: Heartbeat | None, buffers: BufferBroadcast | None
+        self,
+        slot: BoundGradients,
+        heartbeat: Heartbeat | None,
+        buffers: BufferBroadcast | None,
+        transact: Transact | None,
     ) -> None:
         """Exchange by these from now on."""
         self.slot, self.heartbeat, self.buffers = slot, heartbeat, buffers
+        self._transact = transact
         is_weighted = slot.site is not None and slot.site.weights is not None
         self._ready = self._agree_at_first if is_weighted else slot.ready
         self.ready = self._ready if self._transact is None else self._ready_unless_lost

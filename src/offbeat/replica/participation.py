@@ -2,16 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.joining import admit
 from offbeat.elastic.leaving import let_go
-from offbeat.exchange import BoundGradients, BoundParameters, Exchanged
+from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward import BackwardWatch
+from offbeat.replica.consensus import Consensus
+from offbeat.replica.switching import Switching
+from offbeat.telemetry.recorder import Recorder
 from offbeat.transport.world import World
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
@@ -24,6 +28,7 @@ class Participation:
     """The part of a :class:`Replica` that follows changes of the set of ranks."""
 
     steps: int
+    is_averaged: bool
     notes: list[str]
     gradients: BoundGradients
     parameters: BoundParameters
@@ -32,6 +37,8 @@ class Participation:
     _connection: Connection
     _watch: BackwardWatch
     _use: Availability
+    _consensus: Consensus
+    _recorder: Recorder
     _gathering: list[Any]
 
     @property
@@ -109,13 +116,61 @@ class Participation:
         if self._members.is_asked:
             self._together(None, part)
 
+    def switch(self, algorithm: str | Algorithm) -> None:
+        """Go on with another algorithm, in place, from the next step on; all ranks call.
+
+        Call it between a ``step()`` and the next backward that exchanges. An exchange that both
+        algorithms have goes on undisturbed. Another one in the parameters slot begins with the
+        average of all ranks, as after :meth:`finish`, unless the algorithm before kept them equal;
+        if only the new one does, the state of the optimizers that were passed to ``replicate()``
+        is averaged too. Residuals of gradients go on under an algorithm that has residuals in the
+        same units; before another one, the next step exchanges all that was not sent, uncompressed.
+
+        Bytes sent: 4 (n-1)/n of the model's for the average, of float64 values 2. Raises
+        ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
+        that cannot be run here: ``torch_ddp()`` and ``adasum(partition=True)`` cannot be entered or
+        left, and elastic runs of nodes cannot switch.
+        """
+        self._use.require_open()
+        fault, switching = None, Switching(self._members, self._consensus, algorithm, self.steps)
+        try:
+            self._watch.require_spent("switch")
+        except ValueError as error:
+            fault = str(error)
+        switching.agree(fault, lambda text: self._together("switch", self._members.gather(text)))
+        if switching.algorithm == self.algorithm:
+            return
+        self._note(switching.note)
+        self._together("switch", switching.make)
+        self._take_slots()
+        self._watch.hook()
+        self.is_averaged |= switching.has_averaged
+        self._recorder.switched(**self._named_algorithm)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm at present."""
+        return self._members.algorithm
+
+    @property
+    def _named_algorithm(self) -> dict[str, str]:
+        return {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
+
+    @property
+    def _exchanging(self) -> tuple[Any, ...]:
+        """What :class:`GradientExchange` exchanges by."""
+        members = self._members
+        transact = partial(self._together, None) if members.exchanges_again else None
+        return members.gradients, members.heartbeat, members.buffers, transact
+
+    def _take_slots(self) -> None:
+        self.gradients, self.parameters = self._members.gradients, self._members.parameters
+        self._watch.exchange.replace(*self._exchanging)
+
     def _adopt(self, texts: Sequence[str]) -> None:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
-        self._connection, self.parameters = self._members.connection, self._members.parameters
-        buffers = self._watch.exchange.buffers
-        if self._members.exchanges_again:
-            self.gradients, buffers = self._members.gradients, self._members.buffers
-        self._watch.exchange.replace(self.gradients, self._members.heartbeat, buffers)
+        self._connection = self._members.connection
+        self._take_slots()
         self._watch.is_first = False  # others may be past their first step
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=7)

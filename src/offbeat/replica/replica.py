@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, TypeVar, final
 
 import torch
@@ -42,22 +41,20 @@ class Replica(Participation):
     def __init__(self, model: Exchanged, members: Generation) -> None:
         """Register the hooks; use :func:`replicate`."""
         self.model, self._exchanged = model.module, model
-        self.algorithm, self.notes, self.steps = members.algorithm, members.notes, members.steps
+        self.notes, self.steps = members.notes, members.steps
         self.lost, self.joined, self.is_averaged = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
         self._trained, self._gathering = model.trained, gathering_modules(model.module)
         self._before = checks.Snapshot(model)
-        about: Saved = {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
-        about |= {"rank": self.world.rank, "nodes": self.world.nodes}
+        about: Saved = {"rank": self.world.rank, "nodes": self.world.nodes}
+        about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)
         self._use = Availability(members)
         self._consensus = Consensus(model, members, self._use)
         self._share = Share.of(model, self.algorithm.gradients, self.gradients)
         self._installed: Any = None
-        transact = partial(self._together, None) if members.exchanges_again else None
-        joint = self.gradients, members.heartbeat, members.buffers
-        exchange = GradientExchange(*joint, transact)
+        exchange = GradientExchange(*self._exchanging)
         self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
         self.weighting = Weighting(members.samples, members, self._trained)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
@@ -80,6 +77,8 @@ class Replica(Participation):
         self._let_go()
         if self.has_left:
             self.detach()
+        elif (following := self.algorithm.following(self.steps)) is not None:
+            self.switch(following)
 
     def _end_step(self) -> None:
         self._together("step", self._step)
@@ -231,7 +230,7 @@ class Replica(Participation):
         then may be of different worlds: resume from another one.
         """
         self._use.require_open(also_shown=True)
-        self._watch.require_spent()
+        self._watch.require_spent("state_dict")
         return self._saved(None, checkpoint.save, self.steps, self.is_averaged, self._consensus.own)
 
     def load_state_dict(self, saved: Saved) -> None:

@@ -17,7 +17,7 @@ from offbeat.attach.slots import SlotFiller, reduced
 from offbeat.attach.start import argument_fault, connect
 from offbeat.elastic import survivors
 from offbeat.elastic.generation import Generation
-from offbeat.elastic.join import JoinAttempts, announce
+from offbeat.elastic.join import PRESENT, JoinAttempts, announce
 from offbeat.elastic.join_barrier import donor_in
 from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
@@ -25,6 +25,7 @@ from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.samples import Samples
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.liveness.failure import PeerLost
+from offbeat.recipes.composed import compose
 from offbeat.replica.replica import Replica
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.rendezvous import VARIABLE
@@ -237,6 +238,9 @@ def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> G
         assert found.links is not None, "a rank joins others"
         try:
             pair = found.world.rank, donor_in(found.world)
+            present = found.links.store.get(PRESENT).decode()
+            if present != repr(filler.algorithm):  # they have switched
+                filler = replace(filler, algorithm=compose(present))
             between = Connection.over(found.world, found.links, pair)
             members = Generation(between, filler, node, joins=True)
             join(members, filler.model)

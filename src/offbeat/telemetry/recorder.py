@@ -109,6 +109,11 @@ class Recorder:
         """Record the distance of the replicas from their average, just before ``finish()``."""
         self._record("finish", consensus_distance=distance)
 
+    def switched(self, **algorithm: str) -> None:
+        """Record that another algorithm goes on; what that took counts for no step."""
+        self._record("switched", **algorithm)
+        self.restart()
+
     def close(self) -> None:
         """Close the recording; further events are not recorded."""
         if self._gradients is not None:

@@ -69,6 +69,7 @@ class Recording:
     algorithms: dict[str, str] = field(default_factory=dict)  # text, by repr(): of all replicas
     steps: list[Step] = field(default_factory=list)
     heldout: list[tuple[int, float]] = field(default_factory=list)  # (steps before it, loss)
+    switches: list[tuple[int, str]] = field(default_factory=list)  # (steps before it, algorithm)
     distance: float | None = None  # mean distance of the replicas from their average, at finish()
     _offset: int = 0
 
@@ -87,6 +88,8 @@ class Recording:
                 self.rank = line["rank"]
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
                 self.algorithms[line["exchanges"]] = line["algorithm"]
+            case "switched":
+                self.switches.append((len(self.steps), line["algorithm"]))
             case "step":
                 step = Step.parse(line)
                 self._extend_earlier_steps(step)

@@ -166,7 +166,7 @@ def close_sockets(groups: Iterable[Group]) -> None:
         open_groups = [group for group in groups if group in _owned]
         _owned.difference_update(open_groups)
     for group in open_groups:
-        group.detector.forget_groups()
+        group.detector.forget(group.process_group)
         for holder in list(group.in_flight):
             holder.drop()
         dropped.append((group.process_group, group.connected))

@@ -199,6 +199,17 @@ class Links:
         self.opened.append(group)
         return group
 
+    def drop(self, groups: Collection[Group]) -> None:
+        """Close some of the groups; all ranks have read all that was sent in these."""
+        if self.is_closed:
+            return
+        for group in groups:
+            group.close_lane()
+            group.process_group.shutdown()
+            group.closed = True
+            self.opened.remove(group)
+        close_sockets(groups)
+
     @property
     def is_inherited(self) -> bool:
         """Whether this process is a forked child of the one that has opened the groups."""

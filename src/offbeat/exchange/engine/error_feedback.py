@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.exchange import Saved
+from offbeat.exchange import BoundGradients, Saved
 from offbeat.exchange.engine.engine import Engine
 from offbeat.exchange.engine.gradient_use import HandedGradients
 from offbeat.exchange.engine.message import FeedbackMessage
@@ -46,6 +46,17 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         for residual, share in zip(saved["residual"].values(), shares, strict=True):
             residual.add_(share)
         self.load(saved)
+
+    def carry(self, earlier: BoundGradients) -> None:
+        """Begin with the residuals of ``earlier``, and with its velocities if this has some."""
+        if isinstance(earlier, ErrorFeedback):
+            kinds = {kind for message in self.messages for kind in message.feedback}
+            self._remember({kind: earlier.kept(kind) for kind in {"residual", *kinds}})
+
+    @property
+    def has_residuals(self) -> bool:
+        """Whether this rank has not sent all of its gradients."""
+        return any(residual.any() for residual in self.kept("residual").values())
 
     def build(self) -> None:
         """Build the messages, which go on with the residuals of those before them."""

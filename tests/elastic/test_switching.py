@@ -1,0 +1,155 @@
+"""A switch in an elastic run: a loss in the middle of it, and ranks that come after it."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_survivors import perish, quick, stopped_heartbeats
+from test_transactions import Lost, mean_of, waits
+from torch.optim import SGD
+
+import offbeat
+from crowd import Crowd
+from offbeat.elastic import generation
+from offbeat.liveness.failure import PeerLost
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
+from problems import Quadratic, flat, loss
+from reference.participants import Array
+
+__all__ = ["quick", "stopped_heartbeats", "waits"]  # fixtures
+
+AT, STEPS, VICTIM, SIZE = 3, 7, 1, 4
+LOCAL = "local_sgd(every=2)"
+
+
+def sgd(model: Quadratic) -> SGD:
+    return SGD(model.parameters(), lr=0.1)
+
+
+def expected(first: str, in_average: bool) -> Array:
+    """Train in one process: all ranks until the switch, then the survivors."""
+    models = [Quadratic() for _ in range(SIZE)]
+    optimizers = [sgd(model) for model in models]
+    others = [model for rank, model in enumerate(models) if rank != VICTIM]
+    for step in range(STEPS):
+        is_ddp = (step < AT) == (first == "ddp")
+        members = models if step < AT else others
+        if step == AT:
+            mean_of(models if in_average else others, lambda parameter: parameter.data)
+        for rank, model in enumerate(models):
+            loss(model, rank, step).backward()
+        if is_ddp:
+            mean_of(members, lambda parameter: parameter.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if not is_ddp and step % 2:
+            mean_of(members, lambda parameter: parameter.data)
+    mean_of(others, lambda parameter: parameter.data)
+    return flat(snapshot(others[0]))
+
+
+def train(world: World, first: str, second: str, arm: Any) -> tuple[Array, dict[str, Any]] | None:
+    model = Quadratic()
+    optimizer = sgd(model)
+    given = {"mesh": world, "optimizer": optimizer, "elastic": True}
+    replica = offbeat.replicate(model, offbeat.algorithm(first), **given)
+    try:
+        for step in range(STEPS):
+            if step == AT:
+                arm(world.rank)
+                replica.switch(second)
+            loss(model, world.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+    except Lost:
+        perish(replica._connection.links)
+        return None
+    replica.finish()
+    stats = replica.stats()
+    replica.detach()
+    return flat(snapshot(model)), stats
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("first", "second", "after"),
+    [("ddp", LOCAL, 1), ("ddp", LOCAL, 3), (LOCAL, "ddp", 2), (LOCAL, "ddp", 5)],
+)
+@pytest.mark.fault(
+    "a rank is lost while an elastic run switches to another algorithm",
+    "the others switch, with or without it, and go on with what each has computed",
+)
+def test_a_loss_in_a_switch(first: str, second: str, after: int, waits: dict[int, int]) -> None:
+    def arm(rank: int) -> None:
+        if rank == VICTIM:
+            waits[threading.get_ident()] = after
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        run = ThreadWorld(SIZE).run(lambda world: train(world, first, second, arm))
+    results = [result for result in run if result]
+    assert len(results) == SIZE - 1
+    for end, stats in results:
+        misses = [np.abs(end - expected(first, with_it)).max() for with_it in (True, False)]
+        assert min(misses) < 1e-12, misses
+        assert stats["algorithm"] == str(offbeat.algorithm(second))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, armed = generation.gather_numbers, set[int]()
+
+    def torn(numbers: Any, group: Any) -> Any:
+        found = gather(numbers, group)
+        if not numbers and threading.get_ident() in armed:
+            armed.discard(threading.get_ident())
+            if group.ranks[group.rank] == VICTIM:
+                raise Lost
+            raise PeerLost("the connection of this rank broke before it heard of the others")
+        return found
+
+    def arm(rank: int) -> None:
+        if rank in (VICTIM, 2):
+            armed.add(threading.get_ident())
+
+    monkeypatch.setattr(generation, "gather_numbers", torn)
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        run = ThreadWorld(SIZE).run(lambda world: train(world, "ddp", LOCAL, arm))
+    for end, stats in filter(None, run):
+        np.testing.assert_allclose(end, expected("ddp", True), rtol=0, atol=1e-12)
+        assert stats["algorithm"] == LOCAL
+
+
+def test_a_rank_joins_after_a_switch() -> None:
+    """It runs the same script, and goes on with the algorithm of the others."""
+    ends: list[int] = []
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        model = Quadratic()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        algorithm = offbeat.algorithm("ddp")
+        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer, elastic=True)
+        while not ends or replica.steps < ends[0]:
+            loss(model, replica.world.rank % SIZE, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if replica.steps == 4:
+                replica.switch(LOCAL)
+            if replica.joined and not ends:
+                ends.append(replica.joined[-1]["step"] + 20)
+        replica.finish()
+        stats = replica.stats()
+        replica.detach()
+        return flat(snapshot(model)), stats
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    assert [stats["algorithm"] for _, stats in results] == [LOCAL] * 3
+    assert all(np.array_equal(end, results[0][0]) for end, _ in results)

@@ -1,0 +1,235 @@
+"""``replica.switch``: another method from the next step on."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.optim import SGD, Adam
+
+import offbeat
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
+from problems import START, Quadratic, flat, gradient, loss
+from recipe_cases import CASES
+from reference.lags import lags
+from reference.participants import Array
+from reference.switched import Part, switched
+
+NODES = ((0, 1), (2, 3))
+AT, STEPS, LR = 6, 14, 0.1
+
+
+def _of(text: str, equal: int = 0, flies: bool = False) -> Part:
+    method = next(case.reference for case in CASES if case.text == text)
+    assert method is not None
+    return Part(method, equal, flies)
+
+
+def _lags(density: float) -> Part:
+    given = partial(lags, layers=(6, 3), density=density)
+    return Part(lambda *a, **k: given(*a, **k)[0], 2, residual=lambda *a, **k: given(*a, **k)[1])
+
+
+PARTS = {
+    "ddp": _of("ddp", 2),
+    "lags(density=0.2, units='gradient')": _lags(0.2),
+    "local_sgd(every=3)": _of("local_sgd(every=3)"),
+    "sgp('ring', overlap=2)": _of("sgp('ring', overlap=2)", flies=True),
+    "diloco(every=3)": _of("diloco(every=3)"),
+    "adasum(every=3, method='gram')": _of("adasum(every=3, method='gram')"),
+    "daso(every=3, wait=2, merge='exact')": _of("daso(every=3, wait=2, merge='exact')", 1),
+}
+
+
+def sgd(model: Quadratic, momentum: float) -> SGD:
+    return SGD(model.parameters(), lr=LR, momentum=momentum)
+
+
+def train(
+    world: World, first: str, second: str, momentum: float, at: int = AT, **given: Any
+) -> tuple[Array, dict[str, Any]]:
+    """Train on one rank; return the trajectory and the statistics."""
+    model = Quadratic()
+    optimizer = sgd(model, momentum)
+    replica = offbeat.replicate(
+        model, offbeat.algorithm(first), mesh=world, **{"optimizer": optimizer} | given
+    )
+    trajectory = [flat(snapshot(model))]
+    for step in range(STEPS):
+        if step == at:
+            replica.switch(second)
+        one_step(replica, optimizer, step)
+        trajectory.append(flat(snapshot(model)))
+    stats = replica.stats()
+    replica.detach()
+    return np.array(trajectory), stats
+
+
+def one_step(replica: offbeat.Replica, optimizer: SGD, step: int) -> None:
+    assert isinstance(replica.model, Quadratic)
+    error = loss(replica.model, replica.world.rank, step)
+    replica.report_loss(error)
+    error.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.step()
+
+
+PAIRS = [(a, b) for a in PARTS for b in PARTS if a != b]
+
+
+LOCAL = "local_sgd(every=3)"
+LAGS = "lags(density=0.2, units='gradient')"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [*PAIRS, ("lags(density=0.2, units='gradient')", "lags(density=0.5, units='gradient')")],
+)
+def test_follows_the_reference_of_both_parts(first: str, second: str) -> None:
+    one, other = PARTS[first], PARTS.get(second) or _lags(0.5)
+    # A velocity is no gradient: the reference of top-k cannot begin with one.
+    momentum = 0.0 if second.startswith("lags") else 0.9
+    runs = ThreadWorld(nodes=NODES).run(lambda world: train(world, first, second, momentum))
+    ours = np.array([run for run, _ in runs]).swapaxes(0, 1)
+    theirs = switched(
+        one, other, START, gradient, nodes=NODES, at=AT, steps=STEPS, lr=LR, momentum=momentum
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    if other.equal == 2:
+        assert (ours[AT + 1 :] == ours[AT + 1 :, :1]).all(), "ranks hold one model, bit for bit"
+    assert runs[0][1]["algorithm"] == str(offbeat.algorithm(second))
+
+
+FAULTS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "different": (lambda rank: "ddp" if rank else "local_sgd(every=2)", "the algorithm: "),
+    "one unreadable": (lambda rank: "ddp" if rank else "ddp(", "rank 0: cannot read"),
+    "wrong argument": (lambda rank: "local_sgd(every=0)", "every=0, expected"),
+    "no algorithm": (lambda rank: 3, "got 3, expected an algorithm"),
+    "hogwild": (lambda rank: "hogwild", "unknown algorithm 'hogwild'"),
+    "torch_ddp": (lambda rank: "torch_ddp", "wraps the model for good"),
+    "partition": (lambda rank: "adasum(partition=True)", "for good; use partition=False"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.fault(
+    "ranks switch to different algorithms, or to one that cannot be run",
+    "the same `ValueError` on all ranks; training can go on as before",
+)
+def test_what_one_rank_cannot_no_rank_does(name: str) -> None:
+    given, message = FAULTS[name]
+
+    def work(world: World) -> str:
+        model = Quadratic()
+        optimizer = sgd(model, 0.9)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, optimizer=optimizer)
+        one_step(replica, optimizer, 0)
+        with pytest.raises(ValueError, match=r".") as caught:
+            replica.switch(given(world.rank))
+        one_step(replica, optimizer, 1)
+        assert replica.stats()["algorithm"] == "ddp()"
+        replica.detach()
+        return str(caught.value)
+
+    (text,) = {*ThreadWorld(2).run(work)}
+    assert message in text
+
+
+def test_a_gradient_that_waits_for_its_step() -> None:
+    def work(world: World) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world)
+        loss(model, world.rank, 0).backward()
+        with pytest.raises(ValueError, match=r"after a backward that no step\(\) followed"):
+            replica.switch("sgp")
+        replica.detach()
+
+    ThreadWorld(2).run(work)
+
+
+@pytest.mark.parametrize(("first", "second"), [("ddp", LOCAL), (LOCAL, "ddp")])
+def test_a_saved_state_is_of_the_algorithm_at_that_time(first: str, second: str) -> None:
+    """A switched run that is saved goes on, under the algorithm that the state names."""
+
+    def work(world: World) -> tuple[Array, Array]:
+        model, other = Quadratic(), Quadratic()
+        optimizer, resumed = (Adam(m.parameters(), lr=0.05) for m in (model, other))
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(first), mesh=world, optimizer=optimizer
+        )
+        for step in range(11):
+            if step == 6:
+                replica.switch(second)
+            if step == 8:
+                saved = replica.state_dict(), optimizer.state_dict(), snapshot(model)
+            one_step(replica, optimizer, step)  # type: ignore[arg-type]
+        end = flat(snapshot(model))
+        replica.detach()
+        other.load_state_dict(saved[2], strict=False)
+        again = offbeat.replicate(other, offbeat.algorithm(second), mesh=world, optimizer=resumed)
+        resumed.load_state_dict(saved[1])
+        again.load_state_dict(saved[0])
+        for step in range(8, 11):
+            one_step(again, resumed, step)  # type: ignore[arg-type]
+        again.detach()
+        return end, flat(snapshot(other))
+
+    for end, after in ThreadWorld(3).run(work):
+        assert np.array_equal(end, after)
+
+
+def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> None:
+    """Bytes per step, memory, groups, statistics and recordings."""
+    text = "sgp(overlap=1)"
+
+    def work(world: World) -> tuple[Any, ...]:
+        model = Quadratic()
+        optimizer = sgd(model, 0.9)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, optimizer=optimizer)
+        found = []
+        for switches in ((), ("ddp", "lags(density=0.2)", text)):
+            for another in switches:
+                replica.switch(another)
+                one_step(replica, optimizer, 0)
+                one_step(replica, optimizer, 0)
+            one_step(replica, optimizer, 0)
+            one_step(replica, optimizer, 0)
+            links = replica._connection.links
+            assert links is not None
+            last = replica.stats()["last"]
+            held = replica.parameters.nbytes(), replica.gradients.nbytes(), len(links.opened)
+            found.append((last["bytes_sent"], last["messages_sent"], *held))
+        names = [switch["algorithm"] for switch in replica.stats()["switches"]]
+        replica.detach()
+        return *found, names
+
+    before, after, names = ThreadWorld(4).run(work)[0]
+    assert before == after
+    assert [name.partition("(")[0] for name in names] == ["ddp", "lags", "TopK", "sgp"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_accumulated_gradients(momentum: float) -> None:
+    """Two micro-batches a step equal one of their sum, before and after a switch."""
+
+    def work(world: World, parts: int) -> Array:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=LR / parts, momentum=momentum)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, optimizer=optimizer)
+        for step in range(9):
+            if step in (3, 6):
+                replica.switch("local_sgd(every=3)" if step == 3 else "ddp")
+            for part in range(parts):
+                replica.set_requires_sync(part == parts - 1)
+                loss(model, world.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.detach()
+        return flat(snapshot(model))
+
+    one, two = (ThreadWorld(3).run(lambda w, n=n: work(w, n)) for n in (1, 2))
+    np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
