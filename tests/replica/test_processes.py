@@ -56,7 +56,7 @@ dist.destroy_process_group()
         (2, "ddp(wire='bf16')"),
         (3, "sgp(within='local')"),
         (4, "sgp('ring')"),
-        (4, "local_sgd(4)"),
+        (4, "ddp for 9 steps, then local_sgd(4)"),
         (3, "ad_psgd"),
     ],
 )

@@ -106,10 +106,12 @@ class Experiment:
 
 
 def split_algorithms(text: str) -> list[str]:
-    """Split a list of algorithms at the commas outside parentheses and quotes.
+    """Split a list of algorithms at the commas outside parentheses, quotes and schedules.
 
     >>> split_algorithms("ddp,local_sgd(every=8, within='local'),sgp")
     ['ddp', "local_sgd(every=8, within='local')", 'sgp']
+    >>> split_algorithms("ddp for 9 steps, then sgp,lags")
+    ['ddp for 9 steps, then sgp', 'lags']
     """
     parts, depth, quote = [""], 0, ""
     for character in text:
@@ -123,7 +125,13 @@ def split_algorithms(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += character
-    return [part.strip() for part in parts]
+    found: list[str] = []
+    for part in map(str.strip, parts):
+        if part.startswith("then ") and found:
+            found[-1] += f", {part}"
+        else:
+            found.append(part)
+    return found
 
 
 def parse_methods(

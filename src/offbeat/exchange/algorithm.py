@@ -1,5 +1,6 @@
 """The two slots of a training step, and what fills them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -24,7 +25,7 @@ class Algorithm:
 
     gradients: GradientExchange | None = None
     parameters: ParameterExchange | None = field(default=None)
-    until: int = field(default=0, kw_only=True)
+    end: int = field(default=0, kw_only=True)
     then: "Algorithm | None" = field(default=None, kw_only=True)
     recipe: str | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -37,6 +38,12 @@ class Algorithm:
                     f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
+        following = self.then if self.then is None else self.then.end or self.end + 1
+        if following is not None and not 0 < self.end < following:
+            raise ValueError(
+                f"a schedule with {self} after step {self.end}: steps count from the start of the "
+                "run, 1 or more, and increase"
+            )
         halves = [slot.partition for slot in (self.gradients, self.parameters) if slot]
         if any(halves) and halves != [True, True]:
             raise ValueError(
@@ -44,19 +51,37 @@ class Algorithm:
                 "of layers, the other gathers the layers they have stepped; set it in both"
             )
 
+    def until(self, step: int, then: "Algorithm") -> "Algorithm":
+        """Return a schedule: this algorithm for ``step`` steps of the run, and then another one.
+
+        >>> from offbeat import ddp, local_sgd
+        >>> print(ddp().until(200, local_sgd(every=8)))
+        ddp() until step 200, then local_sgd(every=8)
+        """
+        made = Algorithm(self.gradients, self.parameters, end=step, then=then)
+        object.__setattr__(made, "recipe", self.recipe)
+        return made
+
+    @property
+    def phases(self) -> Iterator["Algorithm"]:
+        """Each algorithm of a schedule, with those that follow."""
+        yield self
+        if self.then is not None:
+            yield from self.then.phases
+
     def following(self, steps: int) -> "Algorithm | None":
         """Return what goes on after ``steps`` steps of the run in place of this, or None."""
-        return self.then if steps >= self.until else None
+        return self.then if steps >= self.end else None
 
     def __repr__(self) -> str:
         """Return every setting."""
         shown = f"gradients={self.gradients!r}, parameters={self.parameters!r}"
         if self.then is not None:
-            shown += f", until={self.until}, then={self.then!r}"
+            shown += f", end={self.end}, then={self.then!r}"
         return f"Algorithm({shown})"
 
     def __str__(self) -> str:
         """Return the call of its recipe, or its exchanges; without arguments that are defaults."""
         exchanges = (self.gradients, self.parameters)
         text = self.recipe or " + ".join(str(slot) for slot in exchanges if slot) or "Algorithm()"
-        return text if self.then is None else f"{text} until step {self.until}, then {self.then}"
+        return text if self.then is None else f"{text} until step {self.end}, then {self.then}"

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import re
+from collections.abc import Sequence
 
 from offbeat.deprecation import current_names
 from offbeat.exchange import Algorithm
@@ -10,6 +12,8 @@ from offbeat.recipes.methods import RECIPES
 from offbeat.settings import read_call
 
 ALGORITHM_VARIABLE = "OFFBEAT_ALGORITHM"
+_THEN = re.compile(r"\s*,\s*then\s+")
+_PHASE = re.compile(r"(.+?)\s+(?:(until) step (\d+)|for (\d+) steps?)")
 
 
 def algorithm(text: str | Algorithm | None = None) -> Algorithm:
@@ -20,6 +24,10 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     is read, which ``offbeat compare`` and ``offbeat lab --algorithm`` set. An algorithm is returned
     as it is.
 
+    A schedule names algorithms one after the other, each but the last with its number of steps, or
+    with the step of the run at which it ends: "ddp for 200 steps, then local_sgd(every=8)" is
+    post-local SGD (Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD").
+
     A pair of exchanges that no recipe makes is the text of both, joined by a plus; and the
     ``repr()`` of an algorithm is text that makes it again, unless it holds functions.
 
@@ -28,6 +36,8 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
 
     >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)")
     True
+    >>> print(algorithm("ddp for 200 steps, then local_sgd(every=8)"))
+    ddp() until step 200, then local_sgd(every=8)
     >>> algorithm("TopK(density=0.01, over='local') + PushSum(over='node')").gradients.density
     0.01
     """
@@ -35,6 +45,8 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
         return text
     if text is None:
         return _from_environment()
+    if len(parts := _THEN.split(str(text))) > 1:
+        return _schedule(parts, str(text))
     head, *rest = str(text).strip().partition("(")
     if head.partition("+")[0].strip() in NAMED:
         return compose(str(text))
@@ -59,6 +71,24 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
             f"{', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
+
+
+def _schedule(parts: Sequence[str], text: str) -> Algorithm:
+    """Return the schedule of several algorithms, each but the last with its end."""
+    found, end = [], 0
+    for part in parts[:-1]:
+        if (match := _PHASE.fullmatch(part.strip())) is None:
+            raise ValueError(
+                f"cannot read {part!r} in {text!r}; expected an algorithm and its steps, for "
+                "example 'ddp for 200 steps, then local_sgd(every=8)'"
+            )
+        name, until, step, steps = match.groups()
+        end = int(step) if until else end + int(steps)
+        found.append((algorithm(name), end))
+    then = algorithm(parts[-1])
+    for first, step in reversed(found):
+        then = first.until(step, then)
+    return then
 
 
 def _from_environment() -> Algorithm:

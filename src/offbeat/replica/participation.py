@@ -1,7 +1,8 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,9 +12,11 @@ from offbeat.elastic.joining import admit
 from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
+from offbeat.recipes.composed import compose
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
+from offbeat.replica.saving import checkpoint
 from offbeat.replica.switching import Switching
 from offbeat.telemetry.recorder import Recorder
 from offbeat.transport.world import World
@@ -39,6 +42,7 @@ class Participation:
     _use: Availability
     _consensus: Consensus
     _recorder: Recorder
+    _schedule: Sequence[Algorithm]
     _gathering: list[Any]
 
     @property
@@ -132,6 +136,10 @@ class Participation:
         left, and elastic runs of nodes cannot switch.
         """
         self._use.require_open()
+        self._switch(algorithm)
+        self._schedule = [*self.algorithm.phases]
+
+    def _switch(self, algorithm: object) -> None:
         fault, switching = None, Switching(self._members, self._consensus, algorithm, self.steps)
         try:
             self._watch.require_spent("switch")
@@ -146,6 +154,30 @@ class Participation:
         self._watch.hook()
         self.is_averaged |= switching.has_averaged
         self._recorder.switched(**self._named_algorithm)
+
+    def _go_on(self) -> None:
+        """Begin the next phase of a schedule, if this one has ended."""
+        if (following := self.algorithm.following(self.steps)) is not None:
+            self._switch(following)
+
+    @contextmanager
+    def _in_phase_of(self, saved: object) -> Iterator[None]:
+        """Switch to the phase of a schedule in which a state was saved; back if it is unfit."""
+        before = self.algorithm
+        if len(self._schedule) > 1:
+            named = {*self.gather(checkpoint.algorithm_of(saved, self.world))}
+            phases = [each for each in self._schedule if {repr(each)} == named]
+            if not phases and len(named) == 1:
+                with suppress(ValueError):  # residuals are being sent, before a phase
+                    sending = compose(named.pop())
+                    phases = [sending for each in self._schedule if each == sending.then]
+            if phases:
+                self._switch(phases[0])
+        try:
+            yield
+        except ValueError:
+            self._switch(before)
+            raise
 
     @property
     def algorithm(self) -> Algorithm:

@@ -52,6 +52,7 @@ class Replica(Participation):
         self._recorder = Recorder(members.meter, about, self._trained)
         self._use = Availability(members)
         self._consensus = Consensus(model, members, self._use)
+        self._schedule = [*self.algorithm.phases]
         self._share = Share.of(model, self.algorithm.gradients, self.gradients)
         self._installed: Any = None
         exchange = GradientExchange(*self._exchanging)
@@ -77,8 +78,8 @@ class Replica(Participation):
         self._let_go()
         if self.has_left:
             self.detach()
-        elif (following := self.algorithm.following(self.steps)) is not None:
-            self.switch(following)
+        else:
+            self._go_on()
 
     def _end_step(self) -> None:
         self._together("step", self._step)
@@ -242,7 +243,8 @@ class Replica(Participation):
         not fit this replica, or is of another moment or run.
         """
         self._use.require_open()
-        self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
+        with self._in_phase_of(saved):
+            self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
         alone = 0 if self.is_averaged else self.parameters.staleness(self.steps)
         self._members.settle(self.steps - alone)
@@ -251,7 +253,8 @@ class Replica(Participation):
     def check_state_dict(self, saved: Saved) -> None:
         """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
         self._use.require_open()
-        self._saved("check_state_dict", checkpoint.check, saved)
+        with self._in_phase_of(saved):
+            self._saved("check_state_dict", checkpoint.check, saved)
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""

@@ -103,9 +103,9 @@ class Switching:
         if near is None or not has_unsent or _goes_on(near, target.gradients):
             return target
         if now.then == target and isinstance(near, TopK) and near.density == 1:
-            return now if self._steps < now.until + PATIENCE else target
+            return now if self._steps < now.end + PATIENCE else target
         dense = TopK(density=1.0, over=near.over, units=_units(near))
-        return Algorithm(dense, target.parameters, until=self._steps + 1, then=target)
+        return Algorithm(dense, target.parameters, end=self._steps + 1, then=target)
 
     def _equalizes(self, target: Algorithm) -> bool:
         return _equal_ranks(target) > _equal_ranks(self._members.algorithm)

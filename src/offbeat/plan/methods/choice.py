@@ -42,6 +42,8 @@ MODELS: dict[type, Callable[[Any, Profile, Fabric], StepTimes]] = {
 
 def slots_of(algorithm: Algorithm, profile: Profile, fabric: Fabric) -> Slots:
     """Return the models of both slots; raises ValueError where the method refuses this layout."""
+    if algorithm.then is not None:
+        raise ValueError("a schedule has steps of several lengths; list its algorithms instead")
     gradients, parameters = algorithm.gradients, algorithm.parameters
     backward, step = None, None
     if gradients is not None and fabric.size(gradients.over) > 1:

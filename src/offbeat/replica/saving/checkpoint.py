@@ -166,6 +166,13 @@ def _read(parts: SavedParts, saved: object) -> Resume:
     return Resume(entry, gradients, _continued(parts, entry) if same else None)
 
 
+def algorithm_of(saved: object, world: World) -> str:
+    """Return the algorithm that a state of any origin names; "" if it names none."""
+    entries = saved if isinstance(saved, dict) else {}
+    entry = entries.get(f"rank{world.rank}") or next(iter(entries.values()), None)
+    return str(entry.get("algorithm")) if isinstance(entry, dict) else ""
+
+
 def _short(text: str) -> str:
     """Return the exchanges of a saved algorithm without the settings that are defaults."""
     try:
