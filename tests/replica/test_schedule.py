@@ -1,6 +1,7 @@
 """Schedules: one method after another, as text, saved and resumed."""
 
 import itertools
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_a_schedule_resumes_in_any_phase(at: int) -> None:
         algorithm = offbeat.algorithm(TEXT)
         replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
         train(replica, optimizer, at)
-        saved = replica.state_dict(), optimizer.state_dict(), snapshot(model)
+        saved = replica.state_dict(), deepcopy(optimizer.state_dict()), snapshot(model)
         train(replica, optimizer, 13 - at)
         end = flat(snapshot(model))
         replica.detach()

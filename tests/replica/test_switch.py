@@ -1,6 +1,7 @@
 """``replica.switch``: another method from the next step on."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_saved_state_is_of_the_algorithm_at_that_time(first: str, second: str)
             if step == 6:
                 replica.switch(second)
             if step == 8:
-                saved = replica.state_dict(), optimizer.state_dict(), snapshot(model)
+                saved = replica.state_dict(), deepcopy(optimizer.state_dict()), snapshot(model)
             one_step(replica, optimizer, step)  # type: ignore[arg-type]
         end = flat(snapshot(model))
         replica.detach()
@@ -201,7 +202,7 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
             assert links is not None
             last = replica.stats()["last"]
             held = replica.parameters.nbytes(), replica.gradients.nbytes(), len(links.opened)
-            found.append((last["bytes_sent"], last["messages_sent"], *held))
+            found.append((last["bytes_sent"], last["messages"], *held))
         names = [switch["algorithm"] for switch in replica.stats()["switches"]]
         replica.detach()
         return *found, names

@@ -55,8 +55,8 @@ class Algorithm:
         """Return a schedule: this algorithm for ``step`` steps of the run, and then another one.
 
         >>> from offbeat import ddp, local_sgd
-        >>> print(ddp().until(200, local_sgd(every=8)))
-        ddp() until step 200, then local_sgd(every=8)
+        >>> print(ddp().until(200, local_sgd(every=4)))
+        ddp() until step 200, then local_sgd(every=4)
         """
         made = Algorithm(self.gradients, self.parameters, end=step, then=then)
         object.__setattr__(made, "recipe", self.recipe)

@@ -36,8 +36,8 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
 
     >>> algorithm("local_sgd(every=4)") == algorithm("local-sgd(4)")
     True
-    >>> print(algorithm("ddp for 200 steps, then local_sgd(every=8)"))
-    ddp() until step 200, then local_sgd(every=8)
+    >>> print(algorithm("ddp for 200 steps, then local_sgd(every=4)"))
+    ddp() until step 200, then local_sgd(every=4)
     >>> algorithm("TopK(density=0.01, over='local') + PushSum(over='node')").gradients.density
     0.01
     """
