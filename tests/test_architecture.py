@@ -17,10 +17,10 @@ FLOORS = {
     2: ("kernels", "transport", "lab"),
     3: ("exchange", "telemetry"),
     4: ("methods", "attach"),
-    5: ("recipes", "elastic"),
+    5: ("recipes", "elastic", "plan"),
     6: ("replica",),
     7: ("testing", "hogwild", "compare", "integrations", "names", "store", "doctor"),
-    8: ("__init__", "plan"),
+    8: ("__init__", "planner"),
     9: ("cli",),
     10: ("__main__",),
 }

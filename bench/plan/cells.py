@@ -15,7 +15,7 @@ from bench.harness.step_times import StepTime, Timed, train, train_all
 from offbeat.lab import Lab
 from offbeat.lab.check import PAYLOAD, LinkMeasurements, measure_links
 from offbeat.plan import Fabric, Profile, Speeds, Stragglers, predict
-from offbeat.plan.measure import profile_of
+from offbeat.planner.measure import profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 
 WIDTH, PAUSE = 224, 0.2  # of eight layers, 1.6 MB; seconds of a step

@@ -3,6 +3,7 @@
 from offbeat.exchange import Algorithm, GradientExchange, ParameterExchange, Site
 from offbeat.liveness.failure import PeerLost
 from offbeat.methods.adasum.all_reduce import adasum_all_reduce
+from offbeat.recipes.auto import auto
 from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
 from offbeat.recipes.methods import ad_psgd, adasum, d_psgd, daso, local_sgd, sgp
 from offbeat.recipes.outer import diloco, noloco, sparse_loco
@@ -42,6 +43,7 @@ __all__ = [
     "adasum_all_reduce",
     "algorithm",
     "alone",
+    "auto",
     "d_psgd",
     "daso",
     "ddp",

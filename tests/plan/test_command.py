@@ -13,10 +13,11 @@ from typer.testing import CliRunner, Result
 import offbeat
 from offbeat.cli import app
 from offbeat.plan import Stragglers, predict
-from offbeat.plan.arguments import DEFAULT
-from offbeat.plan.recommend import CLOSE, choose
-from offbeat.plan.report import table
+from offbeat.plan.choose import CLOSE
+from offbeat.plan.recommend import choose
 from offbeat.plan.result import Row
+from offbeat.planner.arguments import DEFAULT
+from offbeat.planner.report import table
 from offbeat.recipes import RECIPES
 
 FEW = "ddp,sgp(overlap=1),local_sgd(every=4),alone"

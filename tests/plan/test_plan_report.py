@@ -10,10 +10,10 @@ from clusters import fabric, profile
 from browser import OVERLAPPING_LABELS, PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
 from offbeat.compare import parse_methods
 from offbeat.plan import Speeds, Stragglers
-from offbeat.plan.arguments import DEFAULT
-from offbeat.plan.question import Question, make_plan, win_map
-from offbeat.plan.report.page import write_report
 from offbeat.plan.result import Setup
+from offbeat.planner.arguments import DEFAULT
+from offbeat.planner.question import Question, make_plan, win_map
+from offbeat.planner.report.page import write_report
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import offbeat
 from offbeat.plan import Parameter, Speeds, read_profile
-from offbeat.plan.measure import device_of, measure_profile, profile_of
+from offbeat.planner.measure import device_of, measure_profile, profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 from offbeat.telemetry.recorder import FOLDER_VARIABLE
 from offbeat.telemetry.recording import Recording, Step, read_run

@@ -13,8 +13,8 @@ from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, print_line, standard_output
 
 if TYPE_CHECKING:
-    from offbeat.plan.question import Question
     from offbeat.plan.result import Plan
+    from offbeat.planner.question import Question
 
 EPILOG = """
 Examples:
@@ -68,14 +68,14 @@ def plan(
     Exit codes: 0 on success, 1 if the script failed, 2 for invalid options, 130 after Ctrl-C.
     """
     with quiet_imports():
-        from offbeat.plan import arguments as given
-        from offbeat.plan.question import Question, win_map
-        from offbeat.plan.report.page import write_report
         from offbeat.plan.result import Setup
+        from offbeat.planner import arguments as given
+        from offbeat.planner.question import Question, win_map
+        from offbeat.planner.report.page import write_report
     console = Console(stderr=True)
     with exit_codes("interrupted"):
         if report is not None:
-            load_template("offbeat.plan.report")  # before the work: jinja2 may be missing
+            load_template("offbeat.planner.report")  # before the work: jinja2 may be missing
         counts = given.parse_nodes(nodes)
         methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
         fabrics = given.fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
@@ -101,7 +101,7 @@ def plan(
 
 
 def _show(made: "Plan", report: Path | None) -> None:
-    from offbeat.plan.report.table import details, overview
+    from offbeat.planner.report.table import details, overview
 
     output = standard_output(200)
     output.print(overview(made))
@@ -112,7 +112,7 @@ def _show(made: "Plan", report: Path | None) -> None:
 
 def _predict(question: "Question", at: int, console: Console) -> "Plan":
     """Predict all methods, with a progress bar in a terminal."""
-    from offbeat.plan.question import make_plan
+    from offbeat.planner.question import make_plan
 
     total = len(question.methods) * len(question.fabrics)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,9 +1,10 @@
 """The two slots of a training step, and what fills them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
+from offbeat.exchange.auto import Auto
 from offbeat.exchange.interface import GradientExchange, ParameterExchange
 
 
@@ -27,6 +28,7 @@ class Algorithm:
     parameters: ParameterExchange | None = field(default=None)
     end: int = field(default=0, kw_only=True)
     then: "Algorithm | None" = field(default=None, kw_only=True)
+    auto: Auto | None = field(default=None, kw_only=True)
     recipe: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +60,14 @@ class Algorithm:
         >>> print(ddp().until(200, local_sgd(every=4)))
         ddp() until step 200, then local_sgd(every=4)
         """
-        made = Algorithm(self.gradients, self.parameters, end=step, then=then)
+        return self._with(end=step, then=then)
+
+    def chosen_by(self, auto: Auto) -> "Algorithm":
+        """Return this algorithm as a choice of ``auto``, which goes on choosing."""
+        return self._with(auto=auto)
+
+    def _with(self, **more: Any) -> "Algorithm":
+        made = replace(self, **more)
         object.__setattr__(made, "recipe", self.recipe)
         return made
 
@@ -69,6 +78,11 @@ class Algorithm:
         if self.then is not None:
             yield from self.then.phases
 
+    def leads_to(self, phase: "Algorithm") -> bool:
+        """Whether this may stand where ``phase`` was given: before it, or chosen by it."""
+        chosen = phase.auto is not None and any(each.auto == phase.auto for each in self.phases)
+        return chosen or self.then == phase
+
     def following(self, steps: int) -> "Algorithm | None":
         """Return what goes on after ``steps`` steps of the run in place of this, or None."""
         return self.then if steps >= self.end else None
@@ -78,6 +92,8 @@ class Algorithm:
         shown = f"gradients={self.gradients!r}, parameters={self.parameters!r}"
         if self.then is not None:
             shown += f", end={self.end}, then={self.then!r}"
+        if self.auto is not None:
+            shown += f", auto={self.auto!r}"
         return f"Algorithm({shown})"
 
     def __str__(self) -> str:

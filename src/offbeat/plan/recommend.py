@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from offbeat.kit import quantity
+from offbeat.plan.choose import CLOSE
 from offbeat.plan.result import Row, Setup
 
-CLOSE = 1.1  # times the fastest step: methods within that are taken as equally fast
 WORDS = {
     "compute": "computing",
     "passes": "passes over memory",

@@ -6,6 +6,7 @@ from typing import Any
 
 import offbeat.methods as methods
 from offbeat.exchange import Algorithm, Exchange, GradientExchange, ParameterExchange
+from offbeat.exchange.auto import Auto
 from offbeat.methods import Cycle, Sparse
 from offbeat.settings import parse_expression
 from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
@@ -16,7 +17,8 @@ _EXCHANGES = {
     if isinstance(kind, type) and issubclass(kind, Exchange)
 }
 del _EXCHANGES["Compressed"]  # a compressor is a class, which has no text
-_SETTINGS = BipartiteExponential, Complete, Cycle, Exponential, Phases, Ring, Sparse, Symmetric
+_TOPOLOGIES = BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric
+_SETTINGS = *_TOPOLOGIES, Auto, Cycle, Sparse
 NAMED: dict[str, Callable[..., Any]] = {
     "Algorithm": Algorithm,
     **_EXCHANGES,

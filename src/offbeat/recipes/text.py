@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from offbeat.deprecation import current_names
 from offbeat.exchange import Algorithm
+from offbeat.recipes.auto import auto
 from offbeat.recipes.composed import NAMED, compose
 from offbeat.recipes.methods import RECIPES
 from offbeat.settings import read_call
@@ -53,7 +54,7 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
     # On a command line names may have hyphens: torch-ddp.
     call = "".join((head.replace("-", "_"), *rest))
     name, args, kwargs = read_call(call, "cannot read the algorithm", '"local_sgd(every=8)"')
-    recipes = {recipe.__name__: recipe for recipe in RECIPES}
+    recipes = {recipe.__name__: recipe for recipe in (*RECIPES, auto)}
     if name not in recipes:
         raise ValueError(
             f"unknown algorithm {name!r} in {text!r}; expected one of {', '.join(recipes)}"

@@ -1,5 +1,6 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
 from offbeat.recipes.composed import compose
+from offbeat.replica.autopilot import Autopilot
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
@@ -43,6 +45,7 @@ class Participation:
     _consensus: Consensus
     _recorder: Recorder
     _schedule: Sequence[Algorithm]
+    _autopilot: Autopilot
     _gathering: list[Any]
 
     @property
@@ -159,18 +162,28 @@ class Participation:
         """Begin the next phase of a schedule, if this one has ended."""
         if (following := self.algorithm.following(self.steps)) is not None:
             self._switch(following)
+        elif self.algorithm.auto is not None and self._autopilot.is_due(self.steps):
+            self._switch(self._choose())
+
+    def _choose(self) -> Algorithm:
+        """Measure, and let the first rank decide for all; all ranks call."""
+        figures = json.dumps(self._together("auto", self._autopilot.measure))
+        said = [json.loads(text) for text in self.gather(figures)]
+        is_first = self.world.rank == self.world.ranks[0]
+        decision = self._autopilot.choose(said, self.steps) if is_first else None
+        return self._autopilot.adopt(json.loads(self.gather(json.dumps(decision))[0]))
 
     @contextmanager
     def _in_phase_of(self, saved: object) -> Iterator[None]:
         """Switch to the phase of a schedule in which a state was saved; back if it is unfit."""
         before = self.algorithm
-        if len(self._schedule) > 1:
+        if len(self._schedule) > 1 or before.auto is not None:
             named = {*self.gather(checkpoint.algorithm_of(saved, self.world))}
             phases = [each for each in self._schedule if {repr(each)} == named]
             if not phases and len(named) == 1:
-                with suppress(ValueError):  # residuals are being sent, before a phase
+                with suppress(ValueError):  # residuals are being sent, or auto() has chosen
                     sending = compose(named.pop())
-                    phases = [sending for each in self._schedule if each == sending.then]
+                    phases = [sending for each in self._schedule if sending.leads_to(each)]
             if phases:
                 self._switch(phases[0])
         try:

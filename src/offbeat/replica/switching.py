@@ -16,6 +16,7 @@ from offbeat.elastic.switching import switch
 from offbeat.exchange import Algorithm
 from offbeat.exchange.engine.error_feedback import ErrorFeedback
 from offbeat.exchange.engine.residuals import FeedbackExchange
+from offbeat.exchange.sharding import local
 from offbeat.methods import TopK
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.consensus import Consensus, average_buffers
@@ -47,7 +48,7 @@ class Switching:
         target = self.algorithm
         try:
             target = _read(self._given)
-            fault = fault or _fault(self._members, target)
+            fault = fault or switch_fault(self._members, target)
         except ValueError as error:
             fault = fault or str(error)
         word = self._about(target) if fault is None else {"fault": fault}
@@ -98,14 +99,16 @@ class Switching:
 
     def _way_to(self, target: Algorithm, has_unsent: bool) -> Algorithm:
         """Return ``target``, or what exchanges in its place until residuals are sent."""
-        now = self._members.algorithm
+        now, end = self._members.algorithm, self._steps + 1
         near = now.gradients
         if near is None or not has_unsent or _goes_on(near, target.gradients):
             return target
         if now.then == target and isinstance(near, TopK) and near.density == 1:
             return now if self._steps < now.end + PATIENCE else target
+        while target.then is not None and target.end <= end:  # it will have ended by then
+            target = target.then
         dense = TopK(density=1.0, over=near.over, units=_units(near))
-        return Algorithm(dense, target.parameters, end=self._steps + 1, then=target)
+        return Algorithm(dense, target.parameters, end=end, then=target)
 
     def _equalizes(self, target: Algorithm) -> bool:
         return _equal_ranks(target) > _equal_ranks(self._members.algorithm)
@@ -117,7 +120,10 @@ class Switching:
             return
         self._consensus.reach("switch", self._steps)
         self._members.parameters.reset()
-        average_buffers(self._optimizer_state(self.algorithm), self._members.connection.control)
+        group, site = self._members.connection.control, self._members.parameters.site
+        if self._members.filler.model.is_sharded and site is not None:
+            group = site.group  # of the ranks that hold the same shards
+        average_buffers(self._optimizer_state(self.algorithm), group)
         self._members.settle(self._steps)
         self.has_averaged = True
 
@@ -125,11 +131,10 @@ class Switching:
         """Return the tensors that must be equal on all ranks under ``target``, and are not."""
         if not self._equalizes(target):
             return []
-        trained = self._members.filler.model.trained.values()
-        states = [
-            o.state[p] for o in self._members.filler.optimizers for p in trained if p in o.state
-        ]
-        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        trained, optimizers = self._members.filler.model.trained, self._members.filler.optimizers
+        states = [o.state[p] for o in optimizers for p in trained.values() if p in o.state]
+        values = [value for state in states for value in state.values()]
+        return [local(value) for value in values if isinstance(value, Tensor)]
 
 
 def _equal_ranks(algorithm: Algorithm) -> int:
@@ -148,7 +153,7 @@ def _read(given: object) -> Algorithm:
     )
 
 
-def _fault(members: Generation, target: Algorithm) -> str | None:
+def switch_fault(members: Generation, target: Algorithm) -> str | None:
     """Return why this rank cannot switch to ``target``, or None."""
     filler, now = members.filler, members.algorithm
     exchanges = [now.gradients, target.gradients]

@@ -45,6 +45,7 @@ class Recorder:
             if parameters is not None and os.environ.get(GRADIENTS_VARIABLE):
                 self._gradients = GradientTimes(parameters)
         self.last: dict[str, float] = {}
+        self.computed = 0.0, 0.0  # seconds of forward and of backward in the last step
         self._before, self._sent = meter.totals(), dict(meter.bytes_sent)
         self._time = time.perf_counter()
 
@@ -53,6 +54,7 @@ class Recorder:
 
         The interval from the start of the step to the first gradient counts as forward.
         """
+        self.computed = max(0.0, first - self._time), last - first
         if first > self._time:
             self.meter.span("forward", self._time, first)
             self.meter.span("backward", first, last)
@@ -112,6 +114,11 @@ class Recorder:
     def switched(self, **algorithm: str) -> None:
         """Record that another algorithm goes on; what that took counts for no step."""
         self._record("switched", **algorithm)
+        self.restart()
+
+    def decided(self, decision: Stats) -> None:
+        """Record how a run has chosen its algorithm, and by which figures."""
+        self._record("decided", **decision)
         self.restart()
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ from offbeat.kit.quantity import parse_rate
 from offbeat.kit.terminal import print_line
 from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric, parse_latency
-from offbeat.plan.measure import measure_profile
 from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
+from offbeat.planner.measure import measure_profile
 
 __all__ = ["parse_late", "parse_straggler"]
 

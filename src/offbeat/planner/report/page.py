@@ -7,12 +7,12 @@ from typing import NamedTuple
 from offbeat.kit import quantity
 from offbeat.kit.chart import Frame, LineChart, Pair, Series, draw
 from offbeat.kit.page import Tile, render
-from offbeat.plan.question import WinMap
 from offbeat.plan.recommend import WORDS
-from offbeat.plan.report.table import COLUMNS, UNKNOWN, cells, title
 from offbeat.plan.result import Plan
+from offbeat.planner.question import WinMap
+from offbeat.planner.report.table import COLUMNS, UNKNOWN, cells, title
 
-ROOM = "offbeat.plan.report"
+ROOM = "offbeat.planner.report"
 COLOURS = 14  # defined by the style sheets
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from offbeat.compare import Method
+from offbeat.plan.choose import CLOSE
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.predict import Prediction, predict, seconds_of_step
 from offbeat.plan.profile import Profile
-from offbeat.plan.recommend import CLOSE, choose, reason
+from offbeat.plan.recommend import choose, reason
 from offbeat.plan.result import Plan, Row, Setup
 from offbeat.plan.stragglers import Stragglers
 

@@ -1,0 +1,1 @@
+"""What ``offbeat plan`` asks and reports: profiles of scripts, questions, tables and pages."""

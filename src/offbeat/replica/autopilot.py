@@ -1,0 +1,191 @@
+"""The choice of the method by the run itself: what is measured, and what follows from it."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, final
+
+import torch
+
+from offbeat.elastic.generation import Generation
+from offbeat.exchange import Algorithm
+from offbeat.kit import quantity
+from offbeat.lab.check import PAYLOAD
+from offbeat.plan.choose import Figures, first_fast
+from offbeat.plan.fabric import Fabric
+from offbeat.plan.profile import Parameter, Profile
+from offbeat.plan.speeds import Speeds
+from offbeat.recipes import algorithm as parsed
+from offbeat.replica.switching import switch_fault
+from offbeat.telemetry.recorder import Recorder
+from offbeat.transport.collectives import all_reduce
+from offbeat.transport.group import Group, message_device
+
+FIRST, EVERY = 10, 100  # steps until the first decision, and between later ones
+LEAST, MOST = 2**14, 2**18  # values of a sum that measures the rate
+TRIES = 3
+WARM_UP = 2  # steps that are not counted: they measure orders and compile
+KEPT = 20  # decisions in stats()
+
+_log = logging.getLogger("offbeat")
+
+
+@final
+class Autopilot:
+    """Measures the steps of a rank and the links, and chooses among the candidates.
+
+    Raises ``ValueError`` for candidates that cannot be run.
+
+    Attributes:
+        candidates: the candidates, in the order of preference.
+        decisions: the last ones, with their figures.
+    """
+
+    def __init__(self, members: Generation, recorder: Recorder) -> None:
+        self._members, self._recorder = members, recorder
+        # Of each step: forward, backward, the rest of computing, and waiting.
+        self._times: list[tuple[float, float, float, float]] = []
+        self.decisions: list[dict[str, Any]] = []
+        self._copied = 0.0  # bytes per second, of a pass over memory
+        auto = members.algorithm.auto
+        self.candidates = [] if auto is None else [parsed(text) for text in auto.candidates]
+        for candidate in self.candidates:
+            if (fault := switch_fault(members, candidate)) is not None:
+                raise ValueError(f"auto() cannot choose {candidate}: {fault}")
+
+    def is_due(self, steps: int) -> bool:
+        """Count the step that has ended; return whether a decision follows ``steps`` steps."""
+        last, (forward, backward) = self._recorder.last, self._recorder.computed
+        rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
+        self._times.append((forward, backward, rest, last["seconds_stalled"]))
+        return steps == FIRST or steps % EVERY == 0
+
+    def measure(self) -> dict[str, Any]:
+        """Return the figures of this rank since the last decision; all ranks call."""
+        counted = self._times[WARM_UP:] or self._times
+        control, numel = self._members.connection.control, self._numel
+        # Medians: a step that loads data, or evaluates, is not what a method changes.
+        *times, _ = [median(column) for column in zip(*counted, strict=True)]
+        stalled = fmean(each[-1] for each in counted)
+        latency, rate = (0.0, 1e12) if control is None else _measure_link(control, numel // 2)
+        self._copied = self._copied or _copy_rate()
+        self._times = []
+        return {
+            "times": times,
+            "stalled": stalled,
+            "latency": latency,
+            "rate": rate,
+            "copied": self._copied,
+        }
+
+    def choose(self, said: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
+        """Decide from the figures of all ranks."""
+        figures, candidates = self._figures(said), self.candidates
+        seconds = [_predicted(figures, candidate) for candidate in candidates]
+        now = self._members.algorithm
+        present = next((i for i, c in enumerate(candidates) if _same(c, now)), 0)
+        chosen = first_fast(seconds, present)
+        fabric = figures.fabric
+        return {
+            "step": steps,
+            "chosen": chosen,
+            "algorithm": str(candidates[chosen]),
+            "compute": figures.profile.compute,
+            "slowest": figures.slowest,
+            "stalled": median(each["stalled"] for each in said),
+            "rate": fabric.rate,
+            "latency": fabric.latency,
+            "seconds": {str(c): s for c, s in zip(candidates, seconds, strict=True)},
+        }
+
+    def adopt(self, decision: dict[str, Any]) -> Algorithm:
+        """Note the decision of all ranks, and return the algorithm."""
+        chosen: Algorithm = self.candidates[decision["chosen"]]
+        self.decisions = [*self.decisions[1 - KEPT :], decision]
+        self._recorder.decided(decision)
+        if self._members.world.rank == self._members.world.ranks[0]:
+            _log.info("%s", _line(decision))
+        auto = self._members.algorithm.auto
+        assert auto is not None, "an algorithm that chooses"
+        return chosen.chosen_by(auto)
+
+    def _figures(self, said: Sequence[dict[str, Any]]) -> Figures:
+        compute = [sum(each["times"]) for each in said]
+        forward, backward, rest = (
+            median(column) for column in zip(*(each["times"] for each in said), strict=True)
+        )
+        speeds = Speeds.of_bandwidth(median(each["copied"] for each in said))
+        model = self._members.filler.model.trained
+        parameters = [
+            Parameter(name, p.numel(), str(p.dtype).removeprefix("torch."))
+            for name, p in model.items()
+        ]
+        world = self._members.world
+        fabric = Fabric(
+            nodes=len(world.nodes),
+            ranks_per_node=max(map(len, world.nodes)),
+            rate=median(each["rate"] for each in said),
+            latency=median(each["latency"] for each in said),
+        )
+        profile = Profile.by_size(parameters, forward, backward, rest, speeds)
+        return Figures(profile, fabric, max(1.0, max(compute) / max(median(compute), 1e-9)))
+
+    @property
+    def _numel(self) -> int:
+        return sum(parameter.numel() for parameter in self._members.filler.model.trained.values())
+
+
+def _measure_link(group: Group, numel: int) -> tuple[float, float]:
+    r"""Return seconds of a message without bytes, and the bits per second of a link.
+
+    From sums of few and of many values by a ring, of 2 (n-1) messages of 1/n of the bytes.
+    """
+    hops, many = 2 * (group.size - 1), min(max(numel, LEAST), MOST)
+    few, all_of = _seconds(group, group.size), _seconds(group, many)
+    moved = 4 * (many - group.size) / group.size * hops
+    return few / hops, 8 * moved / max(all_of - few, 1e-6) / PAYLOAD
+
+
+def _seconds(group: Group, numel: int) -> float:
+    message = torch.zeros(numel, device=message_device(group))
+    all_reduce(message[: group.size], group).wait()  # no rank is late for what is measured
+    started = time.perf_counter()
+    for _ in range(TRIES):  # without a pause, in which the tokens of a shaped link would gather
+        all_reduce(message, group).wait()
+    return (time.perf_counter() - started) / TRIES
+
+
+def _copy_rate() -> float:
+    source = torch.zeros(2**22)
+    target, times = torch.empty_like(source), []
+    for _ in range(TRIES):
+        started = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - started)
+    return 2 * source.nbytes / min(times)
+
+
+def _predicted(figures: Figures, candidate: Algorithm) -> float:
+    try:
+        return figures.seconds(candidate)
+    except ValueError:  # it cannot run on these nodes
+        return math.inf
+
+
+def _same(one: Algorithm, other: Algorithm) -> bool:
+    return (one.gradients, one.parameters) == (other.gradients, other.parameters)
+
+
+def _line(decision: dict[str, Any]) -> str:
+    times = ", ".join(f"{n} {quantity.seconds(s)}" for n, s in decision["seconds"].items())
+    compute, stalled, latency = (
+        quantity.seconds(decision[name]) for name in ("compute", "stalled", "latency")
+    )
+    rate = quantity.rate(int(float(f"{decision['rate']:.2g}")))
+    return (
+        f"step {decision['step']}: {decision['algorithm']}, at {rate} and {latency} a message; "
+        f"computing {compute} (the slowest {decision['slowest']:.2f} times), waiting {stalled}; "
+        f"predicted: {times}"
+    )

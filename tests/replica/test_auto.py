@@ -1,0 +1,136 @@
+"""``offbeat.auto``: a run that measures itself and chooses its method."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.optim import SGD
+
+import offbeat
+from offbeat.exchange.auto import Auto
+from offbeat.replica import autopilot
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.world import World
+from outcomes import alike
+from problems import Quadratic, flat, loss
+from reference.participants import Array
+
+TEXT = "auto(candidates=['ddp', 'local_sgd(every=4)'])"
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The latency and the rate that ranks measure; they decide after every 6th step."""
+    figures = {"latency": 1e-5, "rate": 1e11}
+    monkeypatch.setattr(autopilot, "FIRST", 6)
+    monkeypatch.setattr(autopilot, "EVERY", 6)
+    monkeypatch.setattr(
+        autopilot, "_measure_link", lambda group, numel: (figures["latency"], figures["rate"])
+    )
+    return figures
+
+
+def train(replica: offbeat.Replica, optimizer: SGD, until: int) -> list[str]:
+    names = []
+    while replica.steps < until:
+        loss(replica.model, replica.world.rank, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+        names.append(str(replica.algorithm))
+    return names
+
+
+def test_decides_again_when_the_rate_changes(
+    link: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "offbeat")
+
+    def work(world: World) -> tuple[list[str], dict[str, Any]]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+        algorithm = offbeat.algorithm(TEXT)
+        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
+        names = train(replica, optimizer, 8)
+        replica.gather("")
+        link["latency"] = 1.0  # seconds a message
+        names += train(replica, optimizer, 14)
+        replica.gather("")
+        link["latency"] = 1e-9
+        names += train(replica, optimizer, 20)
+        stats = replica.stats()
+        replica.detach()
+        return names, stats
+
+    runs = ThreadWorld(3).run(work)
+    names, stats = runs[0]
+    assert names[5:11] == [names[5]] * 6
+    assert names[11] == "local_sgd(every=4)"
+    assert all(run[0] == names for run in runs)
+    assert [decision["step"] for decision in stats["auto"]] == [6, 12, 18]
+    assert all(run[1]["auto"] == stats["auto"] for run in runs)
+    decision = stats["auto"][1]
+    assert {"compute", "slowest", "stalled", "rate", "latency", "seconds"} <= decision.keys()
+    assert decision["seconds"]["ddp()"] > decision["seconds"]["local_sgd(every=4)"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "offbeat"]
+    assert len(lines) == 3
+    assert "step 12: local_sgd(every=4), at" in lines[1]
+
+
+def test_saves_and_resumes_what_it_has_chosen(link: dict[str, float]) -> None:
+    link["latency"] = 1.0
+
+    def work(world: World) -> tuple[Array, Array, list[str]]:
+        model, other = Quadratic(), Quadratic()
+        optimizer, resumed = (SGD(m.parameters(), lr=0.05) for m in (model, other))
+        algorithm = offbeat.algorithm(TEXT)
+        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 9)
+        saved = replica.state_dict()
+        train(replica, optimizer, 13)
+        end = flat(snapshot(model))
+        replica.detach()
+        again = offbeat.replicate(other, algorithm, mesh=world, optimizer=resumed)
+        again.load_state_dict(saved)
+        names = train(again, resumed, 13)
+        again.detach()
+        return end, flat(snapshot(other)), names
+
+    for end, after, names in ThreadWorld(3).run(work):
+        assert np.array_equal(end, after)
+        assert names[0].startswith(("local_sgd(every=4)", "Average(every=4"))
+
+
+def test_measures_a_link_without_help() -> None:
+    def work(world: World) -> dict[str, Any]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.auto(), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, autopilot.FIRST)
+        (decision,) = replica.stats()["auto"]
+        replica.detach()
+        return decision
+
+    decision = ThreadWorld(2).run(work)[0]
+    assert 1e7 < decision["rate"] < 1e13
+    assert 1e-6 < decision["latency"] < 1
+
+
+def test_texts() -> None:
+    algorithm = offbeat.algorithm("auto(exact=True)")
+    assert str(algorithm) == "auto(exact=True)"
+    assert offbeat.algorithm(repr(algorithm)) == algorithm
+    assert isinstance(algorithm.auto, Auto)
+    with pytest.raises(ValueError, match="leave one of both out"):
+        offbeat.auto(exact=True, candidates=["ddp"])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "says"), [("dpd", "unknown algorithm"), ("torch_ddp", "cannot choose torch_ddp")]
+)
+def test_candidates_that_cannot_be_run(candidate: str, says: str) -> None:
+    def work(world: World) -> None:
+        offbeat.replicate(Quadratic(), offbeat.auto(candidates=["ddp", candidate]), mesh=world)
+
+    assert says in alike(work)
