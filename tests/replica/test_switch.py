@@ -39,7 +39,6 @@ PARTS = {
     "local_sgd(every=3)": _of("local_sgd(every=3)"),
     "sgp('ring', overlap=2)": _of("sgp('ring', overlap=2)", flies=True),
     "diloco(every=3)": _of("diloco(every=3)"),
-    "adasum(every=3, method='gram')": _of("adasum(every=3, method='gram')"),
     "daso(every=3, wait=2, merge='exact')": _of("daso(every=3, wait=2, merge='exact')", 1),
 }
 
