@@ -200,15 +200,18 @@ class Links:
         return group
 
     def drop(self, groups: Collection[Group]) -> None:
-        """Close some of the groups; all ranks have read all that was sent in these."""
-        if self.is_closed:
+        """Close some of the groups; all ranks have read all that was sent in these.
+
+        In a thread: the end of a group takes up to seconds, which training does not wait for.
+        """
+        if self.is_closed or not groups:
             return
         for group in groups:
             group.close_lane()
-            group.process_group.shutdown()
             group.closed = True
             self.opened.remove(group)
-        close_sockets(groups)
+        lane = Lane("offbeat-close", wake=lambda: None)
+        lane.submit(close_sockets, groups).add_done_callback(lambda _: lane.close())
 
     @property
     def is_inherited(self) -> bool:
