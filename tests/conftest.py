@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -98,6 +99,8 @@ def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Impatient heartbeats, all of which end with the test."""
+    # As the first optimizer does, for seconds in which no thread of the process writes a heartbeat.
+    import_module("torch._dynamo")
     for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
         monkeypatch.setattr(heartbeat, name, seconds)
     start, started = Heartbeat.__init__, []

@@ -141,7 +141,7 @@ def meet(replica: offbeat.Replica, margin: int = 40) -> tuple[Array, dict[str, A
     return finish(replica)
 
 
-@pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP])
+@pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP, "local_sgd(every=100_000)"])
 @pytest.mark.fault(
     "a worker is lost, and a new process takes its number",
     "it waits until the loss is noticed, joins, and all train on",
@@ -252,10 +252,10 @@ def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
     else:
 
-        def pass_barrier(barrier: Any, links: Links, is_hindered: Any) -> bool:
+        def pass_barrier(barrier: Any, links: Links, *more: Any) -> bool:
             while when == "at the barrier" and not barrier.check(["step"]) and not dead.is_set():
                 time.sleep(0.01)
-            return enter(barrier, links, is_hindered) if dead.is_set() else die(links)
+            return enter(barrier, links, *more) if dead.is_set() else die(links)
 
         enter = join.pass_barrier
         monkeypatch.setattr(join, "pass_barrier", pass_barrier)
@@ -319,12 +319,12 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
             die(links)
         return let(links, request)
 
-    def pass_barrier(barrier: Any, between: Links, is_hindered: Any) -> bool:
+    def pass_barrier(barrier: Any, between: Links, *more: Any) -> bool:
         if between.world.rank == victim and not dead.is_set() and when == "at the barrier":
             barrier.add("come", 1)
             perish(between)
             die(old[0])
-        return enter(barrier, between, is_hindered)
+        return enter(barrier, between, *more)
 
     def over(current: Any, *more: Any) -> Any:
         if current.world.rank == victim and not dead.is_set() and when == "after it":

@@ -176,6 +176,27 @@ def test_nobody_is_taken_for_ended_before_it_has_answered(beacon: Beacon) -> Non
     beacon.put_out(place)
 
 
+def test_a_process_that_has_answered_for_one_heartbeat_is_known_for_all(beacon: Beacon) -> None:
+    """Its end is known at once after a change of ranks; not that of another at its address."""
+    first, second = (beacon.light([HOST]) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    stranger = Probe(second._replace(key="another/0"))
+    asking = Asking(first)
+    asking.until(lambda probe: probe.is_known)
+    beacon.put_out(first)
+    beacon.put_out(second)
+    asking.probe.close()
+    for probe, ended in ((Probe(second), True), (stranger, False)):
+        fresh = Asking(second)
+        fresh.probe = probe
+        for _ in range(3):
+            fresh.look()
+        assert probe.has_ended == ended
+        assert probe.is_refused
+        probe.close()
+
+
 def test_a_process_that_does_not_answer_is_asked_over_new_connections() -> None:
     """The operating system still accepts those of a frozen process."""
     with socket.create_server((HOST, 0)) as server:

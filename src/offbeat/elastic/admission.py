@@ -4,7 +4,8 @@ import threading
 import time
 from typing import final
 
-from offbeat.elastic.join_barrier import barrier_of
+from offbeat.elastic.join_barrier import barrier_of, close_barrier
+from offbeat.elastic.newcomer import Newcomer
 from offbeat.liveness import heartbeat
 from offbeat.liveness.status_record import JoinRequest
 from offbeat.transport.links import Links
@@ -25,34 +26,49 @@ class Admission:
     .. math:: S = \max_i l_i
 
     A newcomer comes at the beginning of that step, a member leaves at the end of one. Nobody has
-    begun step S when it is decided, and everyone reads the decision before. Limits are some steps
-    ahead, as many as fit in the time in which all acknowledge: then no member waits for the
-    decision. The acknowledgement must not come from the training thread: a member may be in an
-    exchange with one that waits for it.
+    begun step S when it is decided, and everyone reads the decision before. Limits are as many
+    steps ahead as fit in the time in which all acknowledge: then no member waits long for the
+    decision; and of slow steps the present one, if it has not begun its ``step()``. The
+    acknowledgement must not come from the training thread: a member may be in an exchange with one
+    that waits for it.
     """
 
     def __init__(self, links: Links | None, wants_to_leave: bool = False) -> None:
         """Acknowledge requests from now on."""
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
-        self._limit, self._ahead = 0, 1  # as the heartbeat counts steps
+        self._newcomer: Newcomer | None = None
         steps = links.heartbeat.phase.steps if links is not None else 0
+        # As the heartbeat counts steps; the one in which ranks change has begun.
+        self._limit, self._ahead, self._begun = 0, 0, steps + 1
         self._looked = time.monotonic(), steps
         self._step: int | None = None
         self.is_refused, self.wants_to_leave = False, wants_to_leave
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge
+            links.heartbeat.expects = bool(links.run and links.world.lost)
 
     @property
     def is_asked(self) -> bool:
         """Whether a rank waits to join or to leave."""
         return self._request is not None or self.wants_to_leave
 
-    def due(self) -> JoinRequest | None:
-        """Return the request to fulfil in the step that begins now, if there is one."""
+    def begin_step(self) -> bool:
+        """Note that a ``step()`` begins; return whether a rank waits, or one is lost."""
+        if (links := self._links) is None:
+            return False
+        with self._changing:
+            # In one: who acknowledges after this must not count on the step.
+            self._begun = links.heartbeat.phase.steps + 1
+            return self._request is not None or links.heartbeat.has_agreed_error
+
+    def due(self, joins: bool) -> JoinRequest | None:
+        """Return the request to join, or to leave, that is due now, if there is one."""
         with self._changing:
             request, limit, links = self._request, self._limit, self._links
         if request is None or links is None or self.is_refused:
+            return None
+        if joins == (request.rank in links.world.ranks):
             return None
         number = links.heartbeat.phase.steps
         if number >= limit and self._step is None:
@@ -66,23 +82,44 @@ class Admission:
         # A shorter time holds one step or none, which says nothing about slow ones.
         if now - before >= heartbeat.BEAT:
             self._looked = now, steps
-            self._ahead = max(1, int(heartbeat.BEAT * (steps - had) / (now - before)))
+            soon = heartbeat.BEAT / (heartbeat.LOOKS if links.heartbeat.expects else 1)
+            self._ahead = int(soon * (steps - had) / (now - before))
         if request is None and self.wants_to_leave:
             number = links.store.add("requests", 1)
             links.heartbeat.ask(None, JoinRequest(links.world.rank, number))
         if request == self._request:
+            self._withdraw_if_gone(links)
             return
+        leaves = request is not None and request.rank in links.world.ranks
         with self._changing:
             # In this order: a step that begins meanwhile sees the request, or counts below.
             self._request, self._step, self.is_refused = request, None, False
-            self._limit = links.heartbeat.phase.steps + self._ahead
+            steps = links.heartbeat.phase.steps
+            self._limit = steps + max(self._ahead, 1)
+            if not leaves:
+                self._limit = max(steps + self._ahead, self._begun)
+        self.close()
         if request is None:
             return
+        self._newcomer = None if leaves else Newcomer(links, request)
         barrier = barrier_of(links.store, links.name, request.number)
         barrier.append("limits", f"{self._limit} ")
         if barrier.add("acknowledged", 1) == len(links.world.ranks):
             step = max(map(int, barrier.get("limits").split()))
             barrier.compare_set("step", "", str(step))
+
+    def _withdraw_if_gone(self, links: Links) -> None:
+        """Let in nobody who has ended meanwhile, and let the next one ask."""
+        request, newcomer = self._request, self._newcomer
+        if request is not None and newcomer is not None and newcomer.is_gone():
+            close_barrier(barrier_of(links.store, links.name, request.number))
+            links.heartbeat.ask(request, None)
+
+    def close(self) -> None:
+        """Watch the newcomer no more."""
+        if self._newcomer is not None:
+            self._newcomer.close()
+        self._newcomer = None
 
     def _await_decision(self, request: JoinRequest, links: Links) -> int | None:
         """Return the step of the admission; None if the request is withdrawn first."""

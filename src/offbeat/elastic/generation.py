@@ -216,6 +216,7 @@ class Generation:
         if self._gradients is not None:
             self._gradients.detach()  # first: the model loses its hooks even if a close raises
         self.connection.close(ends_run=True)
+        self.admission.close()
         if self.node is not None:
             self.node.close()
 
@@ -300,11 +301,6 @@ class Generation:
         return survivors.reconnect(*given, self._following)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether a rank waits to join or to leave, as far as this one knows."""
-        return self.admission.is_asked
-
-    @property
     def slots(self) -> list[BoundParameters | BoundGradients]:
         """The slots that ranks fill together with those who join."""
         return [self.parameters, *([self.gradients] if self.exchanges_again else [])]
@@ -348,6 +344,7 @@ class Generation:
                 self._gradients.detach()
                 self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
+        self.admission.close()
         wants_to_leave, self._reconnected = self.admission.wants_to_leave, None
         self.admission = Admission(found.connection.links, wants_to_leave)
         if self.node is not None:

@@ -25,6 +25,7 @@ from offbeat.transport.meter import Meter
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store
+SOON = 0.02  # the same at the barrier, where all others wait for the newcomer
 READ = 16  # members whose heartbeats tell whether a run goes on
 ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
@@ -93,6 +94,7 @@ class JoinAttempts:
     attempts: int = 0
     number: int = -1
     has_warned: bool = False
+    looked: float = 0.0
     store: TimedStore = field(init=False)
 
     def connect(self) -> Connection | int:
@@ -181,7 +183,7 @@ class JoinAttempts:
         barrier = barrier_of(self.store, membership.name, request.number)
         try:
             if record.post(request=request).request == request and pass_barrier(
-                barrier, links, lambda: self._is_hopeless(membership, watch, record, request)
+                barrier, links, lambda: self._is_hopeless(membership, watch, record, request), SOON
             ):
                 return links
         except BaseException:
@@ -195,7 +197,9 @@ class JoinAttempts:
     def _is_hopeless(
         self, membership: Membership, watch: RunWatch, record: StatusRecord, request: JoinRequest
     ) -> bool:
-        time.sleep(POLL)
+        if time.monotonic() - self.looked < POLL:
+            return False
+        self.looked = time.monotonic()
         if watch.is_over() or read_membership(self.store) != membership:
             return True
         return record.read().request != request

@@ -8,7 +8,7 @@ from offbeat.liveness.store import TimedStore
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
 
-POLL = 0.1  # seconds between two looks at whether all have come, at most
+POLL = 0.1  # seconds between two looks of a member
 IN, OUT = "in", "out"  # whether the newcomer was let in
 
 
@@ -49,8 +49,12 @@ def let_in(links: Links, request: JoinRequest) -> Links | None:
     return None
 
 
-def pass_barrier(barrier: TimedStore, between: Links, is_hindered: Callable[[], bool]) -> bool:
+def pass_barrier(
+    barrier: TimedStore, between: Links, is_hindered: Callable[[], bool], longest: float = POLL
+) -> bool:
     """Wait until the ranks of ``between`` have come to ``barrier``; return whether all have.
+
+    ``longest``: seconds between two looks at whether they have, at most.
 
     The first to know writes the outcome into the store, and all take that one: nobody goes on to
     the new group while another stays behind in the old one. Only once all have come can it be
@@ -60,13 +64,13 @@ def pass_barrier(barrier: TimedStore, between: Links, is_hindered: Callable[[], 
     barrier.add("come", 1)
     with between.heartbeat.attending():
         while (outcome := barrier.find("outcome")) is None:
-            if barrier.add("come", 0) == between.world.size:
-                barrier.compare_set("outcome", "", IN)
-            elif is_hindered() or between.heartbeat.has_agreed_error:
+            if is_hindered() or between.heartbeat.has_agreed_error:
                 barrier.compare_set("outcome", "", OUT)
+            elif barrier.add("come", 0) == between.world.size:
+                barrier.compare_set("outcome", "", IN)
             else:
                 time.sleep(wait)
-                wait = min(2 * wait, POLL)
+                wait = min(2 * wait, longest)
     return outcome == IN
 
 

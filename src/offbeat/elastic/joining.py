@@ -15,11 +15,16 @@ from offbeat.transport.links import Links
 def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     """Let a rank join if all have agreed on that for this step; return lines for the log.
 
+    Raises :class:`PeerLost` if one was lost since the last step: a rank that comes back waits.
+
     What is in flight is merged. Only the donor is late for the exchange that follows, by what it
     hands over.
     """
-    links, request = members.connection.links, members.admission.due()
-    if links is None or request is None or request.rank in links.world.ranks:
+    links = members.connection.links
+    if links is None:
+        return []
+    links.heartbeat.raise_agreed_error()  # of a loss since the last step
+    if (request := members.admission.due(joins=True)) is None:
         return []
     unit, rank, newcomer = members.unit, links.world.rank, request.rank
     with links.heartbeat.verb("step"):

@@ -20,8 +20,8 @@ def let_go(members: Generation, steps: int) -> list[str]:
     if members.admission.wants_to_leave and members.world.size == 1:
         members.has_left = True  # nobody is left to exchange with, or to share out to
         return [f"{members.unit} {members.world.rank} has left after {steps} steps, as the last"]
-    links, request = members.connection.links, members.admission.due()
-    if links is None or request is None or request.rank not in links.world.ranks:
+    links, request = members.connection.links, members.admission.due(joins=False)
+    if links is None or request is None:
         return []
     if members.committed_in != steps - 1 and not members.starts_anew:
         return []

@@ -4,6 +4,7 @@ A heartbeat stops where a call holds Python's lock for long. The beacon's native
 answer. It falls silent together with the process: when that has ended, or its machine hangs.
 """
 
+import itertools
 import os
 import secrets
 import threading
@@ -21,12 +22,17 @@ class Place(NamedTuple):
     Attributes:
         hosts: addresses of the machine, of which not all need to be reachable.
         port: the port.
-        key: a name that no other heartbeat has, on any machine.
+        key: a name that no other heartbeat has, on any machine; it begins with one of the process.
     """
 
     hosts: Sequence[str]
     port: int
     key: str
+
+    @property
+    def process(self) -> str:
+        """A name that no other process has, on any machine."""
+        return self.key.partition("/")[0]
 
 
 @final
@@ -37,6 +43,7 @@ class Beacon:
         """Start nothing yet."""
         self._server: TCPStore | None = None
         self._keys: set[str] = set()
+        self._process, self._numbers = secrets.token_hex(8), itertools.count()
         self._changing = threading.Lock()
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -48,7 +55,7 @@ class Beacon:
             self._server = self._server or open_server(is_ipv6=":" in hosts[0])
             if self._server is None:
                 return None
-            key = secrets.token_hex(8)
+            key = f"{self._process}/{next(self._numbers)}"
             self._server.set(key, "")
             self._keys.add(key)
             return Place(hosts, self._server.port, key)
@@ -67,6 +74,7 @@ class Beacon:
         if self._server is not None:
             leave_server_to_parent(self._server)
         self._server, self._keys, self._changing = None, set(), threading.Lock()
+        self._process = secrets.token_hex(8)
 
 
 beacon = Beacon()

@@ -125,6 +125,14 @@ def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
     )
 
 
+def different_steps(rank: int, phase: Phase) -> ValueError:
+    """Return the error for gradients of ``rank`` that met those of another step."""
+    return ValueError(
+        f"rank {rank} is in {phase}, and its gradients met those of another step; make equally "
+        "many backwards in every step on all ranks"
+    )
+
+
 def store_lost(error: RuntimeError) -> PeerLost:
     """Return the error for a store that no longer answers: its host is lost, or the link to it."""
     if (address := os.environ.get("OFFBEAT_STORE")) is not None:

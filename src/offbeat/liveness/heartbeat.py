@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 
 from offbeat.liveness import crossed_waits
 from offbeat.liveness.beat import BeatWriter
-from offbeat.liveness.diagnosis import Wait, comes_to_front, find_fault, store_lost
+from offbeat.liveness.diagnosis import Wait, comes_to_front, different_steps, find_fault, store_lost
 from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
 from offbeat.liveness.interrupt import interrupts
@@ -43,9 +43,9 @@ POLL = 0.02  # seconds between two looks for an agreed error that the thread of 
 class Heartbeat(FailureDetector):
     """Heartbeat of this rank, written by a thread, which also reads those of some others.
 
-    Extra memory: none. Traffic: one small write and one small read per second, in a world of any
-    size, and three more reads while this rank waits; a question to each of three other ranks. Where
-    the store does not keep up, beats slow down and patience grows by the same factor.
+    Extra memory: none. Traffic per second, in a world of any size: one small write, one small read
+    and three more while this rank waits or one may come back, a question to each of three others.
+    Where the store does not keep up, beats slow down and patience grows by the same factor.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Heartbeat(FailureDetector):
         self._failure: Failure | None = None
         self._has_met_another = False
         self._agreed: Exception | None = None
-        self.hear_request: HearRequest = lambda _: None  # that waits to join, at every look
+        self.hear_request: HearRequest | None = None  # at every look; None if a loss ends the run
+        self.expects = False  # whether a lost rank may come back, and is to be let in soon
         self._process, self._started, self._is_leaving = os.getpid(), time.monotonic(), Event()
         crossed_waits.add(self)
         interrupts.open(self)
@@ -180,22 +181,16 @@ class Heartbeat(FailureDetector):
         own, self._has_met_another = self._phase, True
         self._await_agreed_error(4 * BEAT)
         self._has_met_another = False
-        return self._agreed or self.report_error(
-            ValueError(
-                f"rank {self.rank} is in {own}, and its gradients met those of another step; make "
-                "equally many backwards in every step on all ranks"
-            )
-        )
+        return self._agreed or self.report_error(different_steps(self.rank, own))
 
     def release(self, group: ProcessGroup) -> None:
         """End this rank's waits on ``group``, without an agreed error on the others."""
         self._is_leaving.set()
         end_waits(group, next((peers for known, peers in self._groups if known is group), None))
 
-    @property
-    def absent(self) -> list[int]:
-        """The ranks without a first heartbeat, once this rank has waited for it for long."""
-        is_late = time.monotonic() - self._started > SILENT_AFTER * self._ticker.stretch
+    def absent(self, since: float) -> list[int]:
+        """Return the ranks without a first heartbeat, once this rank waits for long ``since``."""
+        is_late = time.monotonic() - since > SILENT_AFTER * self._ticker.stretch
         return sorted({*self.ranks}.difference(self._ring.begun)) if is_late else []
 
     def gone(self, suspects: Collection[int]) -> dict[int, Literal["left", "lost"]]:
@@ -203,10 +198,12 @@ class Heartbeat(FailureDetector):
 
         From now on every look reads their heartbeats too, with the patience of a failure.
         """
-        self._ring.suspects = suspects
+        if suspects != self._ring.suspects:
+            self._ring.suspects = suspects
+            self._ticker.wake()
         self._fail(None)
         found = {rank: how for rank in suspects if (how := self._ring.gone.get(rank)) is not None}
-        return found | dict.fromkeys({*suspects}.intersection(self.absent), "lost")
+        return found | dict.fromkeys({*suspects}.intersection(self.absent(self._started)), "lost")
 
     def ask(self, before: JoinRequest | None, request: JoinRequest | None) -> None:
         """Write ``request`` in the place of ``before`` into the status record; None for none."""
@@ -257,7 +254,7 @@ class Heartbeat(FailureDetector):
             stretch, has_news = self._ticker.stretch, self._ring.probe(self._patience)
             if is_due := self._writer.is_due(BEAT * stretch * (1 - 0.5 / LOOKS)):
                 self._beat(stretch)
-            if is_due or has_news or self._wait() is not None:
+            if is_due or has_news or self.expects or self._wait() is not None:
                 self._judge()
             if interrupts.came_in(self._waiting_since):
                 self.report_error(
@@ -287,11 +284,13 @@ class Heartbeat(FailureDetector):
         return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
     def _judge(self) -> None:
-        """Look once, and make the first fault the agreed error if this rank waits."""
+        """Look once, and make the first fault the agreed error if this rank waits, or goes on."""
         wait, exchanges = self._wait(), self._phase.verb == "backward"
         is_joined = wait is not None and (exchanges or wait.has_met_another)
         status, signs = self._ring.look(self._members if is_joined else (), self._patience)
-        self.hear_request(status.request)
+        if self.hear_request is not None:
+            self.hear_request(status.request)
+            wait = wait or Wait(self.rank, None, self._members)  # its next step finds a loss
         if wait is not None:
             self._adopt(status)
         if self._agreed is not None or status.agreed is not None:

@@ -9,6 +9,8 @@ from typing import final
 from offbeat.liveness.beacon import Place
 from offbeat.platform.answering import GREETING, HERE, NOT_HERE, question
 
+_answered: set[tuple[str, int, str]] = set()  # host, port and process, of those that have answered
+
 
 @final
 class Probe:
@@ -17,11 +19,14 @@ class Probe:
     The operating system closes the connection when the process ends, and refuses a new one. A
     process that is stopped, a machine that hangs and a link that is cut give no answer.
 
+    A refusal counts only where this very process has answered before, for any of its heartbeats and
+    to any rank of ours: an address may mean another machine here than there, as behind NAT, in
+    containers with equal addresses, or by a wrong file of host names. After a loss or a join, all
+    know at once of the end of those that they have watched before.
+
     Traffic: one message of 34 bytes and one of one byte for each question.
 
     Attributes:
-        is_known: whether it has answered once. Before, it may be another process that refuses: an
-            address may mean another machine here than there.
         is_refused: whether the last connection was refused.
         has_ended: whether the process has ended, or answers for this rank no more.
         mute_since: when the first question was asked that has no answer, None if all have one.
@@ -30,12 +35,19 @@ class Probe:
     def __init__(self, place: Place) -> None:
         """Connect at the first look."""
         self.place = place
-        self.is_known = self.is_refused = self.has_ended = False
+        self.is_refused = self.has_ended = False
         self.mute_since: float | None = None
         self._connection: socket.socket | None = None
         self._unsent = b""
         self._question = question(place.key)
-        self._asked, self._took, self._attempts = -math.inf, 0.0, 0
+        self._asked, self._took = -math.inf, 0.0
+        known = (number for number, host in enumerate(place.hosts) if self._at(host) in _answered)
+        self._attempts = next(known, 0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its process has answered once, for any of its heartbeats."""
+        return self._at(self._host) in _answered
 
     def look(self, now: float, every: float) -> None:
         """Take an answer that has come, and ask again ``every`` seconds."""
@@ -60,6 +72,13 @@ class Probe:
             self._connection.close()
         self._connection = None
 
+    @property
+    def _host(self) -> str:
+        return self.place.hosts[self._attempts % len(self.place.hosts)]
+
+    def _at(self, host: str) -> tuple[str, int, str]:
+        return host, self.place.port, self.place.process
+
     def _talk(self, now: float, every: float) -> None:
         is_due = now - self._asked >= every
         if self._connection is None and (self.is_known or is_due):
@@ -78,7 +97,7 @@ class Probe:
             self._send(connection)
 
     def _connect(self, now: float) -> socket.socket:
-        host = self.place.hosts[self._attempts % len(self.place.hosts)]
+        host = self._host
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -106,7 +125,8 @@ class Probe:
 
     def _hear(self, answer: bytes, now: float) -> None:
         if answer == HERE:
-            self.is_known, self._took, self.mute_since = True, now - self._asked, None
+            _answered.add(self._at(self._host))
+            self._took, self.mute_since = now - self._asked, None
         elif answer == NOT_HERE and self.is_known:
             self.has_ended = True
             self.close()

@@ -104,13 +104,16 @@ class Participation:
         return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
     def _admit(self) -> None:
-        """Let a rank in, if one waits to join and all have agreed on this step."""
+        """Let a rank in, if one waits to join and all have agreed on this step.
+
+        Before, go on without one that was lost while all computed.
+        """
 
         def let_in() -> None:
             if texts := admit(self._members, self._exchanged, self.steps):
                 self._adopt(texts)
 
-        if self._members.is_asked:
+        if self._members.admission.begin_step():
             self._together(None, let_in)
 
     def _let_go(self) -> None:
@@ -120,7 +123,7 @@ class Participation:
             if (texts := let_go(self._members, self.steps)) and not self.has_left:
                 self._adopt(texts)
 
-        if self._members.is_asked:
+        if self._members.admission.is_asked:
             self._together(None, part)
 
     def switch(self, algorithm: str | Algorithm) -> None:

@@ -301,7 +301,7 @@ class Links:
                 while not opening.done():
                     self.heartbeat.raise_agreed_error()
                     if self.change:
-                        self._require_connecting(time.monotonic() - started)
+                        self._require_connecting(started)
                     with contextlib.suppress(TimeoutError):
                         opening.result(0.1)
                 opening.result()
@@ -309,13 +309,13 @@ class Links:
             lane.close()
         return opened[0]
 
-    def _require_connecting(self, waited: float) -> None:
+    def _require_connecting(self, since: float) -> None:
         """Report a rank that was lost after a loss or a join, and before the others connected.
 
         Nobody watches one that has no heartbeat yet. At the attach it may start much later than
         the others; here all have been in one call just now.
         """
-        if absent := self.heartbeat.absent:
+        if absent := self.heartbeat.absent(since):
             raise self.heartbeat.report_error(
                 PeerLost(
                     f"rank {absent[0]} is lost: it has not come to connect with the others after a "
@@ -323,7 +323,7 @@ class Links:
                     "checkpoint"
                 )
             )
-        if waited > RECONNECT:
+        if time.monotonic() - since > RECONNECT:
             raise self.heartbeat.report_error(
                 PeerLost(
                     f"after a loss or a join the ranks could not connect within {RECONNECT:.0f} s: "

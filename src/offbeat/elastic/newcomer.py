@@ -1,0 +1,55 @@
+"""A rank that waits to join, as the members see it: whether its process still runs."""
+
+import time
+from typing import final
+
+from offbeat.liveness import heartbeat
+from offbeat.liveness.beat import Beat
+from offbeat.liveness.probe import Probe
+from offbeat.liveness.ring import WATCHED
+from offbeat.liveness.status_record import JoinRequest
+from offbeat.transport.links import Links
+from offbeat.transport.membership import name_after
+
+
+@final
+class Newcomer:
+    """Looks at the heartbeat of a rank that has made a request, and asks its beacon.
+
+    From then on, so that its end is noticed before the others wait for it, and at once after it has
+    joined. For one thread. Only the members that will watch it ask; extra traffic: theirs for one
+    rank more. One that is taken for gone by mistake tries again: it holds no model yet.
+    """
+
+    def __init__(self, links: Links, request: JoinRequest) -> None:
+        """Ask at the first look."""
+        after = (r for r in links.world.ranks if r > request.rank)
+        before = (r for r in links.world.ranks if r < request.rank)
+        self._is_watched = links.world.rank in [*after, *before][-WATCHED:]
+        name = name_after(links.name, links.change, request.number)
+        self._store, self._key = links.store.under(f"{name}/heartbeat"), f"rank{request.rank}"
+        self._text, self._since = "", 0.0
+        self._probe: Probe | None = None
+
+    def is_gone(self) -> bool:
+        """Look once, and return whether its process has ended."""
+        if not self._is_watched:
+            return False
+        now, text = time.monotonic(), self._store.find(self._key)
+        if text is None:  # it has joined meanwhile, and its keys are deleted
+            return False
+        beat = Beat.parse(text)
+        if text != self._text:
+            self._text, self._since = text, now
+        if beat.place is not None and self._probe is None:
+            self._probe = Probe(beat.place)
+        if (probe := self._probe) is None:
+            return False
+        probe.look(now, heartbeat.BEAT)
+        is_silent = now - self._since > 2 * heartbeat.BEAT * beat.stretch
+        return probe.has_ended or (probe.is_refused and is_silent)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._probe is not None:
+            self._probe.close()

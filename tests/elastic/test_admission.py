@@ -1,0 +1,138 @@
+"""Requests to join: in which step they are due, and that of a rank which has ended."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import offbeat
+from crowd import Crowd
+from offbeat.elastic.admission import Admission
+from offbeat.elastic.join_barrier import barrier_of
+from offbeat.elastic.newcomer import Newcomer
+from offbeat.liveness import heartbeat
+from offbeat.liveness.beacon import Beacon, Place
+from offbeat.liveness.beat import Beat
+from offbeat.liveness.failure import Phase
+from offbeat.liveness.status_record import JoinRequest
+from offbeat.transport.links import Links
+from offbeat.transport.world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    """Those of the only rank of a run."""
+    made = Links.connect(World.at(HashStore(), size=1, rank=0), run=1)
+    yield made
+    made.close(at_once=True)
+
+
+def test_a_request_is_due_in_the_first_step_that_begins_after_it(links: Links) -> None:
+    """However the thread of the heartbeat and the training one take turns."""
+    admission, beat = Admission(links), links.heartbeat
+    beat.hear_request = None  # the test acknowledges
+    first, second = JoinRequest(1, 1), JoinRequest(1, 2)
+    assert not admission.begin_step()
+    admission._acknowledge(first)
+    assert admission.due(joins=True) is None, "the step that has begun without it goes on so"
+    assert admission.due(joins=False) is None, "nobody leaves"
+    beat.next_call("step")
+    assert admission.begin_step()
+    assert admission.due(joins=True) == first
+    beat.next_call("step")
+    admission._acknowledge(None)
+    admission._acknowledge(second)
+    assert admission.begin_step()
+    assert admission.due(joins=True) == second, "the next step had not begun"
+    admission._acknowledge(JoinRequest(0, 3))
+    assert admission.due(joins=False) is None, "at the end of the next step"
+    beat.next_call("step")
+    assert admission.due(joins=False) == JoinRequest(0, 3)
+    admission.close()
+
+
+def test_one_who_asks_during_a_slow_step_comes_in_at_its_end() -> None:
+    waits = threading.Event()
+
+    def work(world: World) -> list[dict[str, int]]:
+        replica = offbeat.replicate(
+            torch.nn.Linear(2, 1), offbeat.local_sgd(every=50), mesh=world, elastic=True
+        )
+        links = replica._connection.links
+        assert links is not None
+        while replica.steps < 5:
+            replica.step()
+        if not replica.joined:
+            time.sleep(6 * heartbeat.BEAT)
+            waits.set()
+            asked = barrier_of(links.store, links.name, 1)
+            while asked.find("step") is None:
+                time.sleep(0.01)
+            replica.step()
+        replica.finish()
+        replica.detach()
+        return replica.joined
+
+    crowd = Crowd(3, work)
+
+    def come() -> None:
+        waits.wait(30)
+        crowd.come(crowd.world.newcomer())
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    assert crowd.all()[:3] == [[{"rank": 3, "step": 5}]] * 3
+    coming.join()
+
+
+def write_beat(links: Links, request: JoinRequest, number: int, place: Place | None) -> None:
+    """As the newcomer does, under the name of the links after it has joined."""
+    store = links.store.under(f"run1.1 with {request.number}/heartbeat")
+    store.set(f"rank{request.rank}", Beat(number, 1.0, Phase(), None, place).dump())
+
+
+def look(newcomer: Newcomer, seconds: float) -> bool:
+    until, gone = time.monotonic() + seconds, False
+    while time.monotonic() < until and not gone:
+        gone = newcomer.is_gone()
+        time.sleep(0.01)
+    return gone
+
+
+@pytest.mark.fault(
+    "a rank ends while it waits to be let in",
+    "its request is withdrawn at once, and nobody waits for it",
+)
+def test_a_request_of_one_who_has_ended_is_withdrawn(links: Links) -> None:
+    links.name, request = "run1", JoinRequest(1, 4)
+    beacon = Beacon()
+    place = beacon.light([HOST])
+    assert place is not None
+    write_beat(links, request, 1, place)
+    newcomer = Newcomer(links, request)
+    assert not look(newcomer, 0.3), "it answers, though it writes no heartbeat"
+    beacon.put_out(place)
+    assert look(newcomer, 2.0)
+    newcomer.close()
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_refusal_counts_of_one_that_is_silent(links: Links, beats: bool) -> None:
+    """It may not be reachable at its address: then it writes heartbeats."""
+    links.name, request, beacon = "run1", JoinRequest(1, 4), Beacon()
+    place: Any = beacon.light([HOST])
+    beacon.put_out(place)
+    newcomer, found = Newcomer(links, request), []
+    for number in range(10):
+        write_beat(links, request, number if beats else 0, place)
+        found.append(look(newcomer, heartbeat.BEAT))
+    assert any(found) != beats
+    newcomer.close()
