@@ -26,8 +26,8 @@ PUBLISHED = ("ddp", "torchft DDP"), (60.0, 15.0), 8, 10.9  # torchft's: kills, w
 SHARES = {20.0: 0.92, 5.0: 0.80, 60.0: 0.95, 15.0: 0.85}  # goals, by seconds between two kills
 GAP, BACK = 2.5, 2.0  # goals, in seconds, with steps of a second
 LOST = (  # where the rest of the time goes
-    "unfinished", "uncommitted", "detection", "agreement", "connecting", "admission", "join",
-    "other",
+    "unfinished", "uncommitted", "detection", "agreement", "connecting", "admission", "waiting",
+    "healing", "other",
 )  # fmt: skip
 HEADINGS = (
     "method", "kill every", "workers x step", "minutes", "kills", "useful", "longest gap",
@@ -75,7 +75,7 @@ def claims(runs: Sequence[Run]) -> list[Claim]:
             made.append(Claim(text, f"at least {goal:.0%}", said, least >= goal, GOAL))
     short = [run for run in ours if run.case.step == 1.0]
     for text, goal, values in (
-        ("longest time between two steps that count", GAP, {r.score.gap: r for r in short}),
+        ("longest time between two steps of a worker", GAP, {r.score.gap: r for r in short}),
         (
             "a worker trains again after its imports",
             BACK,

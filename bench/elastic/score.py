@@ -25,6 +25,7 @@ class Step:
     end: float
     spans: dict[str, float]
     counts: bool | None = None  # None: in an exchange that has not ended
+    is_dropped: bool = False  # though its worker goes on
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Life:
     death: float  # or the end of the run
     is_killed: bool
     ready: float = inf  # the end of its imports
+    waited: float = 0.0  # until the others let it in
     entered: float = inf
     steps: list[Step] = field(default_factory=list)
     losses: list[tuple[float, int, int]] = field(default_factory=list)  # time, rank, steps used
@@ -49,7 +51,7 @@ class Life:
                 case "ready":
                     life.ready = when
                 case "in":
-                    life.entered = when
+                    life.entered, life.waited = when, spans.pop("pass_barrier", 0.0)
                 case "begin":
                     begin = when
                 case "span":
@@ -59,8 +61,8 @@ class Life:
                     life.steps.append(Step(said[0], before, begin, when, spans))
                     spans = {}
                 case "commit" | "drop":
-                    for step in life.steps:
-                        step.counts = kind == "commit" if step.counts is None else step.counts
+                    for step in (step for step in life.steps if step.counts is None):
+                        step.counts, step.is_dropped = kind == "commit", kind == "drop"
                 case "lost":
                     life.losses.append((when, *said))
                 case "out":
@@ -95,7 +97,7 @@ class Score:
 
     living: float = 0.0  # of all workers, from the end of their imports to their death
     useful: float = 0.0  # the pauses of steps that count
-    gap: float = 0.0  # the longest time between the ends of two steps that count
+    gap: float = 0.0  # the longest time between the ends of two steps that are not dropped
     back: list[float] = field(default_factory=list)  # from the end of imports to such a step
     lost: int = 0  # steps that do not count, though they ended
     died_joining: int = 0
@@ -128,8 +130,12 @@ def _add(found: Score, life: Life, pause: float, since: float, begin: float) -> 
             found.back.append(counted[0].begin - life.ready)
         else:
             found.died_joining += life.is_killed
-        add("join", min(life.entered, life.death) - life.ready)
-    ends = [max(since, life.entered), *(s.end for s in counted if s.end > since), life.death]
+        join = min(life.entered, life.death) - life.ready
+        waited = life.waited if life.entered < life.death else join
+        add("waiting", waited)
+        add("healing", join - waited)
+    kept = (step.end for step in life.steps if step.end > since and not step.is_dropped)
+    ends = [max(since, life.entered), *kept, life.death]
     if life.entered < life.death:
         found.gap = max(found.gap, *(b - a for a, b in pairwise(ends)))
         last = max(since, life.entered, life.steps[-1].end if life.steps else 0.0)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 import offbeat
-from offbeat.elastic import survivors
+from offbeat.elastic import join, survivors
 from offbeat.kernels.dispatch import top_k_selection
 from offbeat.kernels.push_sum import add_messages, fill_messages
-from offbeat.replica import replica as verbs
+from offbeat.replica import participation
 
 WIDTH = 128
 
@@ -80,10 +80,10 @@ def work(port: int, size: int, rank: int, text: str, pause: float, path: Path) -
     learner, store = Learner(pause, os.getpid()), TCPStore("127.0.0.1", port, is_master=False)
     optimizer = torch.optim.AdamW(learner.model.parameters(), lr=1e-3)
     world = offbeat.World.at(f"127.0.0.1:{port}", size=size, rank=rank)
+    _time_changes(log)
     given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
     replica = offbeat.replicate(learner.model, offbeat.algorithm(text), **given)
     log("in", replica.steps)
-    _time_changes(log)
     told, last = len(replica.lost), None
     while last is None or replica.steps < last:
         log("begin", replica.steps)
@@ -102,7 +102,7 @@ def work(port: int, size: int, rank: int, text: str, pause: float, path: Path) -
 
 
 def _time_changes(log: Log) -> None:
-    """Log how long this rank agrees, connects and admits: parts of its steps."""
+    """Log how long this rank waits to come in, agrees, connects and admits."""
     inside: list[str] = []
 
     def timed(place: Any, name: str) -> None:
@@ -125,6 +125,7 @@ def _time_changes(log: Log) -> None:
             if is_outer:
                 log("span", name, time.monotonic() - since)
 
+    timed(join, "pass_barrier")
     timed(survivors, "agree_on_survivors")
     timed(survivors, "connect_over")
-    timed(verbs, "admit")
+    timed(participation, "admit")

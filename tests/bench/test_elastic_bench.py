@@ -35,7 +35,10 @@ def test_steps_of_a_killed_worker_count_as_the_survivors_say(tmp_path: Path) -> 
     victim = written(
         tmp_path / "b", ["ready", 0.0], ["in", 0.0], *steps(0, (0, 1), (1, 2), (2, 3)),
     )  # fmt: skip
-    back = written(tmp_path / "c", ["ready", 4.5], ["in", 6.2], *steps(5, (6.2, 7.2)))
+    back = written(
+        tmp_path / "c", ["ready", 4.5], ["span", 6.1, "pass_barrier", 1.4], ["in", 6.2],
+        *steps(5, (6.2, 7.2)),
+    )  # fmt: skip
     lives = [
         Life.read(survivor, 0, 7.2, is_killed=False),
         Life.read(victim, 1, 3.5, is_killed=True),
@@ -48,7 +51,7 @@ def test_steps_of_a_killed_worker_count_as_the_survivors_say(tmp_path: Path) -> 
     assert found.back == pytest.approx([1.7])
     expected = {
         "uncommitted": 1.0, "unfinished": 0.5, "agreement": 0.5, "detection": 0.5,
-        "admission": 0.2, "join": 1.7, "other": 1.0,
+        "admission": 0.2, "waiting": 1.4, "healing": 0.3, "other": 1.0,
     }  # fmt: skip
     assert found.parts == pytest.approx(expected, abs=1e-9)
 
@@ -63,4 +66,4 @@ def test_steps_that_torchft_discards_do_not_count(tmp_path: Path) -> None:
     killed = score([Life.read(log, 0, 5.5, is_killed=True)], pause=1.0, begin=0.0, end=6.0)
     assert (killed.useful, killed.lost) == (2.0, 3)
     living = score([Life.read(log, 0, 5.5, is_killed=False)], pause=1.0, begin=0.0, end=6.0)
-    assert (living.useful, living.lost) == (3.0, 2)
+    assert (living.useful, living.lost, living.gap) == (3.0, 2, 3.0)
