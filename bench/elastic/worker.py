@@ -21,6 +21,8 @@ from torch.distributed import TCPStore
 
 import offbeat
 from offbeat.elastic import join, survivors
+from offbeat.functional.packing import Segment
+from offbeat.kernels import adasum
 from offbeat.kernels.dispatch import top_k_selection
 from offbeat.kernels.push_sum import add_messages, fill_messages
 from offbeat.replica import participation
@@ -66,6 +68,9 @@ def load_kernels() -> None:
     fill_messages([z], z.clone(), 0.5, [(0.25, 2, z.clone())])
     add_messages([z], z.clone(), 0.5, [], [z.clone()])
     top_k_selection(z.device)(z, 8)
+    rows, spans = z.view(2, 32), [Segment(0, 0, 32)]
+    adasum.add_gram(rows, spans, out := torch.zeros(1, 2, 2, dtype=torch.float64))
+    adasum.combine_rows(rows, spans, adasum.analyze(out).weights, torch.zeros(32))
 
 
 load_kernels()  # once, in the process that workers are forked from

@@ -52,6 +52,8 @@ def test_a_request_is_due_in_the_first_step_that_begins_after_it(links: Links) -
     admission._acknowledge(second)
     assert admission.begin_step()
     assert admission.due(joins=True) == second, "the next step had not begun"
+    admission.refused = first
+    assert admission.due(joins=True) == second, "whatever became of the one before"
     admission._acknowledge(JoinRequest(0, 3))
     assert admission.due(joins=False) is None, "at the end of the next step"
     beat.next_call("step")

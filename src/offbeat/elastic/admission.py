@@ -42,8 +42,10 @@ class Admission:
         # As the heartbeat counts steps; the one in which ranks change has begun.
         self._limit, self._ahead, self._begun = 0, 0, steps + 1
         self._looked = time.monotonic(), steps
-        self._step: int | None = None
-        self.is_refused, self.wants_to_leave = False, wants_to_leave
+        # By request: while this rank is in one, the next may come.
+        self._decided: tuple[JoinRequest | None, int | None] = None, None
+        self.refused: JoinRequest | None = None
+        self.wants_to_leave = wants_to_leave
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge
             links.heartbeat.expects = bool(links.run and links.world.lost)
@@ -66,14 +68,15 @@ class Admission:
         """Return the request to join, or to leave, that is due now, if there is one."""
         with self._changing:
             request, limit, links = self._request, self._limit, self._links
-        if request is None or links is None or self.is_refused:
+        if request is None or links is None or request == self.refused:
             return None
         if joins == (request.rank in links.world.ranks):
             return None
         number = links.heartbeat.phase.steps
-        if number >= limit and self._step is None:
-            self._step = self._await_decision(request, links)
-        return request if self._step is not None and number >= self._step else None
+        if number >= limit and self._decided[0] != request:
+            self._decided = request, self._await_decision(request, links)
+        decided, step = self._decided
+        return request if decided == request and step is not None and number >= step else None
 
     def _acknowledge(self, request: JoinRequest | None) -> None:
         links = self._links
@@ -93,8 +96,7 @@ class Admission:
         leaves = request is not None and request.rank in links.world.ranks
         with self._changing:
             # In this order: a step that begins meanwhile sees the request, or counts below.
-            self._request, self._step, self.is_refused = request, None, False
-            steps = links.heartbeat.phase.steps
+            self._request, steps = request, links.heartbeat.phase.steps
             self._limit = steps + max(self._ahead, 1)
             if not leaves:
                 self._limit = max(steps + self._ahead, self._begun)

@@ -33,7 +33,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         return []
     between = let_in(links, request)
     if between is None:
-        members.admission.is_refused = True
+        members.admission.refused = request
         return [f"{unit} {rank}: {unit} {newcomer} was lost while it joined"]
     donor = donor_of(links.world.ranks, newcomer)
     texts = _connect(members, between, (newcomer, donor), steps)
