@@ -28,6 +28,12 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread of a heartbeat acknowledges in the place of the test, or counts fast steps."""
+    monkeypatch.setattr(heartbeat, "BEAT", 1000.0)
+
+
+@pytest.fixture
 def links() -> Iterator[Links]:
     """Those of the only rank of a run."""
     made = Links.connect(World.at(HashStore(), size=1, rank=0), run=1)
@@ -35,10 +41,10 @@ def links() -> Iterator[Links]:
     made.close(at_once=True)
 
 
+@pytest.mark.usefixtures("still")
 def test_a_request_is_due_in_the_first_step_that_begins_after_it(links: Links) -> None:
     """However the thread of the heartbeat and the training one take turns."""
     admission, beat = Admission(links), links.heartbeat
-    beat.hear_request = None  # the test acknowledges
     first, second = JoinRequest(1, 1), JoinRequest(1, 2)
     assert not admission.begin_step()
     admission._acknowledge(first)
