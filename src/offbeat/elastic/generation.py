@@ -14,7 +14,6 @@ from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Agreement, Progress, Reconnected
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
-from offbeat.exchange.samples import Samples
 from offbeat.exchange.sharding import local
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeat import Heartbeat
@@ -94,19 +93,10 @@ class Generation:
         return self.filler.exchanges_again
 
     @property
-    def samples(self) -> Samples | None:
-        """What the steps of this rank stand for, in a run with weights."""
-        return self.filler.samples
-
-    @property
     def buffers(self) -> BufferBroadcast | None:
         """The broadcast of the gradients slot, where it makes one."""
-        exchange, slot = self.algorithm.gradients, self.gradients
-        if exchange is None or slot.is_empty:
-            return None
-        chosen = exchange.broadcast_buffers
-        is_wanted = exchange.over == "world" if chosen is None else chosen
-        return BufferBroadcast(slot.site, self.filler.model.buffers) if is_wanted else None
+        model = self.filler.model
+        return BufferBroadcast.beside(self.gradients, self.algorithm.gradients, model.buffers)
 
     @property
     def world(self) -> World:
@@ -297,8 +287,9 @@ class Generation:
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
-        given = self.connection, self.filler, self.progress, loss
-        return survivors.reconnect(*given, self._following)
+        return survivors.reconnect(
+            self.connection, self.filler, self.progress, loss, self._following
+        )
 
     @property
     def slots(self) -> list[BoundParameters | BoundGradients]:

@@ -5,7 +5,8 @@ from typing import final
 
 from torch import Tensor, nn
 
-from offbeat.exchange import Site
+from offbeat.exchange import BoundGradients, Site
+from offbeat.exchange.interface import GradientExchange
 from offbeat.functional import Layout, pack
 from offbeat.platform.privates import NormBase
 from offbeat.transport.collectives import broadcast
@@ -33,6 +34,17 @@ class BufferBroadcast:
         self._flat = layout.empty(site.device)
         self._views = layout.views(self._flat)
         pack(self._views.values(), found.values())
+
+    @classmethod
+    def beside(
+        cls, slot: BoundGradients, exchange: GradientExchange | None, found: Mapping[str, Tensor]
+    ) -> "BufferBroadcast | None":
+        """Return the copy of ``found`` that goes with the ``exchange`` in ``slot``, if one does."""
+        if exchange is None or slot.site is None or slot.is_empty:
+            return None
+        chosen = exchange.broadcast_buffers
+        is_wanted = exchange.over == "world" if chosen is None else chosen
+        return cls(slot.site, found) if is_wanted else None
 
     def fault(self) -> str | None:
         """Return why buffers of this rank cannot be copied, or None."""

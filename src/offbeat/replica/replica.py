@@ -59,7 +59,7 @@ class Replica(Participation):
         self._installed: Any = None
         exchange = GradientExchange(*self._exchanging)
         self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
-        self.weighting = Weighting(members.samples, members, self._trained)
+        self.weighting = Weighting(members.filler.samples, members, self._trained)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:

@@ -21,8 +21,8 @@ from offbeat.transport.world import World
 
 _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
 _PARTS = "gradients", "parameters", "model"
-# A state without them was saved by an earlier version.
 _SUM, _NODES, _REGISTERED = "checksum", "nodes", "registered"
+_LATER = {_SUM, _NODES, _REGISTERED}  # a state without them was saved by an earlier version
 
 
 class SavedParts(NamedTuple):
@@ -87,9 +87,8 @@ def save(parts: SavedParts, step: int, is_averaged: bool, own: Mapping[str, Tens
         "parameters": parts.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
-    if parts.registered:
-        states = {name: each.state_dict() for name, each in parts.registered.items()}
-        entry[_REGISTERED] = {name: json.dumps(state) for name, state in states.items()}
+    states = {name: json.dumps(each.state_dict()) for name, each in parts.registered.items()}
+    entry |= {_REGISTERED: states} if states else {}
     return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
 
 
@@ -127,10 +126,10 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
         else:
             parts.parameters.reset()  # equal replicas start anew, whatever this one did before
     for name, text in entry.get(_REGISTERED, {}).items():
-        parts.received[name] = state = json.loads(text)
         if name in parts.registered:
-            parts.registered[name].load_state_dict(state)
-            del parts.received[name]
+            parts.registered[name].load_state_dict(json.loads(text))
+        else:
+            parts.received[name] = json.loads(text)
     return entry["step"], entry["settled"]
 
 
@@ -193,10 +192,7 @@ def _entries(saved: object) -> dict[str, Saved]:
             f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
         )
     for key, entry in entries.items():
-        if not isinstance(entry, dict) or {*entry} - {_SUM, _NODES, _REGISTERED} != {
-            *_HEAD,
-            *_PARTS,
-        }:
+        if not isinstance(entry, dict) or {*entry} - _LATER != {*_HEAD, *_PARTS}:
             raise ValueError(
                 f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
                 "after a step()"
