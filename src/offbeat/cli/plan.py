@@ -70,8 +70,7 @@ def plan(
     with quiet_imports():
         from offbeat.plan.result import Setup
         from offbeat.planner import arguments as given
-        from offbeat.planner.question import Question, win_map
-        from offbeat.planner.report.page import write_report
+        from offbeat.planner.question import Question
     console = Console(stderr=True)
     with exit_codes("interrupted"):
         if report is not None:
@@ -80,20 +79,17 @@ def plan(
         methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
         fabrics = given.fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
         shown = given.choose_at(at, counts)
-        stretch = given.parse_late(late) | given.parse_straggler(straggler, balanced)
+        stretch, slow = given.stretches(late, straggler, balanced)
         factor = given.positive(device_factor, "device factor")
         alone = given.profile(profile, script, tuple(arguments or ()), steps, env_only, console)
         stragglers, spread = given.stragglers(jitter, stretch, alone)
         name = (script or profile or Path("profile")).name
         found = alone.on_device(factor)
-        slow = f"{straggler}, balanced" if balanced else straggler
-        texts = spread, late or "none", slow or "none"
-        setup = Setup.of(name, found, fabrics[0], texts, factor)
+        setup = Setup.of(name, found, fabrics[0], (spread, *slow), factor)
         question = Question(setup, methods, against, found, fabrics, stragglers)
         made = _predict(question, shown, console)
         if report is not None:
-            with console.status("drawing the map of nodes and rates"):
-                write_report(made, win_map(question), report)
+            _draw(question, made, report, console)
     if as_json:
         typer.echo(made.to_json())
     else:
@@ -108,6 +104,15 @@ def _show(made: "Plan", report: Path | None) -> None:
     output.print(details(made))
     if report is not None:
         print_line(output, str(report))
+
+
+def _draw(question: "Question", made: "Plan", report: Path, console: Console) -> None:
+    """Write the report, with a map of nodes and rates."""
+    from offbeat.planner.question import win_map
+    from offbeat.planner.report.page import write_report
+
+    with console.status("drawing the map of nodes and rates"):
+        write_report(made, win_map(question), report)
 
 
 def _predict(question: "Question", at: int, console: Console) -> "Plan":

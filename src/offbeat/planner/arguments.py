@@ -16,8 +16,6 @@ from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
 from offbeat.planner.measure import measure_profile
 
-__all__ = ["parse_late", "parse_straggler"]
-
 DEFAULT = (
     "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"
     "diloco(delay=5,wire='int8'),sparse_loco,noloco,ad_psgd,alone"
@@ -57,6 +55,15 @@ def positive(value: float, name: str) -> float:
     if not 0 < value < math.inf:  # nan is neither
         raise ValueError(f"{name}: got {value:g}, expected a number above 0")
     return value
+
+
+def stretches(
+    late: str | None, straggler: str | None, balanced: bool
+) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Return what makes ranks late or slow, and the texts of both."""
+    slow = f"{straggler}, balanced" if balanced else straggler
+    found = parse_late(late) | parse_straggler(straggler, balanced)
+    return found, (late or "none", slow or "none")
 
 
 def stragglers(
