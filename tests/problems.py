@@ -89,7 +89,7 @@ def gradient(rank: int, z: Array, step: int) -> Array:
 
 def flat(snapshot: dict[str, Tensor]) -> Array:
     """A snapshot of the trainable parameters as one vector."""
-    names = sorted(snapshot.keys() - {"frozen"})
+    names = sorted(name for name in snapshot if name.split(".")[0] in ("matrix", "vector"))
     parts = [snapshot[name].reshape(-1).double().cpu().numpy() for name in names]
     return np.concatenate(parts)
 

@@ -198,7 +198,7 @@ def test_a_bench_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(execute.execute, "__defaults__", (False, command))
     monkeypatch.setattr(page, "rewrite", list)
-    failing = CliRunner().invoke(app, ["run", "ddp", "lags/speed", "--full"])
+    failing = CliRunner().invoke(app, ["run", "ddp/overhead", "lags/speed", "--full"])
     assert ran == [("lags/speed", True), ("ddp/overhead", True)]
     assert failing.exit_code == 1
     assert "failed: ddp/overhead" in failing.output

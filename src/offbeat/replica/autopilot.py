@@ -36,8 +36,6 @@ _log = logging.getLogger("offbeat")
 class Autopilot:
     """Measures the steps of a rank and the links, and chooses among the candidates.
 
-    Raises ``ValueError`` for candidates that cannot be run.
-
     Attributes:
         candidates: the candidates, in the order of preference.
         decisions: the last ones, with their figures.
@@ -51,8 +49,11 @@ class Autopilot:
         self._copied = 0.0  # bytes per second, of a pass over memory
         auto = members.algorithm.auto
         self.candidates = [] if auto is None else [parsed(text) for text in auto.candidates]
+
+    def require_candidates(self) -> None:
+        """Raise ``ValueError`` for candidates that cannot be run."""
         for candidate in self.candidates:
-            if (fault := switch_fault(members, candidate)) is not None:
+            if (fault := switch_fault(self._members, candidate)) is not None:
                 raise ValueError(f"auto() cannot choose {candidate}: {fault}")
 
     def is_due(self, steps: int) -> bool:

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.attach.connection import Connection
@@ -14,7 +14,6 @@ from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
 from offbeat.recipes.composed import compose
-from offbeat.replica.autopilot import Autopilot
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
@@ -25,6 +24,8 @@ from offbeat.transport.world import World
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
     from torch.distributed.checkpoint.stateful import Stateful
+
+    from offbeat.replica.autopilot import Autopilot
 
 Result = TypeVar("Result")
 
@@ -45,7 +46,6 @@ class Participation:
     _consensus: Consensus
     _recorder: Recorder
     _schedule: Sequence[Algorithm]
-    _autopilot: Autopilot
     _gathering: list[Any]
 
     @property
@@ -168,6 +168,13 @@ class Participation:
         elif self.algorithm.auto is not None and self._autopilot.is_due(self.steps):
             self._switch(self._choose())
 
+    @cached_property
+    def _autopilot(self) -> "Autopilot":
+        """Made by ``auto()`` only: importing it takes as long as all of offbeat."""
+        from offbeat.replica.autopilot import Autopilot
+
+        return Autopilot(self._members, self._recorder)
+
     def _choose(self) -> Algorithm:
         """Measure, and let the first rank decide for all; all ranks call."""
         figures = json.dumps(self._together("auto", self._autopilot.measure))
@@ -192,7 +199,8 @@ class Participation:
         try:
             yield
         except ValueError:
-            self._switch(before)
+            if self.algorithm != before:
+                self._switch(before)
             raise
 
     @property

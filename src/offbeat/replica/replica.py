@@ -13,7 +13,6 @@ from offbeat.attach.first_step import check_start, keeps_equal
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
-from offbeat.replica.autopilot import Autopilot
 from offbeat.replica.availability import DETACHED, Availability
 from offbeat.replica.backward import BackwardWatch
 from offbeat.replica.consensus import Consensus
@@ -52,9 +51,10 @@ class Replica(Participation):
         about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)
         self._use = Availability(members)
-        self._autopilot = Autopilot(members, self._recorder)
         self._consensus = Consensus(model, members, self._use)
         self._schedule = [*self.algorithm.phases]
+        if self.algorithm.auto is not None:
+            self._autopilot.require_candidates()
         self._share = Share.of(model, self.algorithm.gradients, self.gradients)
         self._installed: Any = None
         exchange = GradientExchange(*self._exchanging)
@@ -261,7 +261,8 @@ class Replica(Participation):
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
         here = {"step": self.steps, "measures": self.parameters.measures()}
-        here |= {"auto": self._autopilot.decisions} if self._autopilot.decisions else {}
+        if self.algorithm.auto is not None and self._autopilot.decisions:
+            here["auto"] = self._autopilot.decisions
         return self._members.stats() | here | self._recorder.stats() | self.gradients.stats()
 
     def detach(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Literal, final
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from offbeat.recipes import algorithm as parsed
 from offbeat.replica.consensus import Consensus, average_buffers
 
 PATIENCE = 10  # steps in which residuals are sent before those that are left are dropped
+_ALIKE = "the steps made", "the algorithm", "its settings", "the optimizer's state"
 
 
 @final
@@ -51,24 +53,18 @@ class Switching:
             fault = fault or switch_fault(self._members, target)
         except ValueError as error:
             fault = fault or str(error)
-        word = self._about(target) if fault is None else {"fault": fault}
-        said = [json.loads(text) for text in ask(json.dumps(word))]
-        ranks = self._members.world.ranks
-        for rank, other in zip(ranks, said, strict=True):
-            if "fault" in other:
-                raise ValueError(f"switch() on rank {rank}: {other['fault']}")
-        for rank, other in zip(ranks, said, strict=True):
-            for what in (
-                "the steps made",
-                "the algorithm",
-                "its settings",
-                "the optimizer's state",
-            ):
-                if (here := said[0][what]) != (there := other[what]):
-                    raise ValueError(
-                        f"switch() on ranks {ranks[0]} and {rank}: {what}: {here} here and {there} "
-                        "there; make the same calls with the same algorithm on all ranks"
-                    )
+        word = self._about(target) if fault is None else dict[str, object](fault=fault)
+        word["rank"] = self._members.world.rank  # others may be lost during the call
+        first, *others = said = [json.loads(text) for text in ask(json.dumps(word))]
+        for each in said:
+            if "fault" in each:
+                raise ValueError(f"switch() on rank {each['rank']}: {each['fault']}")
+        for other, what in product(others, _ALIKE):
+            if (here := first[what]) != (there := other[what]):
+                raise ValueError(
+                    f"switch() on ranks {first['rank']} and {other['rank']}: {what}: {here} here "
+                    f"and {there} there; make the same calls with the same algorithm on all ranks"
+                )
         self.algorithm = self._way_to(target, any(other["unsent"] for other in said))
 
     def make(self) -> None:

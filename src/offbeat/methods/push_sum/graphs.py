@@ -34,7 +34,7 @@ def warn_of_small_weights(topology: Topology, site: Site, overlap: int) -> None:
             "ring may diverge; use weighted_updates=True, or a graph in which all receive as much "
             "as they send",
             RuntimeWarning,
-            stacklevel=7,
+            stacklevel=8,
         )
 
 
