@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from torch.distributed import Work
 
+from offbeat.liveness.failure import PeerLost
 from offbeat.platform.process_group import end_waits
 from offbeat.transport.group import Group
 
@@ -29,6 +30,9 @@ def outlast(future: "Future[Result]", group: Group) -> Result:
                 return future.result(MOMENT)
             except TimeoutError:
                 is_agreed = _look(group, is_agreed)
+    except KeyboardInterrupt:
+        _tell_of_interrupt(group)
+        raise
     finally:
         # Its error refers to this frame: a cycle would keep works, and their sockets, alive.
         del future
@@ -36,10 +40,14 @@ def outlast(future: "Future[Result]", group: Group) -> Result:
 
 def outlast_collectives(works: Sequence[Work], group: Group) -> None:
     """Wait for collectives of Gloo: a wait of limited time harms none of these."""
-    for work in works:
-        is_agreed = False
-        while not _has_ended(work):
-            is_agreed = _look(group, is_agreed)
+    try:
+        for work in works:
+            is_agreed = False
+            while not _has_ended(work):
+                is_agreed = _look(group, is_agreed)
+    except KeyboardInterrupt:
+        _tell_of_interrupt(group)
+        raise
 
 
 def outlast_messages(works: Sequence[Work], group: Group) -> None:
@@ -72,3 +80,13 @@ def _look(group: Group, is_agreed: bool) -> bool:
         end_waits(group.process_group, group.connected)
         group.detector.raise_agreed_error()
     return group.detector.has_agreed_error
+
+
+def _tell_of_interrupt(group: Group) -> None:
+    """Tell the other ranks whose wait Ctrl-C has ended: Python's handler runs between two looks.
+
+    The exchange fails: they would go on without an error, for as long as they launch no other.
+    """
+    rank, phase = group.ranks[group.rank], group.detector.phase
+    group.detector.report_error(PeerLost(f"rank {rank} was interrupted in {phase}: SIGINT"))
+    end_waits(group.process_group, group.connected)
