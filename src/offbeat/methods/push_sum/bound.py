@@ -41,9 +41,8 @@ class BoundPushSum(BoundParameters):
     None where every weight stays 1 and nothing is rounded. ``rounds`` hold the buffers of an
     exchange: two alternate under overlap, since the next message is written while the last one is
     in flight (``pending``). ``mass_given`` is by how much of the samples of a step of this
-    participant weights have grown. ``flat`` is a copy of the parameters where they cannot be used
-    in place: between nodes, on another device, with gaps in memory. ``every`` is the number of
-    steps between two exchanges. ``prompt``: the last message had arrived when it was needed.
+    participant weights have grown. ``flat`` copies parameters that cannot be used in place. There
+    are ``every`` steps between two exchanges. ``prompt``: the last message had arrived in time.
     """
 
     site: Site

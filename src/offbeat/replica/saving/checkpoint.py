@@ -148,8 +148,7 @@ def _read(parts: SavedParts, saved: object) -> Resume:
                 f"the state {key!r} is not what was saved: its checksum is wrong; the file was "
                 "damaged or its values were changed or cast since; load another checkpoint"
             )
-    # A setting of push-sum until 0.2, without an effect on the state.
-    saved_by = re.sub(r"on_failure='\w+', ", "", entry["algorithm"])
+    saved_by = re.sub(r"on_failure='\w+', ", "", entry["algorithm"])  # of push-sum until 0.2
     same = saved_by == repr(parts.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
