@@ -85,8 +85,10 @@ def _look(group: Group, is_agreed: bool) -> bool:
 def _tell_of_interrupt(group: Group) -> None:
     """Tell the other ranks whose wait Ctrl-C has ended: Python's handler runs between two looks.
 
-    The exchange fails: they would go on without an error, for as long as they launch no other.
+    The exchange fails: they would go on without an error, for as long as they launch no other. A
+    group without heartbeats, which the caller owns, stays as it is.
     """
     rank, phase = group.ranks[group.rank], group.detector.phase
     group.detector.report_error(PeerLost(f"rank {rank} was interrupted in {phase}: SIGINT"))
-    end_waits(group.process_group, group.connected)
+    if group.detector.has_agreed_error:
+        end_waits(group.process_group, group.connected)
