@@ -72,7 +72,9 @@ def put_together(text: str, tensors: Sequence[Tensor]) -> Any:
             return next(left)
         if kind == "sparse":
             indices, values, shape = map(whole, inner)
-            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
+            return torch.sparse_coo_tensor(
+                indices, values, shape, is_coalesced=True, check_invariants=True
+            )
         if kind == "dict":
             return {whole(key): whole(each) for key, each in inner}
         return (list if kind == "list" else tuple)(whole(each) for each in inner)
