@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from offbeat.liveness import crossed_waits, heartbeat
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats import crossed_waits, heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only, and run by itself where Triton is installed; not
@@ -84,7 +84,7 @@ def nothing_left_in_torch() -> None:
 @pytest.fixture
 def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.BEAT", 0.1)
 
 
 @pytest.fixture(params=["alike", "unlike"])

@@ -1,6 +1,7 @@
 """The structure of the package: rooms on floors, imports that point down, small files."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -189,6 +190,11 @@ def function_sizes(path: Path) -> list[int]:
             taken = 0 if doc is None else (doc.end_lineno or 0) - doc.lineno + 1
             sizes.append((node.end_lineno or 0) - node.lineno + 1 - taken)
     return sizes
+
+
+def test_rooms_stay_small() -> None:
+    rooms = Counter(path.parent for path in MODULES if path.stem != "__init__")
+    assert max(rooms.values()) <= 14, rooms.most_common(1)
 
 
 def test_no_drawers_for_odds_and_ends() -> None:

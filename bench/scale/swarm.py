@@ -14,8 +14,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.liveness.store.client import TimedStore
 
 CLIENTS = 256  # in one process, each with two threads and a connection
 VICTIMS = (5, 6, 7)  # neighbours, in a process of their own

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 import offbeat
 from bench.scale.stall import Watch
-from offbeat.liveness import heartbeat
+from offbeat.liveness.heartbeats import heartbeat
 
 PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}  # seconds, a third of the usual
 STEP = 0.02  # seconds that a step takes at least, on average

@@ -131,7 +131,7 @@ def test_a_rank_that_is_lost_while_others_connect_to_it_is_named(
     monkeypatch: pytest.MonkeyPatch, fast_heartbeat: None
 ) -> None:
     """Rank 1 ends between the roll call and its first connection: it never says hello."""
-    monkeypatch.setattr("offbeat.liveness.heartbeat.SILENT_AFTER", 1.0)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.SILENT_AFTER", 1.0)
     others_know = threading.Barrier(3, timeout=40)
     connect = Links.open
 

@@ -16,7 +16,8 @@ from torch import nn
 import offbeat
 from offbeat.attach import start
 from offbeat.attach.slots import reduced
-from offbeat.liveness import roll_call, store
+from offbeat.liveness.heartbeats import roll_call
+from offbeat.liveness.store import client as store
 from offbeat.platform.process_group import open_group
 from offbeat.testing import ThreadWorld
 from offbeat.transport.links import Links
@@ -33,8 +34,8 @@ open_short = partial(
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in tenths of a second."""
-    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
-    monkeypatch.setattr("offbeat.liveness.heartbeat.SILENT_AFTER", 1.0)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.SILENT_AFTER", 1.0)
 
 
 def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbeat.Replica:

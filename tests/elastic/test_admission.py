@@ -14,11 +14,11 @@ from crowd import Crowd
 from offbeat.elastic.admission import Admission
 from offbeat.elastic.join_barrier import barrier_of
 from offbeat.elastic.newcomer import Newcomer
-from offbeat.liveness import heartbeat
-from offbeat.liveness.beacon import Beacon, Place
-from offbeat.liveness.beat import Beat
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.status_record import JoinRequest
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.beacon import Beacon, Place
+from offbeat.liveness.heartbeats.beat import Beat
+from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
 

@@ -18,7 +18,7 @@ from torch.distributed import HashStore, TCPStore
 import offbeat
 from offbeat.attach import node_start
 from offbeat.data import ElasticSampler
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World

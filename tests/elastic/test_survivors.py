@@ -22,9 +22,9 @@ import offbeat
 from offbeat.elastic import survivors
 from offbeat.elastic.survivors import Agreement, Progress, agree_on_survivors
 from offbeat.lab import Loopback
-from offbeat.liveness import heartbeat
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.replica.saving.rank_files import RankFiles, Save
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.links import Links
@@ -56,7 +56,7 @@ def stopped_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Impatient heartbeats: all ranks are threads of one process, so that nobody is late."""
     for name, seconds in {"BEAT": 0.2, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 3.0}.items():
-        monkeypatch.setattr(f"offbeat.liveness.heartbeat.{name}", seconds)
+        monkeypatch.setattr(f"offbeat.liveness.heartbeats.heartbeat.{name}", seconds)
 
 
 def perish(links: Links | None) -> None:

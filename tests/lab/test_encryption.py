@@ -18,7 +18,7 @@ import lab_scripts
 from offbeat.cli import app
 from offbeat.lab import Lab, Unavailable
 from offbeat.lab.network.network import inside
-from offbeat.transport.token import VARIABLE
+from offbeat.transport.run.token import VARIABLE
 
 TOKEN = "1f" * 16
 PARAMETERS = struct.pack("<f", 1.2345) * 8

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.liveness import heartbeat
-from offbeat.liveness.beacon import Beacon, Place
-from offbeat.liveness.probe import Probe
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.beacon import Beacon, Place
+from offbeat.liveness.heartbeats.probe import Probe
 from offbeat.platform.answering import GREETING, HERE, question
 from ranks import Spawned
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from offbeat.liveness.diagnosis import Wait, find_fault
 from offbeat.liveness.failure import PeerLost, Phase
-from offbeat.liveness.ring import Sign
+from offbeat.liveness.heartbeats.diagnosis import Wait, find_fault
+from offbeat.liveness.heartbeats.ring import Sign
 
 
 @pytest.mark.parametrize(

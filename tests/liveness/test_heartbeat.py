@@ -10,10 +10,10 @@ from torch.distributed import HashStore
 from torch.optim import SGD
 
 import offbeat
-from offbeat.liveness import heartbeat
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.interrupt import interrupts
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.world import World
 from outcomes import errors_of
 from problems import Quadratic, loss

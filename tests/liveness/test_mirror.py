@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
-from offbeat.liveness import mirror, store
-from offbeat.liveness.mirror import Mirror
-from offbeat.liveness.store import StoreSilent, TimedStore
+from offbeat.liveness.store import client as store
+from offbeat.liveness.store import mirror
+from offbeat.liveness.store.client import StoreSilent, TimedStore
+from offbeat.liveness.store.mirror import Mirror
 from offbeat.platform.tcp_store import connect_store, host_store
 
 

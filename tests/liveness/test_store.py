@@ -14,12 +14,12 @@ from torch.distributed import HashStore
 
 import offbeat
 from offbeat.elastic.join import RunWatch
-from offbeat.liveness import heartbeat
-from offbeat.liveness import store as client
-from offbeat.liveness.status_record import JoinRequest, Status, StatusRecord
-from offbeat.liveness.store import StoreSilent, TimedStore
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.status_record import JoinRequest, Status, StatusRecord
+from offbeat.liveness.store import client
+from offbeat.liveness.store.client import StoreSilent, TimedStore
 from offbeat.platform.process_group import open_loopback
-from offbeat.transport.membership import Membership
+from offbeat.transport.run.membership import Membership
 from offbeat.transport.world import World
 from ranks import Spawned, fork_server, free_port
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from offbeat.liveness import heartbeat
-from offbeat.liveness.beat import Beat
 from offbeat.liveness.failure import PeerLost, Phase
-from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.liveness.ring import Patience, WatchRing
-from offbeat.liveness.store import TimedStore
-from offbeat.liveness.ticker import Ticker, stretched
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.beat import Beat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.ring import Patience, WatchRing
+from offbeat.liveness.store.client import TimedStore
+from offbeat.liveness.store.ticker import Ticker, stretched
 
 SIZE = 16
 

@@ -9,7 +9,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.exchange.auto import Auto
-from offbeat.replica import autopilot
+from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike

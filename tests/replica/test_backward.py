@@ -320,7 +320,7 @@ def test_reentrant_blocks_with_an_unused_parameter_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """When a backward ends inside a nested one, this rank cannot know that nothing will follow."""
-    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
     def worker(world: World) -> str:
@@ -402,7 +402,7 @@ def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
 def test_a_peer_that_leaves_ends_the_wait_in_backward(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.liveness.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.BEAT", 0.1)
     build = seeded(layers)
 
     def worker(world: World) -> None:

@@ -10,9 +10,9 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.exchange import Algorithm
-from offbeat.liveness.diagnosis import Wait, find_fault
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.ring import Sign
+from offbeat.liveness.heartbeats.diagnosis import Wait, find_fault
+from offbeat.liveness.heartbeats.ring import Sign
 from offbeat.methods import Compressed, Compressor
 from offbeat.transport.collectives import mean
 from offbeat.transport.group import Group
@@ -60,7 +60,7 @@ every_exchange = pytest.mark.parametrize("text", GRADIENTS)
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some disagreements show only when a rank has waited for so long."""
-    monkeypatch.setattr("offbeat.liveness.heartbeat.SILENT_AFTER", 4.0)
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.SILENT_AFTER", 4.0)
 
 
 def small() -> nn.Sequential:

@@ -8,7 +8,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import offbeat
-from offbeat.replica import optimizer_steps
+from offbeat.replica.backward import optimizer_steps
 from offbeat.testing import ThreadWorld
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import offbeat
-from offbeat.replica.shared_steps import have_equal_gradients
+from offbeat.replica.backward.shared_steps import have_equal_gradients
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from ranks import Spawned
@@ -121,7 +121,9 @@ def test_a_first_step_that_raises_is_no_mark_for_later_ones(
 ) -> None:
     """Whoever communicates in between is not that optimizer."""
     launched = {0}
-    monkeypatch.setattr("offbeat.replica.backward.collectives_launched", lambda: max(launched))
+    monkeypatch.setattr(
+        "offbeat.replica.backward.watch.collectives_launched", lambda: max(launched)
+    )
 
     class Failing(SGD):
         def step(self, closure: Any = None) -> None:

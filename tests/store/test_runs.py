@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 
 from offbeat.store.runs import RETURN, Runs
 from offbeat.store.status import History, Status
-from offbeat.transport.rendezvous import ANSWERS, PLACE, SIGNS, About, Place, Sign
+from offbeat.transport.run.rendezvous import ANSWERS, PLACE, SIGNS, About, Place, Sign
 
 
 class Cluster:

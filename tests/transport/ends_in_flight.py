@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from offbeat.liveness import heartbeat
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.store import StoreSilent, TimedStore
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.store.client import StoreSilent, TimedStore
 from offbeat.platform.process_group import open_loopback
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.links import Links

@@ -11,8 +11,8 @@ from offbeat import World
 from offbeat.platform import tcp_store
 from offbeat.platform.tcp_store import host_store
 from offbeat.store.runs import Runs
-from offbeat.transport import rendezvous
-from offbeat.transport.rendezvous import VARIABLE, About
+from offbeat.transport.run import rendezvous
+from offbeat.transport.run.rendezvous import VARIABLE, About
 
 
 @pytest.fixture

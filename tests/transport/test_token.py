@@ -15,8 +15,8 @@ import offbeat
 from offbeat import World
 from offbeat.platform.tcp_store import host_store
 from offbeat.store.runs import Runs
-from offbeat.transport import rendezvous, token
-from offbeat.transport.rendezvous import About
+from offbeat.transport.run import rendezvous, token
+from offbeat.transport.run.rendezvous import About
 from ranks import fork_server
 
 OURS, THEIRS = "a" * 32, "b" * 32

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter

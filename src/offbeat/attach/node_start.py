@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Sequence
 
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.roll_call import WARN_AFTER
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import TIMEOUT
 
 POLL = 0.5  # seconds between two looks at the store, at most

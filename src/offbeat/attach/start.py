@@ -24,8 +24,8 @@ from offbeat.attach.checks import (
 from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.platform.process_group import default_group
-from offbeat.transport import token
 from offbeat.transport.links import Links, connections
+from offbeat.transport.run import token
 from offbeat.transport.world import World, host_name
 
 

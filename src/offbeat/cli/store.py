@@ -69,7 +69,7 @@ def store(
     with quiet_imports():
         from offbeat.platform.tcp_store import host_store
         from offbeat.store import History, Runs, served
-        from offbeat.transport.rendezvous import About
+        from offbeat.transport.run.rendezvous import About
     with (
         exit_codes("interrupted; the ranks wait for a store for a minute"),
         terminable(lambda number: sys.exit(0)),

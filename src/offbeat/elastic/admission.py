@@ -6,8 +6,8 @@ from typing import final
 
 from offbeat.elastic.join_barrier import barrier_of, close_barrier
 from offbeat.elastic.newcomer import Newcomer
-from offbeat.liveness import heartbeat
-from offbeat.liveness.status_record import JoinRequest
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
 
 POLL = 0.002  # seconds between two looks for the decision, at first

@@ -16,7 +16,7 @@ from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, IdlePar
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.sharding import local
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
 from offbeat.transport.small_gathers import gather_bytes, gather_numbers

@@ -12,16 +12,16 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.exchange import Algorithm, Exchanged
-from offbeat.liveness import heartbeat
-from offbeat.liveness.diagnosis import store_lost
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.roll_call import WARN_AFTER
-from offbeat.liveness.status_record import JoinRequest, StatusRecord
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.diagnosis import store_lost
+from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
+from offbeat.liveness.heartbeats.status_record import JoinRequest, StatusRecord
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import TIMEOUT
 from offbeat.transport.links import Links
-from offbeat.transport.membership import Membership, read_membership
 from offbeat.transport.meter import Meter
+from offbeat.transport.run.membership import Membership, read_membership
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store

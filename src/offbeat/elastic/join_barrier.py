@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
-from offbeat.liveness.status_record import JoinRequest
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.status_record import JoinRequest
+from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
 

@@ -3,13 +3,13 @@
 import time
 from typing import final
 
-from offbeat.liveness import heartbeat
-from offbeat.liveness.beat import Beat
-from offbeat.liveness.probe import Probe
-from offbeat.liveness.ring import WATCHED
-from offbeat.liveness.status_record import JoinRequest
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.liveness.heartbeats.beat import Beat
+from offbeat.liveness.heartbeats.probe import Probe
+from offbeat.liveness.heartbeats.ring import WATCHED
+from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
-from offbeat.transport.membership import name_after
+from offbeat.transport.run.membership import name_after
 
 
 @final

@@ -17,7 +17,7 @@ from offbeat.attach.node_start import meet
 from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Algorithm
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.status_record import AgreedError
+from offbeat.liveness.heartbeats.status_record import AgreedError
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links

@@ -10,8 +10,8 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.exchange import BoundGradients, BoundParameters
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.links import Links
 
 POLL = 0.01, 0.5  # seconds between two looks at the store, at first and at last

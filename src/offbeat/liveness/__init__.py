@@ -1,6 +1,6 @@
-"""Failure detection: heartbeats, the diagnosis of a lost rank, and the error that all ranks raise.
+"""Failure detection: waits that end, and the error that all ranks raise.
 
-``status_record`` is the one key of the store that every rank reads. ``heartbeat`` and ``ring``
-watch other ranks, ``diagnosis`` decides which rank is lost and why, and ``error_context`` replaces
-errors of torch by ones that name the cause.
+``failure`` is what others see: the interface of detection during waits, and :class:`PeerLost`.
+``heartbeats`` watch other ranks and decide which one is lost and why, through the client of the
+``store``; ``error_context`` replaces errors of torch by ones that name the cause.
 """

@@ -1,10 +1,8 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
-import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.attach.connection import Connection
@@ -13,19 +11,13 @@ from offbeat.elastic.joining import admit
 from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
-from offbeat.recipes.composed import compose
 from offbeat.replica.availability import Availability
-from offbeat.replica.backward import BackwardWatch
-from offbeat.replica.consensus import Consensus
-from offbeat.replica.saving import checkpoint
-from offbeat.replica.switching import Switching
-from offbeat.telemetry.recorder import Recorder
+from offbeat.replica.backward.watch import BackwardWatch
 from offbeat.transport.world import World
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
     from torch.distributed.checkpoint.stateful import Stateful
 
-    from offbeat.replica.autopilot import Autopilot
 
 Result = TypeVar("Result")
 
@@ -34,7 +26,6 @@ class Participation:
     """The part of a :class:`Replica` that follows changes of the set of ranks."""
 
     steps: int
-    is_averaged: bool
     notes: list[str]
     gradients: BoundGradients
     parameters: BoundParameters
@@ -43,9 +34,6 @@ class Participation:
     _connection: Connection
     _watch: BackwardWatch
     _use: Availability
-    _consensus: Consensus
-    _recorder: Recorder
-    _schedule: Sequence[Algorithm]
     _gathering: list[Any]
 
     @property
@@ -125,83 +113,6 @@ class Participation:
 
         if self._members.admission.is_asked:
             self._together(None, part)
-
-    def switch(self, algorithm: str | Algorithm) -> None:
-        """Go on with another algorithm, in place, from the next step on; all ranks call.
-
-        Call it between a ``step()`` and the next backward that exchanges. An exchange that both
-        algorithms have goes on undisturbed. Another one in the parameters slot begins with the
-        average of all ranks, as after :meth:`finish`, unless the algorithm before kept them equal;
-        if only the new one does, the state of the optimizers that were passed to ``replicate()``
-        is averaged too. Residuals of gradients go on under an algorithm that has residuals in the
-        same units; before another one, the next step exchanges all that was not sent, uncompressed.
-
-        Bytes sent: 4 (n-1)/n of the model's for the average, of float64 values 2. Raises
-        ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
-        that cannot be run here: ``torch_ddp()`` and ``adasum(partition=True)`` cannot be entered or
-        left, and elastic runs of nodes cannot switch.
-        """
-        self._use.require_open()
-        self._switch(algorithm)
-        self._schedule = [*self.algorithm.phases]
-
-    def _switch(self, algorithm: object) -> None:
-        fault, switching = None, Switching(self._members, self._consensus, algorithm, self.steps)
-        try:
-            self._watch.require_spent("switch")
-        except ValueError as error:
-            fault = str(error)
-        switching.agree(fault, lambda text: self._together("switch", self._members.gather(text)))
-        if switching.algorithm == self.algorithm:
-            return
-        self._note(switching.note)
-        self._together("switch", switching.make)
-        self._take_slots()
-        self._watch.hook()
-        self.is_averaged |= switching.has_averaged
-        self._recorder.switched(**self._named_algorithm)
-
-    def _go_on(self) -> None:
-        """Begin the next phase of a schedule, if this one has ended."""
-        if (following := self.algorithm.following(self.steps)) is not None:
-            self._switch(following)
-        elif self.algorithm.auto is not None and self._autopilot.is_due(self.steps):
-            self._switch(self._choose())
-
-    @cached_property
-    def _autopilot(self) -> "Autopilot":
-        """Made by ``auto()`` only: importing it takes as long as all of offbeat."""
-        from offbeat.replica.autopilot import Autopilot
-
-        return Autopilot(self._members, self._recorder)
-
-    def _choose(self) -> Algorithm:
-        """Measure, and let the first rank decide for all; all ranks call."""
-        figures = json.dumps(self._together("auto", self._autopilot.measure))
-        said = [json.loads(text) for text in self.gather(figures)]
-        is_first = self.world.rank == self.world.ranks[0]
-        decision = self._autopilot.choose(said, self.steps) if is_first else None
-        return self._autopilot.adopt(json.loads(self.gather(json.dumps(decision))[0]))
-
-    @contextmanager
-    def _in_phase_of(self, saved: object) -> Iterator[None]:
-        """Switch to the phase of a schedule in which a state was saved; back if it is unfit."""
-        before = self.algorithm
-        if len(self._schedule) > 1 or before.auto is not None:
-            named = {*self.gather(checkpoint.algorithm_of(saved, self.world))}
-            phases = [each for each in self._schedule if {repr(each)} == named]
-            if not phases and len(named) == 1:
-                with suppress(ValueError):  # residuals are being sent, or auto() has chosen
-                    sending = compose(named.pop())
-                    phases = [sending for each in self._schedule if sending.leads_to(each)]
-            if phases:
-                self._switch(phases[0])
-        try:
-            yield
-        except ValueError:
-            if self.algorithm != before:
-                self._switch(before)
-            raise
 
     @property
     def algorithm(self) -> Algorithm:

@@ -14,13 +14,13 @@ from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.replica.availability import DETACHED, Availability
-from offbeat.replica.backward import BackwardWatch
+from offbeat.replica.backward.gradient_exchange import GradientExchange
+from offbeat.replica.backward.watch import BackwardWatch
 from offbeat.replica.consensus import Consensus
-from offbeat.replica.gradient_exchange import GradientExchange
 from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import Share
-from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
+from offbeat.replica.switching.switched import Switched
 from offbeat.replica.uneven import Batch, Uneven
 from offbeat.replica.weighting import Weighting
 from offbeat.telemetry.recorder import Recorder
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 @final
-class Replica(Participation):
+class Replica(Switched):
     """Trains a model together with its copies on other ranks; :func:`replicate` returns it.
 
     Parameters are a valid model at any moment outside of offbeat's own calls. All ranks call

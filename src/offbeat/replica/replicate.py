@@ -28,7 +28,7 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.replica import Replica
 from offbeat.transport.collectives import copy_from_first
-from offbeat.transport.rendezvous import VARIABLE
+from offbeat.transport.run.rendezvous import VARIABLE
 from offbeat.transport.small_gathers import raise_alike
 from offbeat.transport.world import World
 

@@ -10,9 +10,9 @@ from typing import final
 
 from torch.distributed import Store
 
-from offbeat.liveness import heartbeat
-from offbeat.transport import token
-from offbeat.transport.rendezvous import ANSWERS, ENDED, KEY, PLACE, SIGNS, About, Place, Sign
+from offbeat.liveness.heartbeats import heartbeat
+from offbeat.transport.run import token
+from offbeat.transport.run.rendezvous import ANSWERS, ENDED, KEY, PLACE, SIGNS, About, Place, Sign
 
 LATE = 2.5  # seconds without a sign after which a process is not counted among those that start
 RETURN = 3.0  # seconds in which the ranks find a store that was started again

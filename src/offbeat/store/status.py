@@ -8,9 +8,9 @@ from rich.table import Table
 
 from offbeat.kit import quantity
 from offbeat.kit.terminal import figures
-from offbeat.liveness import heartbeat
+from offbeat.liveness.heartbeats import heartbeat
 from offbeat.store.runs import Process, Runs
-from offbeat.transport.rendezvous import ENDED
+from offbeat.transport.run.rendezvous import ENDED
 
 USUAL = 32  # times between two steps whose median is usual
 SPARE = 2.0  # seconds beyond three times the usual ones after which a pause is lost time

@@ -11,12 +11,12 @@ from threading import Event
 
 from torch.distributed import PrefixStore, ProcessGroup
 
-from offbeat.liveness.diagnosis import store_lost
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.diagnosis import store_lost
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.roll_call import hear, roll_call
 from offbeat.liveness.lane import Lane
-from offbeat.liveness.roll_call import hear, roll_call
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import (
     client_sockets,
     collective_peers,
@@ -25,8 +25,8 @@ from offbeat.platform.process_group import (
     hang_up,
 )
 from offbeat.transport.group import Group, close_at_exit, close_sockets
-from offbeat.transport.membership import ENDED, Membership, name_after, write_membership
 from offbeat.transport.meter import Meter
+from offbeat.transport.run.membership import ENDED, Membership, name_after, write_membership
 from offbeat.transport.world import Axis, World
 
 CONNECTIONS, MOST = "OFFBEAT_CONNECTIONS", 64

@@ -11,10 +11,10 @@ from typing import Literal, Protocol
 
 from torch.distributed import DeviceMesh, ProcessGroup, Store
 
-from offbeat.liveness.diagnosis import store_lost
-from offbeat.liveness.heartbeat import Heartbeat
-from offbeat.liveness.roll_call import roll_call
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.diagnosis import store_lost
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.roll_call import roll_call
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import (
     GLOO,
     backends_of,
@@ -24,8 +24,8 @@ from offbeat.platform.process_group import (
     timeout_of,
 )
 from offbeat.platform.tcp_store import connect_store
-from offbeat.transport import token
-from offbeat.transport.rendezvous import place_of_this_process
+from offbeat.transport.run import token
+from offbeat.transport.run.rendezvous import place_of_this_process
 
 Axis = Literal["world", "node", "local"]
 PREFIX = "offbeat"  # of all keys in the store

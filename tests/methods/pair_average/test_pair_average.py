@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.functional import add_half_difference, apply_delta, take_snapshot
-from offbeat.liveness import heartbeat
+from offbeat.liveness.heartbeats import heartbeat
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter

@@ -10,7 +10,7 @@ import hmac
 import os
 import secrets
 
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 
 VARIABLE = "OFFBEAT_TOKEN"
 KEY = "token"  # of the challenge, outside of the keys of a run

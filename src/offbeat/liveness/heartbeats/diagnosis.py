@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from offbeat.liveness.failure import SAME, PeerLost, Phase
-from offbeat.liveness.ring import Sign
+from offbeat.liveness.heartbeats.ring import Sign
 
 
 class Wait(NamedTuple):

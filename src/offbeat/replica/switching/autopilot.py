@@ -18,7 +18,7 @@ from offbeat.plan.fabric import Fabric
 from offbeat.plan.profile import Parameter, Profile
 from offbeat.plan.speeds import Speeds
 from offbeat.recipes import algorithm as parsed
-from offbeat.replica.switching import switch_fault
+from offbeat.replica.switching.agreement import switch_fault
 from offbeat.telemetry.recorder import Recorder
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import Group, message_device

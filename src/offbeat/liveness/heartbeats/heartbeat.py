@@ -18,16 +18,29 @@ from typing import Literal, final
 
 from torch.distributed import ProcessGroup
 
-from offbeat.liveness import crossed_waits
-from offbeat.liveness.beat import BeatWriter
-from offbeat.liveness.diagnosis import Wait, comes_to_front, different_steps, find_fault, store_lost
 from offbeat.liveness.error_context import ErrorContext, forget_locals
-from offbeat.liveness.failure import FailureDetector, PeerLost, Phase
+from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeats import crossed_waits
+from offbeat.liveness.heartbeats.beat import BeatWriter
+from offbeat.liveness.heartbeats.calls import Calls
+from offbeat.liveness.heartbeats.diagnosis import (
+    Wait,
+    comes_to_front,
+    different_steps,
+    find_fault,
+    store_lost,
+)
+from offbeat.liveness.heartbeats.ring import Patience, Sign, WatchRing
+from offbeat.liveness.heartbeats.status_record import (
+    AgreedError,
+    Failure,
+    HearRequest,
+    JoinRequest,
+    Status,
+)
+from offbeat.liveness.heartbeats.timeout import Timeout, find_absence, unexplained
 from offbeat.liveness.interrupt import interrupts
-from offbeat.liveness.ring import Patience, Sign, WatchRing
-from offbeat.liveness.status_record import AgreedError, Failure, HearRequest, JoinRequest, Status
-from offbeat.liveness.store import TimedStore
-from offbeat.liveness.timeout import Timeout, find_absence, unexplained
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import end_waits
 
 BEAT = 1.0  # seconds between two heartbeats
@@ -40,7 +53,7 @@ POLL = 0.02  # seconds between two looks for an agreed error that the thread of 
 
 
 @final
-class Heartbeat(FailureDetector):
+class Heartbeat(Calls):
     """Heartbeat of this rank, written by a thread, which also reads those of some others.
 
     Extra memory: none. Traffic per second, in a world of any size: one small write, one small read
@@ -54,9 +67,8 @@ class Heartbeat(FailureDetector):
         """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica."""
         self.name = name
         self._store = store.under("heartbeat")
-        self.rank, self.ranks = rank, ranks
-        self._phase = Phase()
-        self._members: tuple[int, ...] = ()  # that the exchange of gradients joins
+        self.rank = rank
+        super().__init__(ranks)
         self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
         self._timeout = Timeout(self._groups, self._store)
         self._waiting_since: float | None = None
@@ -87,50 +99,10 @@ class Heartbeat(FailureDetector):
         self._groups.append((group, connected))
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that join its present call."""
-        return self._members if self._phase.verb == "backward" else self.ranks
-
-    @property
     def is_waiting(self) -> bool:
         """Whether this rank has waited for some time, in the training thread."""
         since = self._waiting_since
         return since is not None and time.monotonic() - since > BEAT
-
-    @property
-    def phase(self) -> Phase:
-        """The collective call in which this rank is."""
-        return self._phase
-
-    @contextlib.contextmanager
-    def verb(self, name: str) -> Iterator[None]:
-        """Publish, from the next heartbeat on, that this rank is in the call ``name``."""
-        outer, self._phase = self._phase, self._phase._replace(verb=name)
-        try:
-            yield
-        finally:
-            self._phase = outer
-
-    @contextlib.contextmanager
-    def backward(self, members: tuple[int, ...]) -> Iterator[None]:
-        """Publish that this rank is in the exchange of a backward between ``members``."""
-        phase, self._members = self._phase, members
-        begun = phase._replace(exchanges=phase.exchanges + 1, turn=phase.turn + 1)
-        self._phase = begun._replace(verb="backward")
-        try:
-            yield
-        finally:
-            self._phase = begun
-
-    def next_call(self, verb: str) -> None:
-        """Count a completed collective call; all ranks must have made the same one."""
-        phase = self._phase
-        steps = phase.steps + (verb == "step")
-        self._phase = phase._replace(calls=phase.calls + 1, verb="", steps=steps, turn=0)
-
-    def resume(self, phase: Phase) -> None:
-        """Continue the count of calls from ``phase``."""
-        self._phase = phase._replace(verb="")
 
     def raise_agreed_error(self) -> None:
         """Raise the agreed error, if there is one."""

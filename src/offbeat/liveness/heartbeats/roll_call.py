@@ -13,9 +13,9 @@ from typing import final
 from torch.distributed import ProcessGroup
 
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.lane import Lane
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import (
     TIMEOUT,
     end_waits,

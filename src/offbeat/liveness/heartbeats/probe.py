@@ -6,7 +6,7 @@ import select
 import socket
 from typing import final
 
-from offbeat.liveness.beacon import Place
+from offbeat.liveness.heartbeats.beacon import Place
 from offbeat.platform.answering import GREETING, HERE, NOT_HERE, question
 
 _answered: set[tuple[str, int, str]] = set()  # host, port and process, of those that have answered

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from offbeat.liveness.failure import PeerLost, Phase
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 
 KEY = "status"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from offbeat.liveness.failure import PeerLost, Phase
-from offbeat.liveness.status_record import Failure
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.status_record import Failure
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import timeout_of
 
 WORDS = "imed out", "Application timeout"  # Gloo's, for the wait that timed out and those beside it

@@ -7,10 +7,10 @@ import sys
 import time
 from typing import NamedTuple, final
 
-from offbeat.liveness.beacon import Place, beacon
-from offbeat.liveness.crossed_waits import Elsewhere
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.beacon import Place, beacon
+from offbeat.liveness.heartbeats.crossed_waits import Elsewhere
+from offbeat.liveness.store.client import TimedStore
 
 
 class Beat(NamedTuple):

@@ -3,7 +3,7 @@
 import json
 from typing import NamedTuple
 
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.store.client import TimedStore
 
 KEY = "membership"
 ENDED = 2**62  # a number of changes after all others

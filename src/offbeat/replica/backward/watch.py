@@ -13,13 +13,13 @@ from torch.utils.hooks import RemovableHandle
 from offbeat.attach.checks import Watcher
 from offbeat.attach.first_step import digest
 from offbeat.exchange import BoundGradients
-from offbeat.liveness.crossed_waits import others_of
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.crossed_waits import others_of
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.platform.privates import backward_number, call_after_backward
 from offbeat.platform.process_group import collectives_launched, default_group, world_ranks
-from offbeat.replica import optimizer_steps
-from offbeat.replica.gradient_exchange import GradientExchange
-from offbeat.replica.shared_steps import have_equal_gradients, shared_step_fault
+from offbeat.replica.backward import optimizer_steps
+from offbeat.replica.backward.gradient_exchange import GradientExchange
+from offbeat.replica.backward.shared_steps import have_equal_gradients, shared_step_fault
 
 
 class BackwardWatch(Watcher):

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, final
 
-from offbeat.liveness.beacon import Place
-from offbeat.liveness.beat import Beat
-from offbeat.liveness.crossed_waits import Elsewhere
 from offbeat.liveness.failure import Phase
-from offbeat.liveness.probe import Probe
-from offbeat.liveness.status_record import KEY, Silence, Status, StatusRecord
-from offbeat.liveness.store import TimedStore
+from offbeat.liveness.heartbeats.beacon import Place
+from offbeat.liveness.heartbeats.beat import Beat
+from offbeat.liveness.heartbeats.crossed_waits import Elsewhere
+from offbeat.liveness.heartbeats.probe import Probe
+from offbeat.liveness.heartbeats.status_record import KEY, Silence, Status, StatusRecord
+from offbeat.liveness.store.client import TimedStore
 
 WATCHED = 3  # ranks that a rank watches
 

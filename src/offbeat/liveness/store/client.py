@@ -15,8 +15,8 @@ from typing import Any, TypeVar, final
 
 from torch.distributed import DistNetworkError, Store
 
-from offbeat.liveness.mirror import Mirror
-from offbeat.liveness.ticker import Ticker
+from offbeat.liveness.store.mirror import Mirror
+from offbeat.liveness.store.ticker import Ticker
 from offbeat.platform.answering import own_hosts
 from offbeat.platform.process_group import another_client, hang_up
 

@@ -7,7 +7,7 @@ from typing import final
 from offbeat.exchange import BoundGradients
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeat import Heartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 
 Transact = Callable[[Callable[[], None]], None]
 

@@ -19,13 +19,13 @@ from typing import NamedTuple, final
 
 from torch.distributed import Store
 
-from offbeat.liveness import crossed_waits
-from offbeat.liveness.diagnosis import store_lost
-from offbeat.liveness.roll_call import WARN_AFTER
-from offbeat.liveness.store import TimedStore
-from offbeat.liveness.ticker import Ticker
+from offbeat.liveness.heartbeats import crossed_waits
+from offbeat.liveness.heartbeats.diagnosis import store_lost
+from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
+from offbeat.liveness.store.client import TimedStore
+from offbeat.liveness.store.ticker import Ticker
 from offbeat.platform.tcp_store import connect_store
-from offbeat.transport import token
+from offbeat.transport.run import token
 
 VARIABLE = "OFFBEAT_STORE"
 PLACE = "offbeat store"  # prefix of the keys, after that of the run

@@ -1,0 +1,1 @@
+"""Heartbeats: what a rank writes and reads of others, and the diagnosis that follows."""

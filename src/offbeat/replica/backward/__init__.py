@@ -1,0 +1,1 @@
+"""The exchange of gradients in backward: hooks, and the steps that must come between."""
