@@ -773,11 +773,15 @@ def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none:
         ("aot_eager", True, False),
         ("eager", True, False),
         ("aot_eager", True, True),
+        ("offbeat", True, False),
     ],
-    ids=["each block", "whole model", "whole model, eager", "whole model, passed to replicate"],
+    ids=["each block", "whole model", "whole, eager", "whole, passed to replicate", "in buckets"],
 )
-def test_compiled_models(backend: str, whole: bool, passed: bool) -> None:
+def test_compiled_models(
+    backend: str, whole: bool, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case("", seeded(lambda: nn.Sequential(*layers())), through)
+    in_parts_by_aot_eager(monkeypatch)
 
     def worker(world: World) -> list[Gradients]:
         model = case.build()
@@ -797,6 +801,30 @@ def test_compiled_models(backend: str, whole: bool, passed: bool) -> None:
     runs = ThreadWorld(SIZE).run(worker)
     for step in range(3):
         check_means([run[step] for run in runs], local_gradients(case, step), False, set())
+
+
+def in_parts_by_aot_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the backend "offbeat" use a compiler that takes less time than inductor."""
+    from torch._dynamo import lookup_backend  # importing it takes seconds
+
+    torch._dynamo.reset()  # what other tests have compiled counts: the ninth graph runs eagerly
+    quick = lookup_backend("aot_eager")
+    monkeypatch.setattr("torch._dynamo.lookup_backend", lambda _: quick)
+    monkeypatch.setattr("offbeat.exchange.engine.compiled.FIRST_BUCKET", 8)
+    monkeypatch.setattr("offbeat.exchange.engine.bucket.FIRST_BUCKET", 8)
+
+
+def test_a_compiled_model_hands_out_gradients_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts_by_aot_eager(monkeypatch)
+    model, parts = nn.Sequential(*layers(6)), dict[str, int]()
+    for backend in ("aot_eager", "offbeat"):
+        nodes = [torch.compile(model, backend=backend)(batch(0, 0)).sum().grad_fn]
+        parts[backend] = 0
+        while nodes:
+            node = nodes.pop()
+            parts[backend] += "CompiledFunction" in node.name()
+            nodes += [before for before, _ in node.next_functions if before is not None]
+    assert parts["aot_eager"] == 1 < parts["offbeat"]
 
 
 def through(model: nn.Module, rank: int, step: int) -> Tensor:
