@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKERS, STEPS_AFTER = 3, 15
+WORKERS, STEPS_AFTER, EPOCH = 3, 15, 8
 KILLED_AFTER = 2.5  # seconds: the store has seen it train
 Work = Callable[[Path, int], dict[str, Any]]
 
@@ -51,10 +51,13 @@ def run(work: Work, folder: Path) -> None:
 
 
 def tell(folder: Path, replica: Any) -> None:
-    """Let the first rank be killed while the others wait for it; call it after each step."""
+    """Let the first rank be killed while the others wait for it; call it after each step.
+
+    At the end of an epoch: they find out in what follows it, such as a validation.
+    """
     since = _begun.setdefault(os.getpid(), time.monotonic())
     is_first = replica.world.rank == 0 and not replica.lost
-    if is_first and time.monotonic() - since > KILLED_AFTER:
+    if is_first and time.monotonic() - since > KILLED_AFTER and replica.steps % EPOCH == 0:
         (folder / "first.tmp").write_text(str(os.getpid()))
         (folder / "first.tmp").rename(folder / "first")
         time.sleep(60)

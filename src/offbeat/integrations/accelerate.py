@@ -84,13 +84,16 @@ def prepare(
     schedulers = [o for o in prepared if isinstance(o, AcceleratedScheduler)]
     read = {"optimizer": [o.optimizer for o in optimizers], "scaler": accelerator.scaler}
     replica = replicate(models[0], chosen, mesh=mesh, elastic=elastic, weighted=weighted, **read)
+    if place is not None:
+        place.adopt(replica)
+        replica.follow(lambda: place.adopt(replica))
     if place is not None and later:
         with place.share(share_of(replica, place.starters), place.starters):
             loaders = [accelerator.prepare(loader) for loader in later]
         done = dict(zip(map(id, (*first, *later)), (*prepared, *loaders), strict=True))
         prepared = tuple(done[id(o)] for o in objects)
     models[0].no_sync = NoSync(replica)  # type: ignore[assignment]
-    _step_after(optimizers[-1], replica, place)
+    _step_after(optimizers[-1], replica)
     checkpoints = vars(accelerator).get("offbeat") or _Checkpoints(accelerator)
     checkpoints.replicas.append(replica)
     checkpoints.others += [*optimizers, *schedulers]
@@ -129,9 +132,7 @@ def _is_whole(folder: str | os.PathLike[str]) -> bool:
     return any(RankFiles(folder).whole(state.process_index, state.num_processes).values())
 
 
-def _step_after(
-    optimizer: AcceleratedOptimizer, replica: Replica, place: StorePlace | None
-) -> None:
+def _step_after(optimizer: AcceleratedOptimizer, replica: Replica) -> None:
     """Let ``optimizer.step`` end with ``replica.step``: hooks do not see a step that is skipped."""
     step = optimizer.step
 
@@ -139,8 +140,6 @@ def _step_after(
         step(closure)
         if optimizer.gradient_state.sync_gradients:
             replica.step()
-            if place is not None:
-                place.adopt(replica)
 
     optimizer.step = both
 

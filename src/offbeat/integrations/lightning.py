@@ -136,8 +136,6 @@ class OffbeatStrategy(ElasticDDPStrategy):
             return None
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.replicas.step(optimizer)
-        if self.replicas.elastic:
-            self.adopt()
         every = self.lightning_module.trainer.log_every_n_steps
         if every > 0 and self.replicas.each[0].steps % every == 0:
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)

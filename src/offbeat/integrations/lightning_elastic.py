@@ -60,6 +60,7 @@ class ElasticDDPStrategy(DDPStrategy):
         self.replicas.attach(self.lightning_module, self.optimizers, scaler)
         if self.replicas.elastic:
             self.adopt()
+            self.replicas.each[0].follow(self.adopt)
             for callback in _saving(trainer):  # each rank has made up its own folder
                 callback.dirpath = self.broadcast(callback.dirpath)
             self.replicas.each[0].register("lightning", FitState(trainer))

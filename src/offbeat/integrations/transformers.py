@@ -112,8 +112,6 @@ class OffbeatCallback(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, *_: Any, optimizer: Any, **__: Any) -> None:
         """Exchange parameters, also on a rank whose GradScaler has skipped the step."""
         self.replicas.step(optimizer.optimizer)
-        if self._place is not None and self.replica is not None:
-            state.is_world_process_zero = self._place.adopt(self.replica)
 
     def on_log(self, args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Add what was sent and how long it stalled to the log of a training loss."""
@@ -168,6 +166,8 @@ class OffbeatCallback(TrainerCallback):
         own.create_optimizer()
         self.replicas.attach(own.model, [getattr(own.optimizer, "optimizer", own.optimizer)])
         self.replicas.each[0].register("trainer", self._train_state)
+        self.replicas.each[0].follow(self._adopt)
+        self._adopt()
         if not self.replicas.is_behind:
             return train(self._folder, *args, **kwargs)
         with TemporaryDirectory() as folder:
@@ -177,6 +177,10 @@ class OffbeatCallback(TrainerCallback):
                 return train(folder, *args, **kwargs)
             finally:
                 del own._load_from_checkpoint
+
+    def _adopt(self) -> None:
+        if self._place is not None and self.replica is not None:
+            self.trainer.state.is_world_process_zero = self._place.adopt(self.replica)
 
     def _loader(self, name: str, make: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a loader: of this rank's share for training, of all data for evaluations."""

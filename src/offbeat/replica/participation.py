@@ -35,6 +35,7 @@ class Participation:
     _watch: BackwardWatch
     _use: Availability
     _gathering: list[Any]
+    _followers: list[Callable[[], object]]
 
     @property
     def world(self) -> World:
@@ -78,6 +79,13 @@ class Participation:
         ``is_saved``: the state is part of :meth:`~Replica.state_dict`, as JSON, and loaded with it.
         """
         self._members.register(name, stateful, is_saved)
+
+    def follow(self, adopt: Callable[[], object]) -> None:
+        """Call ``adopt`` after each change of the ranks that take part, in the call that finds it.
+
+        For hosts that number the ranks: whoever saves or logs may be lost in any call. Local.
+        """
+        self._followers.append(adopt)
 
     def gather(self, text: str) -> list[str]:
         """Return what every rank passes, by rank; all ranks call, also inside ``consensus()``.
@@ -139,6 +147,8 @@ class Participation:
         self._connection = self._members.connection
         self._take_slots()
         self._watch.is_first = False  # others may be past their first step
+        for follow in self._followers:
+            follow()
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
 

@@ -46,7 +46,7 @@ class Replica(Switched):
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
         self._trained, self._gathering = model.trained, gathering_modules(model.module)
-        self._before = checks.Snapshot(model)
+        self._before, self._followers = checks.Snapshot(model), []
         about: Saved = {"rank": self.world.rank, "nodes": self.world.nodes}
         about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)

@@ -1,6 +1,6 @@
 """The graph of a compiled model, divided so that gradients are exchanged during backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from offbeat.exchange.engine.bucket import BUCKET, FIRST_BUCKET, capacity
 
 
-def compile_in_buckets(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def compile_in_buckets(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     """Compile a graph by inductor in parts, each with the parameters of about one bucket.
 
     The backend ``"offbeat"`` of ``torch.compile``. The backward of a graph hands out all its
