@@ -4,9 +4,9 @@ A block of a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` holds th
 a benchmark, one that begins with ``<!-- claims: NAME -->`` the verdicts on its claims. Columns are
 chosen by their number, rows by a regular expression on their cells:
 ``<!-- table: NAME columns=1,3,4 rows=250mbit -->``. Where a benchmark that needs a GPU has no
-result, the block says so. A block ``<!-- benches: all -->`` lists all benchmarks, with links to
-the sections that have their modules' names as ids. A block ``<!-- evidence: all -->`` sums up the
-papers' claims.
+result, the block says so. A block ``<!-- benches: all -->`` lists all benchmarks page by page, with
+links to the sections that have their modules' names as ids. A block ``<!-- evidence: all -->`` sums
+up the papers' claims.
 """
 
 import json
@@ -21,7 +21,7 @@ from bench.harness.claim import Claim
 from bench.harness.table import Row, markdown
 
 UNMEASURED = "Not yet measured."
-LISTED = ("benchmark", "what it tests", "statements that hold")
+LISTED = ("page", "benchmarks, and their statements that hold")
 BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>table|claims|benches|evidence): (?P<name>\S+)"
     r"(?: columns=(?P<columns>[\d,]+))?(?: rows=(?P<rows>\S+))? -->)"
@@ -64,14 +64,18 @@ def _block(found: re.Match[str]) -> str:
 
 
 def _benches() -> str:
-    return markdown(LISTED, [_listed(bench) for bench in benches()])
+    pages: dict[str, list[str]] = {}
+    for bench in benches():
+        pages.setdefault(bench.name.split("/")[0], []).append(_listed(bench))
+    rows = [(f"[{folder}]({folder}.md)", ", ".join(found)) for folder, found in pages.items()]
+    return markdown(LISTED, rows)
 
 
-def _listed(bench: Bench) -> Row:
+def _listed(bench: Bench) -> str:
     folder, module = bench.name.split("/")
     here = [each for each in evidence.claims(bench) if not each.needs]
     counted = f"{sum(each.holds for each in here)}/{len(here)}" if here else UNMEASURED
-    return f"[{bench.name}]({folder}.md#{module})", bench.claim, counted
+    return f"[{module}]({folder}.md#{module}) {counted.rstrip('.').lower()}"
 
 
 def _evidence() -> str:

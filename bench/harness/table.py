@@ -19,8 +19,8 @@ def terminal(title: str, headings: Row, rows: Sequence[Row]) -> Table:
 
 def markdown(headings: Row, rows: Sequence[Row]) -> str:
     """The same in Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
+    first, *others = (f"| {' | '.join(map(_escaped, line))} |\n" for line in (headings, *rows))
+    return "".join([first, "|" + "---|" * len(headings) + "\n", *others])
 
 
 def _escaped(cell: str) -> str:

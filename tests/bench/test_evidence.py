@@ -104,7 +104,7 @@ def test_the_list_counts_statements_that_this_hardware_can_show(
     ))  # fmt: skip
     evidence(yes, no, many)
     bench = Bench(name="sgp/some", claim="what", minutes=2)
-    assert _listed(bench) == ("[sgp/some](sgp.md#some)", "what", "1/2")
+    assert _listed(bench) == "[some](sgp.md#some) 1/2"
 
 
 def test_a_claim_without_source_is_about_the_only_one_of_its_bench(
