@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -106,12 +107,32 @@ def shown(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _table(group: str, rows: list[Row]) -> str:
-    lines = [f"## {group}", "", "| fault | what happens | tested with |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {row.case} | {row.outcome} | {_ranks(row)} |" for row in rows])
+    """A line for each outcome, with all faults that have it."""
+    faults: dict[str, list[str]] = {}
+    for row in rows:
+        faults.setdefault(_brief(row.outcome), []).append(row.case + "†" * row.processes)
+    lines = [f"## {group}", "", "fault | what happens", "---|---"]
+    return "\n".join(lines + [f"{_joined(cases)} | {what}" for what, cases in faults.items()])
 
 
-def _ranks(row: Row) -> str:
-    return "processes" if row.processes else "threads"
+def _brief(outcome: str) -> str:
+    """Without what the text of an error names, which its test asserts."""
+    return outcome.partition(";")[0] if outcome.startswith(("ValueError", "PeerLost")) else outcome
+
+
+def _joined(cases: list[str]) -> str:
+    """Sentences that begin with the same three words or more tell them once."""
+    texts: list[str] = []
+    begin: list[str] = []
+    for case in map(str.split, cases):
+        same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(begin, case, strict=False))])
+        if same >= 3:
+            texts[-1] += " / " + " ".join(case[same:])
+            begin = case[:same]
+        else:
+            texts.append(" ".join(case))
+            begin = case
+    return "<br>".join(texts)
 
 
 def _summary(groups: dict[str, list[Row]]) -> str:

@@ -159,12 +159,12 @@ def test_16_bit_parameters_make_the_progress_of_float32(case: Case) -> None:
 @every_recipe
 @pytest.mark.fault(
     "a rank skips its optimizer step",
-    "training goes on; finish() makes ranks equal, with a RuntimeWarning if they always were",
+    "training goes on; finish() makes ranks equal",
     group="Gradients",
 )
 @pytest.mark.fault(
     "detach() is called twice, then the model is trained on alone",
-    "no error; no thread and no hook is left",
+    "no thread and no hook is left",
     group="Leaving",
 )
 @pytest.mark.filterwarnings("ignore:rank .* keeps them equal:RuntimeWarning")

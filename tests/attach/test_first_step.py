@@ -61,7 +61,7 @@ MAY_DIFFER = ["sgp", "local_sgd(every=2)", "d_psgd"]
 @pytest.mark.parametrize("text", [*KEPT_EQUAL, *IN_A_NODE])
 @pytest.mark.fault(
     "a rank loads another model file after replicate(), or forgets to",
-    "ValueError on all ranks in the first step, where the algorithm keeps the ranks equal",
+    "ValueError on all ranks in the first step, where the method keeps ranks equal",
 )
 def test_one_rank_starts_from_another_file(text: str) -> None:
     said = outcome(text, odd=1)
@@ -72,7 +72,7 @@ def test_one_rank_starts_from_another_file(text: str) -> None:
 @pytest.mark.parametrize("text", MAY_DIFFER)
 @pytest.mark.fault(
     "a rank loads another model file under sgp, local_sgd or d_psgd",
-    "a note in stats() on every rank; training averages the models",
+    "a note in stats(); training averages the models",
 )
 def test_a_note_where_ranks_may_differ(text: str) -> None:
     for notes in outcome(text, odd=1):
@@ -121,8 +121,8 @@ def test_one_rank_resumes_from_another_file(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)"])
 @pytest.mark.fault(
-    "a rank resumes without its optimizer's state, and its model drifts away",
-    "RuntimeWarning and note on all ranks from finish(), where the algorithm keeps ranks equal",
+    "a rank resumes without its optimizer's state",
+    "RuntimeWarning from finish(), where the method keeps ranks equal",
 )
 def test_replicas_that_have_drifted_apart(text: str) -> None:
     def work(world: World) -> list[str]:

@@ -529,9 +529,7 @@ def test_two_methods_on_two_workers_in_two_rounds(script: Path, tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.fault(
-    "a method fails in offbeat compare", "its last lines are shown; the others are reported"
-)
+@pytest.mark.fault("a method fails in offbeat compare", "its last lines are shown; others go on")
 def test_a_failing_method_is_shown_and_the_others_are_reported(
     script: Path, tmp_path: Path
 ) -> None:

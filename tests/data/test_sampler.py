@@ -282,7 +282,7 @@ def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
 @pytest.mark.parametrize("text", ["ddp", "local_sgd(every=3)"])
 @pytest.mark.fault(
     "a rank joins in the middle of an epoch, and another leaves",
-    "each sample is used once all the same",
+    "each sample is used once",
     group="Ranks that join",
 )
 def test_each_sample_once_with_a_join_and_a_leave(text: str) -> None:

@@ -117,7 +117,7 @@ def look(newcomer: Newcomer, seconds: float) -> bool:
 
 @pytest.mark.fault(
     "a rank ends while it waits to be let in",
-    "its request is withdrawn at once, and nobody waits for it",
+    "its request is withdrawn",
 )
 def test_a_request_of_one_who_has_ended_is_withdrawn(links: Links) -> None:
     links.name, request = "run1", JoinRequest(1, 4)

@@ -79,7 +79,7 @@ class Rank:
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.fault(
     "a rank is lost at any moment of a step of an elastic run",
-    "the others go on; none of their steps is lost, and what is in flight is as never sent",
+    "the others go on; no step of theirs is lost",
 )
 def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> None:
     size, others = 4, [0, 2, 3]
@@ -118,7 +118,7 @@ def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> 
 @pytest.mark.parametrize("text", RECIPES)
 @pytest.mark.fault(
     "a new worker joins an elastic run",
-    "it gets model, optimizer, schedule and what the method shares from a donor, bit for bit",
+    "it gets model, optimizer, schedule and shared state, bit for bit",
     group="Ranks that join",
 )
 def test_a_rank_joins(text: str) -> None:
@@ -154,7 +154,7 @@ def test_a_rank_joins(text: str) -> None:
 @pytest.mark.parametrize("text", [text for text in RECIPES if not text.startswith("daso")])
 @pytest.mark.fault(
     "a rank leaves an elastic run (leave())",
-    "the others wait for nothing, and divide what it has not sent",
+    "the others do not wait",
     group="Leaving",
 )
 def test_a_rank_leaves(text: str) -> None:
@@ -221,7 +221,7 @@ def test_mass_stays_when_a_rank_leaves(text: str) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.fault(
     "a rank is lost before another one has left",
-    "the other one leaves all the same, also as the last",
+    "the other one leaves",
     group="Leaving",
 )
 def test_a_leave_outlasts_a_loss() -> None:

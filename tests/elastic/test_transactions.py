@@ -156,7 +156,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 @pytest.mark.parametrize("after", range(5))
 @pytest.mark.fault(
     "a rank is lost at any moment of a step of an elastic run",
-    "the others go on; none of their batches is lost, and all keep equal parameters",
+    "the others go on; no batch is lost, parameters stay equal",
 )
 def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> None:
     def begins(rank: int, step: int) -> None:
@@ -204,7 +204,7 @@ def test_means_are_over_the_weights_of_the_others(text: str, waits: dict[int, in
 @pytest.mark.parametrize("text", RECIPES)
 @pytest.mark.fault(
     "a rank is lost when an exchange has ended on some of the others only",
-    "all of the others keep its result, with the lost rank's part",
+    "all others keep its result",
 )
 def test_what_one_has_committed_all_commit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gather, armed = generation.gather_numbers, set[int]()
@@ -235,7 +235,7 @@ def test_what_one_has_committed_all_commit(text: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("where", ["gather_bytes", "gather_numbers"])
 @pytest.mark.fault(
     "a rank is lost when gather() has ended on some of the others only",
-    "all of the others get its result, or all gather again",
+    "all others get its result, or gather again",
 )
 def test_what_one_has_gathered_all_have(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first gather is of values, in the second one all hear that all have them."""
@@ -435,9 +435,7 @@ dist.destroy_process_group()
 
 @pytest.mark.processes
 @pytest.mark.parametrize("text", ["ddp()", "local_sgd(every=4)", "diloco(every=4)"])
-@pytest.mark.fault(
-    "a process of an elastic run is killed", "the others train on, and end with equal models"
-)
+@pytest.mark.fault("a process of an elastic run is killed", "the others train on to equal models")
 def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(40, 80)
     said = results_of_survivors(SCRIPT, text, victim, at)
@@ -486,8 +484,8 @@ else:
 @pytest.mark.processes
 @pytest.mark.parametrize("text", ["ddp()", "diloco(every=4)"])
 @pytest.mark.fault(
-    "a process of an elastic run gets SIGTERM in the middle of a step (leave_on_signal)",
-    "it leaves after an exchange, and ends; the others wait for nothing",
+    "SIGTERM in the middle of a step of an elastic run (leave_on_signal)",
+    "it leaves after an exchange; the others do not wait",
     group="Leaving",
 )
 def test_a_preempted_process_leaves(text: str) -> None:

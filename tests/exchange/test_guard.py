@@ -60,7 +60,7 @@ def said(replica: offbeat.Replica, call: Any) -> str:
 @pytest.mark.usefixtures("fast_heartbeat")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.fault(
-    "a parameter is NaN or infinite on one rank before an exchange of parameters",
+    "a parameter is NaN or infinite on one rank",
     "ValueError on all ranks; names the rank and the parameter",
 )
 def test_one_bad_number_is_the_same_error_on_all_ranks(method: str) -> None:
@@ -128,7 +128,7 @@ def test_a_bad_number_in_the_slice_of_another_rank_of_the_node(rank: int) -> Non
 @pytest.mark.parametrize("method", REPEATABLE)
 @pytest.mark.fault(
     "a parameter is NaN on one rank before an exchange, with nonfinite='skip'",
-    "the rank takes no step, as if its optimizer had skipped it",
+    "the rank takes no step",
 )
 def test_a_skipped_step_is_one_that_the_optimizer_did_not_make(method: str) -> None:
     """Bit for bit, in steps with an exchange and in others."""
@@ -193,7 +193,7 @@ def test_a_bad_snapshot_is_never_exchanged(within: str) -> None:
 )
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.fault(
-    "a rank has to skip two steps in a row, as under Adam after one NaN",
+    "a rank has to skip two steps in a row",
     "ValueError on all ranks; names the rank and the cause",
 )
 def test_a_second_skip_in_a_row_is_an_error(method: str, resumed: bool) -> None:

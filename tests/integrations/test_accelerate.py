@@ -64,7 +64,7 @@ def test_an_accelerator_trains_again(cases: Cases) -> None:
 
 @pytest.mark.fault(
     "a rank cannot write its file of a checkpoint of Accelerate",
-    "`ValueError` on all ranks; `newest_checkpoint` returns the one before",
+    "ValueError on all ranks; `newest_checkpoint` returns the one before",
     group="Checkpoints",
 )
 def test_the_newest_checkpoint_is_one_of_all_ranks(cases: Cases) -> None:
@@ -106,9 +106,8 @@ def test_the_page_trains(cases: Cases) -> None:
 
 @pytest.mark.timeout(150)
 @pytest.mark.fault(
-    "rank 0 is killed under `prepare(..., elastic=True)` of Accelerate, and another process joins",
-    "the others train on, and the next one saves; the new rank has their model, optimizer and "
-    "schedule, and the data of the lost one",
+    "rank 0 is killed under Accelerate, and another process joins",
+    "the others train on and save; the new rank has their state and the lost one's data",
     group="Losses that a run survives",
 )
 def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]]) -> None:

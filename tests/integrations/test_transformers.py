@@ -36,7 +36,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe:
 
 @pytest.mark.fault(
     "a rank cannot write its file of a checkpoint of the Trainer",
-    "`ValueError` on all ranks; `resume_from_checkpoint=True` takes the one before",
+    "ValueError on all ranks; `resume_from_checkpoint=True` takes the one before",
     group="Checkpoints",
 )
 def test_an_interrupted_checkpoint_is_not_taken(cases: Cases) -> None:
@@ -110,9 +110,8 @@ def test_the_page_trains(cases: Cases) -> None:
 
 @pytest.mark.timeout(150)
 @pytest.mark.fault(
-    "rank 0 is killed under `attach(trainer, elastic=True)`, and another process joins",
-    "the others train on, and the next one saves; the new rank has their model, optimizer, epoch, "
-    "step and schedule",
+    "rank 0 is killed under the Trainer, and another process joins",
+    "the others train on and save; the new rank has their state",
     group="Losses that a run survives",
 )
 def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]]) -> None:

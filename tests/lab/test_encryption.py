@@ -103,9 +103,8 @@ def trained(encrypt: bool) -> tuple[list[str], bytes]:
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables for the firewall")
 @pytest.mark.fault(
-    "somebody listens on the line between two nodes, or connects to a node from there",
-    "in a WireGuard network neither parameters nor the token are seen, and one UDP port is open; "
-    "without one, parameters are",
+    "somebody listens or connects between two nodes of a WireGuard network",
+    "neither parameters nor the token are seen; one UDP port is open",
 )
 def test_a_capture_finds_neither_parameters_nor_the_token() -> None:
     plain, seen = trained(encrypt=False)

@@ -296,7 +296,7 @@ class CutAfter(Fault):
 
 @pytest.mark.fault(
     "the link of a node is cut for minutes",
-    "PeerLost on every rank within 15 s, also on that node, each for itself",
+    "PeerLost on every rank within 15 s",
     group="Lost ranks and connections",
 )
 def test_a_cut_that_lasts_ends_every_rank_for_itself() -> None:

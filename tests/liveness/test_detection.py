@@ -89,7 +89,7 @@ def found_by_others(fault: str) -> dict[str, list[float]]:
     [("killed", "its process has ended", 4.0), ("frozen", "no answer for 3 s", 8.0)],
 )
 @pytest.mark.fault(
-    "a process is killed, or frozen with its connections open",
+    "a process is killed, or freezes",
     "PeerLost on all others, after less than 1 s or about 6 s; names it and says why",
     group="Lost ranks and connections",
 )
@@ -103,7 +103,7 @@ def test_a_lost_process_is_known_to_all_others_soon(fault: str, why: str, limit:
 
 @pytest.mark.processes
 @pytest.mark.fault(
-    "a call holds Python's lock for longer than a process may be silent",
+    "a call holds Python's lock for long",
     "the others wait; no error",
     group="Lost ranks and connections",
 )

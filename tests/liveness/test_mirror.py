@@ -122,7 +122,7 @@ def test_calls_wait_for_the_server_longer_than_their_limit(
 
 @pytest.mark.fault(
     "`offbeat store` is killed and not started again within a minute",
-    "`PeerLost`: the store is lost; on all ranks that need it",
+    "PeerLost: the store is lost; on all ranks that need it",
 )
 def test_a_server_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "AWAY", 0.5)

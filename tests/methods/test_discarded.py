@@ -143,7 +143,7 @@ ALGORITHMS = {
     "slgs(0.05)": {"given": True},
 }
 discards = pytest.mark.fault(
-    "a script discards a gradient (a GAN's generator loss runs through the discriminator)",
+    "a script discards a gradient (GAN)",
     "residuals as before that backward",
 )
 

@@ -47,7 +47,7 @@ def backward(model: nn.Module, factor: float) -> None:
             name,
             way,
             marks=pytest.mark.fault(
-                "a script keeps gradients over a backward (PCGrad, gradient surgery)",
+                "a script keeps gradients over a backward (PCGrad)",
                 "they keep their values",
             )
             if name == "ddp"

@@ -281,8 +281,8 @@ def check_means(
 @pytest.mark.parametrize("loss", [sandwiched, repeated])
 @pytest.mark.parametrize("text", ["ddp()", "ddp(wire='bf16')", *ONE_EACH])
 @pytest.mark.fault(
-    "a parameter is used several times, at least once in a reentrant checkpoint",
-    "the exact mean, or ValueError on all ranks that names use_reentrant=False",
+    "a parameter is used several times, with reentrant checkpoints",
+    "the exact mean, or ValueError on all ranks",
 )
 def test_a_gradient_that_is_ready_twice_is_right_or_an_error_on_all_ranks(
     text: str, loss: Callable[..., Tensor]
@@ -913,7 +913,7 @@ def test_nested_backwards_are_exchanged_once() -> None:
 
 
 @pytest.mark.fault(
-    "a backward raises and is run again", "the exact mean, or the same ValueError on all ranks"
+    "a backward raises and is run again", "the exact mean, or ValueError on all ranks"
 )
 def test_a_backward_that_fails_can_be_tried_again() -> None:
     """As after running out of memory: it is right, or an error that says what happened."""
@@ -952,7 +952,7 @@ def fail(grad: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 @pytest.mark.fault(
     "a backward keeps its graph (create_graph=True)",
-    "the exact mean, or the same ValueError on all ranks",
+    "the exact mean, or ValueError on all ranks",
 )
 def test_create_graph_is_averaged_or_refused_alike() -> None:
     """Second-order optimizers call ``backward(create_graph=True)``."""
@@ -980,8 +980,8 @@ def test_create_graph_is_averaged_or_refused_alike() -> None:
 
 @pytest.mark.parametrize("source", ["autograd.grad", "torch.func"])
 @pytest.mark.fault(
-    "gradients come from torch.autograd.grad or torch.func, without a backward",
-    "RuntimeWarning that says so; each rank keeps its own gradient",
+    "gradients come from torch.autograd.grad or torch.func",
+    "RuntimeWarning; each rank keeps its own gradient",
 )
 def test_gradients_that_no_backward_accumulated(source: str) -> None:
     """They run no hook: such a step counts as one without a backward."""
@@ -1012,7 +1012,7 @@ def test_gradients_that_no_backward_accumulated(source: str) -> None:
 @pytest.mark.parametrize("when", ["before replicate", "after replicate"])
 @pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)", "ddp(bucket_mb=1e-5)"])
 @pytest.mark.fault(
-    "an optimizer steps in hooks of backward, before gradients are exchanged",
+    "an optimizer steps in hooks of backward",
     "ValueError on all ranks; names the parameter",
 )
 def test_an_optimizer_that_steps_inside_backward(text: str, when: str, clear: bool) -> None:
@@ -1104,8 +1104,8 @@ def test_training_with_adam_follows_one_process_with_the_whole_batch(text: str) 
 @pytest.mark.parametrize("last_syncs", [True, False])
 @either_wire
 @pytest.mark.fault(
-    "an optimizer steps after set_requires_sync(False) alone, for instance in a shorter last step",
-    "RuntimeWarning and note in stats(): the gradients were not exchanged",
+    "an optimizer steps after set_requires_sync(False) alone",
+    "RuntimeWarning and note in stats()",
 )
 def test_an_optimizer_that_uses_gradients_which_were_not_exchanged(
     text: str, last_syncs: bool

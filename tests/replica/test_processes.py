@@ -152,8 +152,8 @@ def _train_until_interrupted(rank: int, results: Any, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["ddp", "sgp('complete')"])
 @pytest.mark.fault(
-    "a rank is interrupted (Ctrl-C) while it waits for another one",
-    "KeyboardInterrupt within seconds; PeerLost on the others, names the rank",
+    "Ctrl-C on a rank that waits for another one",
+    "KeyboardInterrupt within seconds; PeerLost on the others",
 )
 def test_ctrl_c_ends_a_wait(text: str) -> None:
     """In backward or in step(), for a rank that is elsewhere until the interrupt was heard."""

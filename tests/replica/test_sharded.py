@@ -355,7 +355,7 @@ def diverging(rank: int, results: Any) -> None:
 
 @pytest.mark.fault(
     "the shard of one rank is not finite under adasum",
-    "ValueError on all ranks that names the parameter",
+    "ValueError on all ranks; names the parameter",
     group="Gradients",
 )
 def test_a_shard_that_is_not_finite() -> None:
@@ -376,7 +376,7 @@ REFUSED = {
 
 
 @pytest.mark.fault(
-    "a model is sharded over nodes, in part, or under a method that cannot exchange shards",
+    "a model is sharded over nodes, in part, or under a method that cannot",
     "ValueError on all ranks",
     group="Models and algorithms",
 )

@@ -91,7 +91,7 @@ def found() -> list[dict[str, Any]]:
 
 @pytest.mark.processes
 @pytest.mark.fault(
-    "ZeroRedundancyOptimizer steps under a method whose gradients differ between ranks",
+    "ZeroRedundancyOptimizer where gradients differ between ranks",
     "ValueError on all ranks in the first step, before it changes a parameter",
     group="Settings and arguments",
 )
@@ -104,7 +104,7 @@ def test_a_sharding_optimizer_needs_equal_gradients(found: list[dict[str, Any]])
 
 @pytest.mark.processes
 @pytest.mark.fault(
-    "an optimizer communicates in its step under a method whose gradients differ between ranks",
+    "an optimizer communicates where gradients differ between ranks",
     "RuntimeWarning, once; names the optimizer",
     group="Settings and arguments",
 )

@@ -210,7 +210,7 @@ def test_the_graph_that_the_faults_start_from_is_valid() -> None:
 @pytest.mark.parametrize("what", FAULTS)
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.fault(
-    "a topology has sends without receives, or shares that do not add up",
+    "a topology has unmatched sends, or shares that do not add up",
     "ValueError; names the exchange and the participant",
 )
 def test_validation_names_the_fault(what: str, at: int) -> None:
@@ -269,7 +269,7 @@ def test_validation_agrees_with_a_walk_over_the_graph(first: Array) -> None:
 @examples
 @given(graph=digraphs(), data=st.data())
 @pytest.mark.fault(
-    "a topology has sends without receives, or shares that do not add up",
+    "a topology has unmatched sends, or shares that do not add up",
     "ValueError; names the exchange and the participant",
 )
 def test_one_broken_thing_in_a_random_graph_is_refused(graph: Array, data: st.DataObject) -> None:

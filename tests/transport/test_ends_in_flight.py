@@ -9,8 +9,8 @@ import pytest
 
 @pytest.mark.processes
 @pytest.mark.fault(
-    "a process ends while a call waits for the store, a connection or an exchange",
-    "it ends with its own exit status, also if the call returns while Python finalizes",
+    "a process ends while one of its calls waits",
+    "it keeps its exit status",
 )
 @pytest.mark.parametrize("call", ["store_call", "opening", "exchange"])
 def test_a_call_that_is_in_flight_at_the_end_does_not_abort_the_process(call: str) -> None:

@@ -50,7 +50,7 @@ print("parent done", flush=True)
 @pytest.mark.processes
 @pytest.mark.fault(
     "a forked child of a rank exits, or calls detach()",
-    "the child ends, the rank trains on; other calls in the child are a ValueError",
+    "the child ends, the rank trains on",
 )
 def test_a_forked_child_neither_hangs_nor_disturbs_its_parent() -> None:
     done = subprocess.run(

@@ -52,7 +52,7 @@ def _repeat(rank: int, results: Any, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.fault(
     "a process is killed while it sends a large message",
-    "PeerLost on all others, although Gloo ends no wait for half a message",
+    "PeerLost on all others",
     group="Lost ranks and connections",
 )
 def test_half_a_message_holds_nobody(call: str) -> None:

@@ -34,8 +34,8 @@ def error(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
 
 
 @pytest.mark.fault(
-    "OFFBEAT_STORE is malformed, nobody answers there, or what answers is no `offbeat store`",
-    "`ValueError`, with what to start",
+    "OFFBEAT_STORE is malformed, or no `offbeat store` answers there",
+    "ValueError; with what to start",
 )
 def test_wrong_addresses(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
     assert "expected 'host:port'" in error(monkeypatch, "")
@@ -51,7 +51,7 @@ def test_wrong_addresses(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> N
         host_store(port)
 
 
-@pytest.mark.fault("nobody listens at OFFBEAT_STORE", "`ValueError` after a minute")
+@pytest.mark.fault("nobody listens at OFFBEAT_STORE", "ValueError after a minute")
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from ranks import free_port
 
@@ -61,8 +61,8 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.fault(
-    "the store is for another run, or for fewer ranks than the launcher has started",
-    "`ValueError`, with both names or numbers",
+    "the store is for another run or fewer ranks",
+    "ValueError; with both names or numbers",
 )
 def test_another_run(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
     Runs(server, About("resnet", 2))

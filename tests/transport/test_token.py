@@ -40,8 +40,8 @@ def use(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     ],
 )
 @pytest.mark.fault(
-    "a process has another OFFBEAT_TOKEN than the run, or one of both has none",
-    "`ValueError` within 5 s; it has written nothing, and the run goes on",
+    "a process has another OFFBEAT_TOKEN than the run",
+    "ValueError within 5 s; it has written nothing, and the run goes on",
 )
 def test_a_stranger_is_told_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, ours: str | None, theirs: str | None, said: str
@@ -85,9 +85,8 @@ def test_runs_with_different_tokens_do_not_share_keys(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.fault(
-    "OFFBEAT_TOKEN is set where `init_process_group` has connected the ranks, which asks nobody "
-    "for it",
-    "the same `ValueError` on all ranks, with what to use instead",
+    "OFFBEAT_TOKEN is set although `init_process_group` connected the ranks",
+    "ValueError on all ranks; with what to use instead",
 )
 def test_a_process_group_that_asks_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, OURS)
@@ -134,8 +133,8 @@ def ports_of(process: int) -> set[int]:
 @pytest.mark.processes
 @pytest.mark.timeout(100)
 @pytest.mark.fault(
-    "a stranger connects to all ports of a run and sends what nobody expects there",
-    "the run goes on (a stranger who knows the protocols is kept out by an encrypted network only)",
+    "a stranger connects to all ports and sends what nobody expects",
+    "the run goes on",
 )
 def test_noise_at_all_ports_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     server, context = host_store(0), fork_server()  # before: it keeps the environment

@@ -108,7 +108,7 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> N
 
 
 @pytest.mark.fault(
-    "OFFBEAT_CONNECTIONS is no number, or differs between ranks", "the same `ValueError` on all"
+    "OFFBEAT_CONNECTIONS is no number, or differs between ranks", "ValueError on all ranks"
 )
 def test_wrong_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = Exchanged(torch.nn.Linear(2, 1)), []

@@ -308,7 +308,7 @@ def test_an_update_that_is_not_finite_names_its_owner() -> None:
 
 
 @pytest.mark.fault(
-    "a second backward runs before step(), with partition=True",
+    "a second backward before step(), with partition=True",
     "ValueError on all ranks; names set_requires_sync()",
 )
 def test_a_second_backward_before_the_step_is_refused_on_all_ranks() -> None:

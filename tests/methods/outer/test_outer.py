@@ -409,7 +409,7 @@ def test_settings_are_equal_and_read_alike_on_all_ranks() -> None:
 
 @pytest.mark.fault(
     "diloco has more fragments than the model has layers",
-    "`ValueError` on all ranks, with the number of layers",
+    "ValueError on all ranks; with the number of layers",
     group="Settings and arguments",
 )
 def test_more_fragments_than_layers() -> None:
@@ -422,7 +422,7 @@ def test_more_fragments_than_layers() -> None:
 
 @pytest.mark.fault(
     "a model file is loaded after replicate() under diloco",
-    "`ValueError` on all ranks in the first step, unless finish() was called after loading",
+    "ValueError on all ranks in the first step, unless finish() came between",
     group="Models and algorithms",
 )
 def test_a_model_that_is_loaded_late_needs_finish() -> None:
@@ -455,7 +455,7 @@ def test_a_model_that_is_loaded_late_needs_finish() -> None:
 @pytest.mark.parametrize("nodes", RANKS_AND_NODES)
 @pytest.mark.fault(
     "a rank diverges under diloco",
-    "`ValueError` on all ranks that names the parameter; the anchor keeps its value",
+    "ValueError on all ranks; names the parameter; the anchor keeps its value",
     group="Gradients",
 )
 @pytest.mark.parametrize("wire", [None, "bf16", "int8", Sparse()], ids=str)

@@ -285,7 +285,7 @@ def test_texts_are_read_and_written() -> None:
 
 @pytest.mark.fault(
     "a model file is loaded after replicate() under sgp(outer=...)",
-    "`ValueError` on all ranks in the first step, unless finish() was called after loading",
+    "ValueError on all ranks in the first step, unless finish() came between",
     group="Models and algorithms",
 )
 def test_a_model_that_is_loaded_late_needs_finish() -> None:
@@ -310,7 +310,7 @@ def test_a_model_that_is_loaded_late_needs_finish() -> None:
 @pytest.mark.parametrize("nodes", RANKS_AND_NODES)
 @pytest.mark.fault(
     "a rank diverges under sgp(outer=...)",
-    "`ValueError` on all ranks that names the rank and the parameter; the anchor keeps its value",
+    "ValueError on all ranks; names the rank and the parameter; the anchor keeps its value",
     group="Gradients",
 )
 def test_an_average_that_is_not_finite_is_an_error_on_all(nodes: Nodes) -> None:

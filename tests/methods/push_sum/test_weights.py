@@ -143,7 +143,7 @@ def attach(algorithm: offbeat.Algorithm, size: int) -> None:
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.fault(
     "a graph of sgp leaves a participant a weight below 0.2",
-    "a warning at the attach with the factor 1/w, by which its steps are longer",
+    "a warning with the factor 1/w of its steps",
     group="Models and algorithms",
 )
 def test_small_weights_are_warned_of_once(overlap: int) -> None:

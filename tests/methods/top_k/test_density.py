@@ -133,7 +133,7 @@ def test_a_warm_up_ends_at_the_density_of_each_layer() -> None:
 
 
 @pytest.mark.fault(
-    "a pattern of lags(density={...}) matches no parameter, or a parameter matches none",
+    "lags(density={...}) has a pattern, or the model a parameter, without a match",
     "ValueError on all ranks",
     group="Settings and arguments",
 )
@@ -159,7 +159,7 @@ class OfRank:
 
 @pytest.mark.fault(
     "ranks differ in a density by layer under lags",
-    "ValueError on all ranks, with both values",
+    "ValueError on all ranks; with both values",
     group="Settings and arguments",
 )
 @pytest.mark.parametrize(
