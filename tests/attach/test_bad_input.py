@@ -502,7 +502,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:30]))
 @pytest.mark.fault(
-    "a text names no algorithm, or arguments it does not have",
+    "a text names no algorithm, or wrong arguments",
     "ValueError; lists the valid ones",
     group="Settings and arguments",
 )
@@ -841,7 +841,7 @@ CHANGES = {
         pytest.param(
             change,
             marks=pytest.mark.fault(
-                f"parameters are {how} after replicate()",
+                f"after replicate() parameters are {how}",
                 "ValueError on all ranks at the next step(); says to call replicate() again",
             ),
         )
@@ -1033,7 +1033,7 @@ def test_step_on_one_rank_against_another_call_on_the_others(text: str, verb: st
 
 
 @pytest.mark.fault(
-    "a node steps without a backward while another calls finish()",
+    "a node steps without a backward, another calls finish()",
     "ValueError on all ranks; names both calls",
     group="Calls that differ between ranks",
 )
@@ -1100,7 +1100,7 @@ def test_install_of_a_wrapped_optimizer() -> None:
 
 
 @pytest.mark.fault(
-    "install() gets a list of optimizers, or is called twice",
+    "install() gets several optimizers, or is called twice",
     "ValueError",
     group="Settings and arguments",
 )

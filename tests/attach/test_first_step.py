@@ -60,7 +60,7 @@ MAY_DIFFER = ["sgp", "local_sgd(every=2)", "d_psgd"]
 
 @pytest.mark.parametrize("text", [*KEPT_EQUAL, *IN_A_NODE])
 @pytest.mark.fault(
-    "a rank loads another model file after replicate(), or forgets to",
+    "a rank loads another model file, or forgets to",
     "ValueError on all ranks in the first step, where the method keeps ranks equal",
 )
 def test_one_rank_starts_from_another_file(text: str) -> None:

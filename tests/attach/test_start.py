@@ -51,7 +51,7 @@ def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbea
             {"model": 3},
             "rank 1: the model is a int",
             marks=pytest.mark.fault(
-                "one rank alone gives replicate() something that is no model",
+                "replicate() gets no model on one rank",
                 "ValueError on all ranks; names the rank and what it gave",
             ),
         ),
@@ -59,7 +59,7 @@ def attach(mesh: Any = None, model: Any = None, algorithm: Any = None) -> offbea
             {"algorithm": "sgp"},
             "rank 1: the algorithm is 'sgp'",
             marks=pytest.mark.fault(
-                "one rank alone gives replicate() something that is no algorithm",
+                "replicate() gets no algorithm on one rank",
                 "ValueError on all ranks; names the rank and what it gave",
             ),
         ),
@@ -182,7 +182,7 @@ def test_a_late_rank_is_waited_for_and_named_in_a_warning(monkeypatch: pytest.Mo
 
 
 @pytest.mark.fault(
-    "a rank ends after it has called replicate()",
+    "a rank ends after replicate()",
     "PeerLost on all others; names it",
 )
 def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
@@ -199,7 +199,7 @@ def test_a_rank_that_ends_in_the_roll_call_is_named() -> None:
 
 
 @pytest.mark.fault(
-    "a rank comes to replicate() after the timeout of the process group",
+    "a rank comes to replicate() after the timeout",
     "PeerLost on all ranks; names it, also on the late one",
 )
 def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
@@ -217,7 +217,7 @@ def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
 
 
 @pytest.mark.fault(
-    "a rank pauses for longer than the timeout of the process group",
+    "a rank pauses for longer than the timeout",
     "PeerLost on all ranks; names the rank, its call and the timeout",
 )
 def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
@@ -236,7 +236,7 @@ def test_a_pause_longer_than_the_timeout_is_named_on_all() -> None:
 
 
 @pytest.mark.fault(
-    "an exchange takes longer than the timeout of the process group",
+    "an exchange takes longer than the timeout",
     "a warning at half of the timeout, then PeerLost on all ranks that names it and its argument",
     group="Lost ranks and connections",
 )
@@ -299,7 +299,7 @@ def _start(rank: int, results: Any, case: str) -> None:
             "bad mesh",
             "ValueError: rank 1: mesh='a mesh'",
             marks=pytest.mark.fault(
-                "one rank alone gives replicate() something that is no mesh",
+                "replicate() gets no mesh on one rank",
                 "ValueError on all ranks; names the rank and what it gave",
             ),
         ),
@@ -315,7 +315,7 @@ def _start(rank: int, results: Any, case: str) -> None:
             "killed",
             "PeerLost: rank 1 is lost: it ended",
             marks=pytest.mark.fault(
-                "a rank ends before it calls replicate()",
+                "a rank ends before replicate()",
                 "PeerLost on all others; names it, within 10 s",
             ),
         ),

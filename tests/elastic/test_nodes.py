@@ -119,7 +119,7 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
 @pytest.mark.parametrize("more", ["", "overlap=1, "])
 @pytest.mark.fault(
     "a node is lost and starts again",
-    "its ranks join together",
+    "it joins",
     group="Ranks that join",
 )
 def test_a_node_returns(more: str, draws: random.Random) -> None:
@@ -167,8 +167,8 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
     ],
 )
 @pytest.mark.fault(
-    "a node is lost and starts again, under any recipe with nodes",
-    "each of its ranks gets model and optimizer",
+    "a node is lost and starts again under any recipe",
+    "it gets model, optimizer, schedule and shared state, bit for bit",
     group="Ranks that join",
 )
 def test_a_node_is_healed_as_one(text: str) -> None:
@@ -262,7 +262,7 @@ def test_each_sample_once_with_a_node_that_returns(text: str) -> None:
 @pytest.mark.processes
 @pytest.mark.fault(
     "a process of a node is killed, and the node starts again",
-    "the node joins",
+    "it joins",
     group="Ranks that join",
 )
 @pytest.mark.parametrize("text", ["sgp(overlap=1, within='local')", "daso(every=4)"])

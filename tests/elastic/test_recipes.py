@@ -78,8 +78,8 @@ class Rank:
 @pytest.mark.parametrize("text", RECIPES)
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.fault(
-    "a rank is lost at any moment of a step of an elastic run",
-    "the others go on; no step of theirs is lost",
+    "a rank is lost at any moment of a step",
+    "the others train on; no batch is lost",
 )
 def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> None:
     size, others = 4, [0, 2, 3]
@@ -117,7 +117,7 @@ def test_a_loss_at_any_message(text: str, after: int, waits: dict[int, int]) -> 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("text", RECIPES)
 @pytest.mark.fault(
-    "a new worker joins an elastic run",
+    "a worker joins",
     "it gets model, optimizer, schedule and shared state, bit for bit",
     group="Ranks that join",
 )

@@ -81,8 +81,8 @@ def train(world: World, first: str, second: str, arm: Any) -> tuple[Array, dict[
     [("ddp", LOCAL, 3), (LOCAL, "ddp", 5)],
 )
 @pytest.mark.fault(
-    "a rank is lost while an elastic run switches method",
-    "the others switch",
+    "a rank is lost while the run switches method",
+    "the others train on",
 )
 def test_a_loss_in_a_switch(first: str, second: str, after: int, waits: dict[int, int]) -> None:
     def arm(rank: int) -> None:

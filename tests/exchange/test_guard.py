@@ -127,7 +127,7 @@ def test_a_bad_number_in_the_slice_of_another_rank_of_the_node(rank: int) -> Non
 
 @pytest.mark.parametrize("method", REPEATABLE)
 @pytest.mark.fault(
-    "a parameter is NaN on one rank before an exchange, with nonfinite='skip'",
+    "a parameter is NaN on one rank, with nonfinite='skip'",
     "the rank takes no step",
 )
 def test_a_skipped_step_is_one_that_the_optimizer_did_not_make(method: str) -> None:

@@ -107,7 +107,7 @@ def test_the_page_trains(cases: Cases) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.fault(
     "rank 0 is killed under Accelerate, and another process joins",
-    "the others train on and save; the new rank has their state and the lost one's data",
+    "the others train on and save; the new rank has their state",
     group="Losses that a run survives",
 )
 def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]]) -> None:

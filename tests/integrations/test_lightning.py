@@ -168,7 +168,7 @@ def test_the_script_of_the_page(cases: dict[str, Ranks]) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.fault(
     "rank 0 is killed under Lightning, and another process joins",
-    "the others fit on and save; the new rank has their state and best checkpoint",
+    "the others train on and save; the new rank has their state",
     group="Losses that a run survives",
 )
 def test_a_killed_rank_and_one_that_joins(killed_and_joined: Ranks) -> None:

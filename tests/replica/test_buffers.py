@@ -144,7 +144,7 @@ def test_a_model_without_buffers_sends_nothing_for_them() -> None:
 
 
 @pytest.mark.fault(
-    "a persistent buffer is resized, cast or removed on one rank after replicate()",
+    "a persistent buffer is resized, cast or removed on one rank",
     "ValueError on all ranks in the next backward; names the buffer",
 )
 def test_a_buffer_that_changes_on_one_rank() -> None:

@@ -122,7 +122,7 @@ def no_batches(replica: offbeat.Replica) -> None:
 
 
 @pytest.mark.fault(
-    "update_bn() outside of consensus(), or without a batch on any rank",
+    "update_bn() outside of consensus(), or without a batch",
     "ValueError on all ranks; says where to call it",
     group="Calls that differ between ranks",
 )

@@ -223,7 +223,7 @@ VERBS: dict[str, Callable[[offbeat.Replica], object]] = {
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VERBS, 2)))
 @pytest.mark.filterwarnings("ignore:rank .* a step.. without a backward:RuntimeWarning")
 @pytest.mark.fault(
-    "finish, consensus, consensus_distance, load_state_dict or step in different order",
+    "calls in different order",
     "ValueError on all ranks; names both calls",
 )
 def test_calls_in_different_order(text: str, one: str, other: str) -> None:

@@ -46,7 +46,7 @@ def test_calls_in_different_orders() -> None:
 
 
 @pytest.mark.fault(
-    "a backward exchanges through two replicas, in different orders on two ranks",
+    "a backward exchanges through two replicas in different orders",
     "ValueError on all ranks after 15 s, if the ranks wait for each other; names both replicas",
 )
 def test_backwards_in_different_orders() -> None:

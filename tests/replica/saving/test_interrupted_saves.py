@@ -104,7 +104,7 @@ MOMENTS = [
 @pytest.mark.filterwarnings("ignore:the last save in:RuntimeWarning")
 @pytest.mark.fault(
     "a rank is killed while it saves by `save_per_rank`",
-    "`load_per_rank` loads one step on all ranks: the last save or the new one",
+    "all load the last save or the new one",
     group="Checkpoints",
 )
 @pytest.mark.parametrize("shared", [True, False], ids=["one folder", "a folder for each rank"])
@@ -362,7 +362,7 @@ def kill(spawned: Spawned, path: Path, draws: random.Random) -> None:
 @pytest.mark.timeout(60 + 10 * KILLS)
 @pytest.mark.fault(
     "a process is killed while it saves again and again",
-    "every restart resumes from the last whole save of all ranks",
+    "every restart resumes from the last whole save",
     group="Checkpoints",
 )
 def test_every_restart_after_a_kill_finds_a_whole_save(

@@ -169,7 +169,7 @@ def test_a_missing_file_is_named_on_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "a rank's own file is torn, or holds other parts than those to load",
+    "a rank's own file is torn, or holds other parts",
     "ValueError on all ranks",
     group="Checkpoints",
 )

@@ -110,7 +110,7 @@ DAMAGES: dict[str, Callable[[Path, Parts], None]] = {
 
 
 @pytest.mark.fault(
-    "`load_per_rank` is refused on one rank, whatever the reason",
+    "`load_per_rank` is refused on one rank",
     "ValueError on all ranks; optimizers, schedulers, scalers and replicas of all ranks are as "
     "before",
     group="Checkpoints",
