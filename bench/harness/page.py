@@ -44,8 +44,9 @@ def rewrite() -> list[Path]:
 
 
 def _block(found: re.Match[str]) -> str:
+    columns = [int(c) - 1 for c in (found["columns"] or "").split(",") if c]
     if found["kind"] in ("benches", "evidence"):
-        table = _benches() if found["kind"] == "benches" else _evidence()
+        table = _benches() if found["kind"] == "benches" else _evidence(columns)
         return f"{found['begin']}\n\n{table}\n<!-- end -->"
     path = files.RESULTS / f"{found['name']}.json"
     if not path.exists():
@@ -58,7 +59,6 @@ def _block(found: re.Match[str]) -> str:
     else:
         headings, rows = result["headings"], result["rows"]
     rows = [row for row in rows if re.search(found["rows"] or "", " | ".join(row))]
-    columns = [int(c) - 1 for c in (found["columns"] or "").split(",") if c]
     table = markdown(_chosen(headings, columns), [_chosen(row, columns) for row in rows])
     return f"{found['begin']}\n\n{table}\n<!-- end -->"
 
@@ -78,9 +78,10 @@ def _listed(bench: Bench) -> str:
     return f"[{module}]({folder}.md#{module}) {counted.rstrip('.').lower()}"
 
 
-def _evidence() -> str:
+def _evidence(columns: Sequence[int]) -> str:
     found = evidence.collect()
-    return f"{evidence.counted(found)}\n\n{markdown(evidence.HEADINGS, [e.row for e in found])}"
+    rows = [_chosen(each.row, columns) for each in found]
+    return f"{evidence.counted(found)}\n\n{markdown(_chosen(evidence.HEADINGS, columns), rows)}"
 
 
 def _chosen(row: Row, columns: Sequence[int]) -> Row:
