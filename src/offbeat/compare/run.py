@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,16 +117,28 @@ def _execute(run: Run, experiment: Experiment, runner: Runner) -> None:
         command, slow = experiment.command(run.method), experiment.stragglers
         code = runner.run(command, env=env, faults=slow, on_line=keep)
     if code != 0:
-        # The rank that failed first holds the cause: the others may print more, but only that
-        # they have lost a peer. The runner names it.
-        first = re.search(r"rank (\d+) failed", "\n".join(lines.get(None, ())))
-        run.failed_rank = int(first[1]) if first else None
+        run.failed_rank = _cause(lines)
         run.last_lines = list(lines.get(run.failed_rank, ()))
         if not experiment.env_only and any(map(_REFUSED_OPTION.search, run.last_lines)):
             run.last_lines.append(_USE_ENV_ONLY)
     elif fault := _recording_fault(run):
         code, run.last_lines = 1, [fault]
     run.code = code
+
+
+def _cause(lines: Mapping[int | None, Iterable[str]]) -> int | None:
+    """Return the rank whose lines hold the cause of a failure; the runner names one that ended.
+
+    >>> _cause({None: ["rank 0 failed: exit code 1"], 0: ["PeerLost: rank 1 has left"], 1: ["-"]})
+    1
+    """
+    named = re.search(r"rank (\d+) failed", "\n".join(lines.get(None, ())))
+    if named is None:
+        return None
+    ended = int(named[1])
+    # Both may have ended between two looks of the runner: then the one that waited names the other.
+    lost = re.search(r"PeerLost: rank (\d+)", "\n".join(lines.get(ended, ())))
+    return int(lost[1]) if lost is not None and int(lost[1]) in lines else ended
 
 
 def _recording_fault(run: Run) -> str | None:
