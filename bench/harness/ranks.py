@@ -7,20 +7,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from bench.harness.console import console
 from bench.harness.environment import environment
 from offbeat.compare import open_runner
 from offbeat.lab import Runner
+from offbeat.lab.network.links import LinkOptions
 
 LAST = 30  # lines of output that an error shows
 
 
 @contextmanager
-def nodes(count: int, procs: int, rate: str | None) -> Iterator[Runner]:
+def nodes(
+    count: int, procs: int, rate: str | None, **far: Unpack[LinkOptions]
+) -> Iterator[Runner]:
     """Emulated nodes; without root, the loopback of this machine with a notice."""
-    with open_runner(count, procs, rate) as (runner, unshaped):
+    with open_runner(count, procs, rate, **far) as (runner, unshaped):
         if unshaped and rate:
             console.print(unshaped)
         yield runner
@@ -54,12 +57,14 @@ def on_nodes(
     procs: int = 1,
     rate: str | None = None,
     gpu: bool = False,
+    **far: Unpack[LinkOptions],
 ) -> Any:
     """Call ``work(case)`` on every rank; returns the result of rank 0. With ``gpu`` all see GPUs.
 
+    ``far`` are further options of :class:`offbeat.lab.Lab`.
     ``work`` is a function of a module; it, the case and the result can be pickled.
     """
-    with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate) as runner:
+    with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate, **far) as runner:
         file = Path(folder, "case")
         file.write_bytes(pickle.dumps((work, case)))
         command = [sys.executable, "-m", "bench.harness.rank", caller(), str(file)]

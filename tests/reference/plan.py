@@ -10,14 +10,20 @@ Times = list[float]
 
 
 def ring(starts: Times, chunk: float, turns: int, alpha: float, rate: float) -> Times:
-    """Every rank sends a chunk to the next one in every hop, once it has the previous one's."""
-    times = list(starts)
-    for _ in range(turns * (len(times) - 1)):
-        times = [
-            max(times[r], times[r - 1], times[(r + 1) % len(times)]) + alpha + chunk / rate
-            for r in range(len(times))
-        ]
-    return times
+    """Every rank sends a chunk to the next one in every hop, once it has the previous one's.
+
+    In two halves: each is announced by its receiver once that has the same half of the hop before.
+    """
+    n, free = len(starts), list(starts)
+    halves = [list(starts), list(starts)]
+    for _ in range(turns * (n - 1)):
+        for half, times in enumerate(halves):
+            leaves = [
+                max(times[r], times[r - 1], times[(r + 1) % n]) + 2 * alpha for r in range(n)
+            ]
+            free = [max(f, t) + chunk / 2 / rate for f, t in zip(free, leaves, strict=True)]
+            halves[half] = list(free)
+    return [max(both) for both in zip(*halves, strict=True)]
 
 
 def all_reduce(starts: Times, nbytes: float, alpha: float, rate: float) -> Times:

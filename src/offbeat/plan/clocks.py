@@ -1,17 +1,22 @@
 """The clocks of all ranks, what they have sent, and the collectives that join them."""
 
+from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.plan.fabric import Fabric
+from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.profile import Profile
 from offbeat.plan.speeds import Speeds
+from offbeat.plan.windows import FAR, Windows, lossy
 from offbeat.transport.world import Axis
 
 Array = NDArray[np.float64]
+SETTLED = 16  # hops after which windows have grown as far as they do
+GLOO_SEGMENT = 2**20  # bytes of a message of a ring, at most; two are on their way
 
 
 @final
@@ -20,7 +25,7 @@ class Clocks:
     """Holds the time of every rank's training thread, in arrays (nodes, ranks per node).
 
     A collective joins the members of a group: it begins when the last of them has come and the
-    group's last collective has ended. Its hops, rounds of max-plus algebra in which everybody
+    last but one of the group has ended, since Gloo runs two at a time. They share the link. Its hops, rounds of max-plus algebra in which everybody
     waits for a neighbour, end at the same time on all members after one turn.
 
     Attributes:
@@ -29,9 +34,11 @@ class Clocks:
         now: the time of every rank.
         began: the time of every rank from which steps count.
         pace: by how much longer each rank computes in this step.
-        busy: when the last collective on each axis has ended.
+        lanes: when the last two collectives on each axis have ended, the earlier first.
+        carried: when the bytes of the last one have passed.
         sent: bytes that ranks have sent, by axis, as ``replica.stats()`` counts them.
         crossed: bytes that have left each node (nodes,).
+        windows: those of TCP, for each kind of connections.
     """
 
     fabric: Fabric
@@ -39,16 +46,20 @@ class Clocks:
     now: Array = field(init=False)
     began: Array = field(init=False)
     pace: Array = field(init=False)
-    busy: dict[Axis, Array] = field(init=False)
+    lanes: dict[Axis, tuple[Array, Array]] = field(init=False)
+    carried: dict[Axis, Array] = field(init=False)
     sent: dict[Axis, Array] = field(init=False, default_factory=dict)
     crossed: Array = field(init=False)
+    windows: dict[Hashable, Windows] = field(default_factory=lambda: defaultdict(Windows))
 
     def __post_init__(self) -> None:
         """Start all clocks at zero."""
         shape = self.fabric.nodes, self.fabric.ranks_per_node
         self.now, self.pace = np.zeros(shape), np.ones(shape)
         self.began = self.now
-        self.busy = {axis: np.zeros(shape) for axis in ("world", "node", "local")}
+        axes: tuple[Axis, ...] = ("world", "node", "local")
+        self.lanes = {axis: (np.zeros(shape), np.zeros(shape)) for axis in axes}
+        self.carried = {axis: np.zeros(shape) for axis in axes}
         self.crossed = np.zeros(self.fabric.nodes)
 
     @property
@@ -81,36 +92,74 @@ class Clocks:
         before = self.sent.get(axis)
         self.sent[axis] = (np.zeros(self.now.shape) if before is None else before) + nbytes
 
-    def collective(self, ready: Array, seconds: float, axis: Axis) -> Array:
-        """Return when all have ended what takes ``seconds`` from when all have begun."""
-        start = np.maximum(self.last(ready, axis), self.busy[axis])
-        self.busy[axis] = start + seconds
-        return self.busy[axis]
+    def confirm(self, key: Hashable, at: float, nbytes: float, path: Path, width: int = 0) -> float:
+        """Return how long a message on the connections ``key`` waits for TCP's confirmations."""
+        if path.latency < FAR or nbytes <= 0:
+            return 0.0
+        trip, count = 2 * path.latency, width or self.fabric.width(nbytes)
+        most = lossy(self.fabric.loss, trip)
+        seconds = path.per_byte * nbytes
+        return self.windows[key].wait(at, nbytes / count, seconds, trip, most)
+
+    def start(self, ready: Array, axis: Axis) -> Array:
+        """Return when a collective can begin of which ranks are ``ready``."""
+        return np.maximum(self.last(ready, axis), self.lanes[axis][0])
+
+    def collective(
+        self, ready: Array, seconds: float, axis: Axis, carried: float | None = None
+    ) -> Array:
+        """Return when all have ended what takes ``seconds`` from when all have begun.
+
+        It occupies the links for ``carried`` seconds, by default all of them.
+        """
+        busy = seconds if carried is None else carried
+        begun, (_, other) = self.start(ready, axis), self.lanes[axis]
+        passed = np.maximum(begun, self.carried[axis]) + busy
+        ended = np.maximum(begun + seconds, passed)
+        self.lanes[axis] = np.minimum(other, ended), np.maximum(other, ended)
+        self.carried[axis] = passed
+        return ended
 
     def ring(self, ready: Array, nbytes: float, axis: Axis, turns: int, together: int = 0) -> Array:
-        """Return the end of ``turns`` around a ring, in whose every hop all send ``nbytes``.
+        r"""Return the end of ``turns`` around a ring, in whose every hop all send ``nbytes``.
 
-        On "node" ``together`` rings share each link, those of all local ranks unless given.
+        .. math:: h \max(2 \alpha + \tfrac{m}{2 B}, \tfrac{m}{B}) + \min(2 \alpha, \tfrac{m}{2 B})
+
+        for h hops of m bytes: Gloo sends them in halves of at most 1 MiB, and each only after its
+        receive was announced. On "node" ``together`` rings share each link, those of all local
+        ranks unless given.
         """
-        size, many = self.fabric.size(axis), together or self.fabric.ranks_per_node
-        hops = turns * (size - 1)
-        if axis != "local" and self.fabric.nodes > 1:
-            self.crossed += hops * nbytes * (many if axis == "node" else 1)
-        return self.collective(ready, hops * self.fabric.hop(axis, nbytes, many), axis)
+        fabric, many = self.fabric, together or self.fabric.ranks_per_node
+        hops = turns * (fabric.size(axis) - 1)
+        if axis == "local" or fabric.nodes == 1:
+            return self.collective(ready, hops * fabric.inside(nbytes), axis)
+        self.crossed += hops * nbytes * (many if axis == "node" else 1)
+        path, width = fabric.path(axis, 1, many), fabric.width(nbytes * fabric.size(axis))
+        pieces = max(2.0, nbytes / width / GLOO_SEGMENT)
+        piece = path.per_byte * nbytes / pieces
+        hop = pieces / 2 * max(2 * path.latency + piece, 2 * piece)
+        if axis == "world" and fabric.ranks_per_node > 1:
+            hop = max(hop, fabric.inside(nbytes))
+        seconds, at = 0.0, float(self.start(ready, axis).max())
+        for done in range(1, hops + 1):
+            lost = self.confirm((axis, 1), at + seconds, nbytes, path, width)
+            seconds += hop + lost
+            if not lost or done == SETTLED:
+                seconds += (hops - done) * (hop + lost)
+                break
+        if (axis, 1) in self.windows:
+            self.windows[axis, 1].last = at + seconds
+        seconds += min(2 * path.latency, piece)
+        return self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
 
     def all_reduce(self, ready: Array, nbytes: int, axis: Axis) -> Array:
-        r"""Return the end of an all-reduce: 2 (n-1) hops of 1/n.
-
-        .. math:: \max_i s_i + 2 (n-1) \left(\alpha + \frac{m}{n B}\right)
-        """
+        """Return the end of an all-reduce: 2 (n-1) hops of 1/n."""
         size = self.fabric.size(axis)
         self.count(axis, 2 * (size - 1) * nbytes // size)
         return self.ring(ready, nbytes / size, axis, 2)
 
     def all_gather(self, ready: Array, nbytes: "int | Array", axis: Axis) -> Array:
-        r"""Return the end of an all-gather of ``nbytes`` from everybody: n-1 hops.
-
-        .. math:: \max_i s_i + (n-1) \left(\alpha + \frac{m}{B}\right)
+        """Return the end of an all-gather of ``nbytes`` from everybody: n-1 hops.
 
         ``nbytes`` may differ between the ranks of a node, which are in groups of their own.
         """
@@ -126,12 +175,16 @@ class Clocks:
         """
         size, fabric = self.fabric.size(axis), self.fabric
         self.count(axis, rounds * (size - 1) * nbytes)
-        leaving = fabric.leaving(axis)
-        between = leaving[leaving > 0]
-        seconds = (size - 1 - len(between)) * (fabric.inside(nbytes) + fabric.inside_latency)
-        seconds += 2 * fabric.latency * len(between) + fabric.busy(1, 1) * nbytes * between.sum()
-        self.crossed += rounds * float(leaving.sum()) * nbytes
-        return self.collective(ready, rounds * float(seconds), axis)
+        near, paths = fabric.round(axis)
+        self.crossed += rounds * float(fabric.leaving(axis).sum()) * nbytes
+        seconds, at = 0.0, float(self.start(ready, axis).max())
+        for _ in range(rounds):
+            seconds += near * (fabric.inside(nbytes) + fabric.inside_latency)
+            if paths:  # whose connections are used alike
+                slowest = Path(*map(max, zip(*paths, strict=True)))
+                lost = self.confirm((axis, "staged"), at + seconds, nbytes, slowest)
+                seconds += sum(path.latency + path.seconds(nbytes) + lost for path in paths)
+        return self.collective(ready, seconds, axis)
 
     def at_once(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         """Return the end of an exchange of ``nbytes`` with all others at the same time."""
@@ -142,7 +195,10 @@ class Clocks:
         outside = size - (fabric.ranks_per_node if axis == "world" else 1)
         leaving = fabric.ranks_per_node * outside * nbytes
         self.crossed += leaving
-        return self.collective(ready, fabric.seconds(leaving), axis)
+        path = fabric.all_pairs(fabric.ranks_per_node * outside)
+        at = float(self.start(ready, axis).max())
+        lost = self.confirm((axis, "at once"), at, nbytes, path)
+        return self.collective(ready, path.seconds(nbytes) + lost, axis)
 
     def through_first(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         r"""Return the end of a sum of ``nbytes`` that the first member adds, and sends to all.
@@ -159,7 +215,8 @@ class Clocks:
         leaving = np.full(fabric.nodes, local * nbytes)
         leaving[0] = (local * (size - 1) if axis == "node" else size - local) * nbytes
         self.crossed += leaving
-        return self.collective(ready, 2 * fabric.seconds(float(leaving[0])), axis)
+        seconds = fabric.farthest + fabric.busy(leaving[0], leaving[0])
+        return self.collective(ready, 2 * seconds, axis)
 
     def mean(self, ready: Array, numel: int, itemsize: int, axis: Axis) -> Array:
         """Return the end of a mean: an all-reduce, or of 16 bits two staged exchanges."""

@@ -1,16 +1,30 @@
 """The network of a plan: links of nodes, and the time that messages take on them."""
 
-from dataclasses import dataclass
-from typing import Annotated, final
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, NamedTuple, final
 
 import numpy as np
 
 from offbeat.kit import quantity
 from offbeat.lab.check import PAYLOAD
-from offbeat.settings import above, at_least, check_settings
+from offbeat.plan.sites import NO_LIMIT, Array, Nodes, Sites
+from offbeat.settings import above, at_least, between, check_settings
+from offbeat.transport.messages import SHARE
 from offbeat.transport.world import Axis
 
 MOST = 2**17  # ranks: all recipes then take 4 GB and minutes
+
+
+class Path(NamedTuple):
+    """The way of a message to another node: seconds of one way, and for each byte."""
+
+    latency: float
+    per_byte: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a message."""
+        return self.latency + self.per_byte * nbytes
 
 
 def parse_latency(text: str) -> float:
@@ -39,12 +53,16 @@ class Fabric:
         nodes: the number of nodes.
         ranks_per_node: ranks on each of them.
         rate: of a node's link, bit/s.
-        latency: seconds of one message beside its bytes, software included.
+        latency: seconds of one way of a message beside its bytes, software included; with sites,
+            inside of one.
         inside_rate: of a rank's link to the others of its node, bit/s in each direction.
         inside_latency: seconds of one message inside a node.
         full_duplex: whether links carry both directions at once.
+        loss: the share of packets that is lost; with sites, between them.
+        connections: how many two nodes have (``OFFBEAT_CONNECTIONS``).
+        sites: of the nodes, and the links between them, if there are several.
 
-    >>> Fabric(nodes=4, rate=8e6 / PAYLOAD, latency=1e-3).seconds(10_000)
+    >>> Fabric(nodes=4, rate=8e6 / PAYLOAD, latency=1e-3).hop("world", 10_000)
     0.011
     """
 
@@ -55,6 +73,9 @@ class Fabric:
     inside_rate: Annotated[float, above(0, "bit/s")] = 100e9
     inside_latency: Annotated[float, at_least(0, "seconds")] = 10e-6
     full_duplex: bool = True
+    loss: Annotated[float, between(0, 0.5)] = 0.0
+    connections: Annotated[int, at_least(1, "connections")] = 1
+    sites: Sites | None = None
 
     def __post_init__(self) -> None:
         """Check the settings, and that the exchanges of all ranks can be played."""
@@ -80,13 +101,6 @@ class Fabric:
         """Return the number of members of a group on ``axis``."""
         return {"world": self.ranks, "node": self.nodes, "local": self.ranks_per_node}[axis]
 
-    def seconds(self, out: float, into: float | None = None) -> float:
-        """Return the time of a message between nodes: ``out`` leaves while ``into`` arrives.
-
-        ``into`` is as much as ``out`` unless given.
-        """
-        return self.latency + self.busy(out, out if into is None else into)
-
     def busy(self, out: float, into: float) -> float:
         """Return the seconds for which these bytes occupy the link of a node."""
         carried = max(out, into) if self.full_duplex else out + into
@@ -97,18 +111,80 @@ class Fabric:
         carried = nbytes if self.full_duplex else 2 * nbytes
         return self.inside_latency + 8 * carried / self.inside_rate
 
-    def hop(self, axis: Axis, nbytes: float, together: int) -> float:
-        """Return the time of one hop of a ring: everybody sends ``nbytes`` to the next one.
+    def path(self, axis: Axis, distance: int, together: int = 0) -> Path:
+        """Return the slowest way if each member of a group sends to the one ``distance`` further.
 
-        On "node" the rings of ``together`` local ranks share the link. On "world" ranks are
-        numbered node by node, so that one rank of each node sends to the next node.
+        On "node" ``together`` local ranks share the link, all unless given. On "world" ranks are
+        numbered node by node.
         """
-        if axis == "local" or self.nodes == 1:
-            return self.inside(nbytes)
-        many = together if axis == "node" else 1
-        between = self.seconds(many * nbytes)
-        inner = axis == "world" and self.ranks_per_node > 1
-        return max(between, self.inside(nbytes)) if inner else between
+        count = together or self.ranks_per_node
+        if self.sites:
+            return _slowest(self, axis, distance, count)
+        if axis == "world":
+            count = min(distance, self.ranks - distance, self.ranks_per_node)
+        return Path(self.latency, self.busy(1, 1) * count)
+
+    def hop(self, axis: Axis, nbytes: float) -> float:
+        """Return the time of one message of each member of a group to the next one."""
+        is_inside = axis == "local" or self.nodes == 1
+        return self.inside(nbytes) if is_inside else self.path(axis, 1, 1).seconds(nbytes)
+
+    def paths(self, source: Nodes, target: Nodes) -> tuple[Array, Array]:
+        """Return latencies and seconds for each byte of messages that nodes send at one time."""
+        out, into = (np.bincount(nodes, minlength=self.nodes) for nodes in (source, target))
+        counts = np.maximum(out[source], into[target])
+        if not self.full_duplex:
+            counts = out[source] + into[target]
+        latency, per_byte = np.full(len(source), self.latency), self.busy(1, 0) * counts
+        if self.sites:
+            ways, slowest = self.sites.between(source, target)
+            latency, per_byte = latency + ways, np.maximum(per_byte, slowest)
+        return latency, per_byte
+
+    def round(self, axis: Axis) -> tuple[int, tuple[Path, ...]]:
+        """Return the ways of messages to all others of a group, one distance after the other.
+
+        The number of those that stay inside nodes, and the ways of the others.
+        """
+        return _round(self, axis)
+
+    def all_pairs(self, leaving: int) -> Path:
+        """Return the way of messages between all pairs at once, of which ``leaving`` leave a node.
+
+        Of two sites each sends one for every pair of their nodes.
+        """
+        busiest = self.busy(1, 1) * leaving
+        if self.sites:
+            share = leaving / (self.nodes - 1)
+            busiest = max(busiest, share * self.sites.of_all_pairs())
+        return Path(self.farthest, busiest)
+
+    def way(self, node: int, other: int) -> Path:
+        """Return the way between two nodes that nobody else uses."""
+        path = Path(self.latency, self.busy(1, 1))
+        if self.sites:
+            ways, rates = self.sites.between(np.array([node]), np.array([other]))
+            path = Path(path.latency + float(ways[0]), max(path.per_byte, float(rates[0])))
+        return path
+
+    @property
+    def farthest(self) -> float:
+        """The latency of the longest way."""
+        return self.latency + (self.sites.latency if self.sites else 0.0)
+
+    def width(self, nbytes: float) -> int:
+        """Return among how many connections a tensor is divided."""
+        return self.connections if nbytes > SHARE * self.connections else 1
+
+    def without_bytes(self) -> "Fabric":
+        """Return the same network without limits of rates."""
+        sites = self.sites and self.sites.unlimited(at_once=False)
+        return replace(self, rate=NO_LIMIT, inside_rate=NO_LIMIT, sites=sites)
+
+    def without_time(self) -> "Fabric":
+        """Return the same network without limits of rates and without latency."""
+        sites = self.sites and self.sites.unlimited(at_once=True)
+        return replace(self.without_bytes(), latency=0.0, inside_latency=0.0, sites=sites)
 
     def leaving(self, axis: Axis) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return how many messages leave a node when each rank sends one over each distance.
@@ -122,3 +198,21 @@ class Fabric:
         if axis == "node":
             return np.full_like(distances, local)
         return np.minimum(np.minimum(distances, size - distances), local)
+
+
+@lru_cache(maxsize=2**14)
+def _slowest(fabric: Fabric, axis: Axis, distance: int, together: int) -> Path:
+    """Return the slowest way of :meth:`Fabric.path` between sites."""
+    many, local = (together, 1) if axis == "node" else (1, fabric.ranks_per_node)
+    members = np.arange(fabric.nodes * local)
+    source, target = members // local, np.roll(members, -distance) // local
+    crosses = source != target
+    latency, per_byte = fabric.paths(source[crosses], target[crosses])
+    return Path(float(latency.max()), many * float(per_byte.max()))
+
+
+@lru_cache(maxsize=64)
+def _round(fabric: Fabric, axis: Axis) -> tuple[int, tuple[Path, ...]]:
+    distances = np.flatnonzero(fabric.leaving(axis)) + 1
+    paths = tuple(fabric.path(axis, distance) for distance in distances.tolist())
+    return fabric.size(axis) - 1 - len(paths), paths

@@ -1,6 +1,6 @@
 """The prediction of one method on one cluster: a run that is played on clocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from offbeat.exchange import Algorithm
@@ -11,7 +11,6 @@ from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers
 from offbeat.transport.world import Axis
 
-NO_LIMIT = 1e18  # bit/s
 WARM_UP = 8  # steps before the first that counts, at least
 EVEN = 24  # steps that count where all are alike, at least
 
@@ -83,9 +82,8 @@ def predict(
     (0.081, 'bandwidth')
     """
     slots, stragglers = slots_of(algorithm, profile, fabric), stragglers or Stragglers()
-    free = replace(fabric, rate=NO_LIMIT, inside_rate=NO_LIMIT)
-    instant = replace(free, latency=0.0, inside_latency=0.0)
-    times = [play(slots, profile, each, Stragglers(), EVEN)[0] for each in (instant, free, fabric)]
+    networks = fabric.without_time(), fabric.without_bytes(), fabric
+    times = [play(slots, profile, each, Stragglers(), EVEN)[0] for each in networks]
     seconds, clocks, counted = play(slots, profile, fabric, stragglers, steps)
     before = [profile.compute, *times]
     added = [max(0.0, b - a) for a, b in zip(before, [*times, seconds], strict=True)]

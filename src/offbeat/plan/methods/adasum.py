@@ -114,7 +114,8 @@ class AdasumTimes(StepTimes):
         elif self.size < self.fabric.ranks:
             clocks.count(self.axis, nbytes)
             hops = (self.size - 1).bit_length()
-            seconds = hops * self.fabric.seconds(local * nbytes)
+            path = self.fabric.path(self.axis, 1, local)
+            seconds = hops * path.seconds(nbytes)
             clocks.wait(clocks.collective(clocks.now, seconds, self.axis))
 
     def _add(self, clocks: Clocks, nbytes: int, axis: Literal["world", "node", "local"]) -> None:

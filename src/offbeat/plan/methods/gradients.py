@@ -151,8 +151,8 @@ def _densities(exchange: TopK, profile: Profile, fabric: Fabric) -> Mapping[str,
         compute[name], before = profile.ready[name] - before, profile.ready[name]
     speeds = profile.speeds
     select = {n: t.numel() * (speeds.add + speeds.select) for n, t in profile.tensors.items()}
-    size, hop = fabric.size(exchange.over), fabric.hop(exchange.over, 0.0, 1)
-    per_byte = fabric.hop(exchange.over, 1.0, 1) - hop
+    size, hop = fabric.size(exchange.over), fabric.hop(exchange.over, 0.0)
+    per_byte = fabric.hop(exchange.over, 1.0) - hop
     times = LayerTimes(compute, select, profile.forward, LinkCost(size, (size - 1) * hop, per_byte))
     message = exchange.message_mb * 2**20
     ratios = times.ratios(profile.tensors, exchange.max_ratio, message, exchange.wire)

@@ -79,7 +79,14 @@ def _hop(trade: Trade, fabric: Fabric, axis: Axis) -> Hop:
     crosses = (trade.near // each != ranks // each).any(axis=0)
     most = np.maximum(trade.out, trade.into)
     # All ranks of a node send at the same time, and share its link.
-    between = 2 * fabric.latency + fabric.busy(1, 1) * local * most
+    latency, per_byte = np.full(size, fabric.latency), np.full(size, fabric.busy(1, 1) * local)
+    if fabric.sites:
+        rank, partner = np.broadcast_arrays(ranks, trade.near)
+        far = rank // each != partner // each
+        found = fabric.paths(rank[far] // each, partner[far] // each)
+        for slowest, value in zip((latency, per_byte), (found[0], many * found[1]), strict=True):
+            np.maximum.at(slowest, rank[far], value)
+    between = 2 * latency + per_byte * most
     within = 2 * (fabric.inside(0) + (fabric.inside(1) - fabric.inside(0)) * most)
     moves = (trade.near != ranks).any(axis=0)
     return Hop(

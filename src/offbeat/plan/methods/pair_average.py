@@ -61,8 +61,10 @@ class PairAverageTimes(StepTimes):
                 self.free[[one, other]] = begin + 3 * fabric.inside(self.message)
             else:
                 crossing[home] += many * self.message
-                wires = 2 * fabric.latency + fabric.seconds(many * self.message)
-                self.free[[one, other]] = begin + wires
+                path = fabric.way(*home)
+                wires = 2 * path.latency + path.seconds(many * self.message)
+                lost = clocks.confirm((one, other), begin, many * self.message, path)
+                self.free[[one, other]] = begin + wires + lost
             counted[[one, other]] += self.message
             counted[one] += WORD
         clocks.crossed += crossing

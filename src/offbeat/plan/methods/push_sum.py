@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from offbeat.functional import accumulation_dtype
 from offbeat.methods import PushSum
 from offbeat.plan.clocks import Array, Clocks
-from offbeat.plan.fabric import Fabric
+from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
 from offbeat.topology import Phases, Symmetric, Topology
@@ -23,14 +23,15 @@ class Graph(NamedTuple):
 
     ``near`` holds for each participant itself and all whom it sends to or receives from, filled
     up with itself (participants, most neighbours); ``sent`` the messages that each one sends,
-    ``out`` and ``into`` those that pass the link of its node. ``keeps`` tells whether all weights
+    ``out`` those that leave its node, from ``here`` to ``there``. ``keeps`` tells whether all weights
     stay as they are.
     """
 
     near: NDArray[np.int64]
     sent: Array
     out: Array
-    into: Array
+    here: NDArray[np.int64]
+    there: NDArray[np.int64]
     received: Array
     keeps: bool
 
@@ -109,15 +110,15 @@ class PushSumTimes(StepTimes):
                 ends += [clocks.all_reduce(clocks.now, s.nbytes, self.axis) for s in self.body]
                 return ends[-1]
             return clocks.at_once(clocks.now, HEADER + self.message, self.axis)
-        return self._push(clocks, self.graph(index))
+        return self._push(clocks, self._turn(index))
 
-    def graph(self, index: int) -> Graph:
-        """Return the edges of exchange ``index``."""
+    def _turn(self, index: int) -> int:
+        """Return the first exchange with the edges of exchange ``index``."""
         lead, period = self.lead // self.ahead, self.exchange.topology.period(self.size)
-        key = index if index < lead else lead + (index - lead) % period
-        return _graph(self.exchange.topology, self.size, key, self._each)
+        return index if index < lead else lead + (index - lead) % period
 
-    def _push(self, clocks: Clocks, graph: Graph) -> Array:
+    def _push(self, clocks: Clocks, index: int) -> Array:
+        graph = _graph(self.exchange.topology, self.size, index, self._each)
         nbytes = HEADER + self.message
         # Participants that are nodes exchange by all their ranks at once, each its slice.
         shape, by_nodes = clocks.now.shape, self.axis == "node"
@@ -125,17 +126,22 @@ class PushSumTimes(StepTimes):
         clocks.count(
             self.axis, nbytes * (graph.sent[:, None] if by_nodes else graph.sent.reshape(shape))
         )
-        many = clocks.fabric.ranks_per_node if by_nodes else 1
+        fabric, each = clocks.fabric, clocks.fabric.ranks_per_node
+        many = each if by_nodes else 1
         clocks.crossed += many * nbytes * graph.out
-        busy = np.array([clocks.fabric.busy(nbytes * many, 0.0)]) * (
-            np.maximum(graph.out, graph.into)
-            if clocks.fabric.full_duplex
-            else graph.out + graph.into
-        )
-        per = busy if by_nodes else np.repeat(busy, clocks.fabric.ranks_per_node)
-        slowest = per[graph.near].max(axis=1)
-        inside = 2 * clocks.fabric.inside(nbytes)
-        wires = np.where(slowest > 0, 2 * clocks.fabric.latency + slowest, inside)
+        # The slowest message that leaves or reaches a node, and that of all whom one waits for.
+        latency, per_byte = np.zeros(fabric.nodes), np.zeros(fabric.nodes)
+        found = fabric.paths(graph.here, graph.there)
+        for ends in (graph.here, graph.there):
+            np.maximum.at(latency, ends, found[0])
+            np.maximum.at(per_byte, ends, many * found[1])
+        if not by_nodes:
+            latency, per_byte = latency.repeat(each), per_byte.repeat(each)
+        slowest = per_byte[graph.near].max(axis=1)
+        path = Path(float(latency.max()), float(slowest.max()))
+        lost = clocks.confirm(("gossip", index), float(ready.max()), nbytes, path)
+        far = 2 * latency[graph.near].max(axis=1) + slowest * nbytes + lost
+        wires = np.where(slowest > 0, far, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
         return arrival.reshape(shape)
 
@@ -169,8 +175,9 @@ def _graph(topology: Topology, size: int, index: int, each: int) -> Graph:
     near = np.array([[*g, *[r] * (most - len(g))] for r, g in enumerate(groups)], np.int64)
     here, there = source // each, target // each
     crossing, nodes = here != there, size // each
-    counted = [(source, size), (here[crossing], nodes), (there[crossing], nodes), (target, size)]
+    here, there = here[crossing], there[crossing]
+    counted = [(source, size), (here, nodes), (target, size)]
     counts = (np.bincount(numbers, minlength=most).astype(float) for numbers, most in counted)
-    sent, out, into, received = counts
+    sent, out, received = counts
     keeps = bool(np.allclose(mass, 1.0, rtol=0, atol=1e-9))
-    return Graph(near, sent, out, into, received, keeps)
+    return Graph(near, sent, out, here, there, received, keeps)

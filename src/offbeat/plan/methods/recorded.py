@@ -8,7 +8,7 @@ import numpy as np
 
 from offbeat.exchange import Algorithm, ParameterExchange
 from offbeat.plan.clocks import Array, Clocks
-from offbeat.plan.fabric import Fabric
+from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.methods.slot import StepTimes
 from offbeat.plan.profile import Profile
 from offbeat.plan.record import record
@@ -80,26 +80,33 @@ class RecordedTimes(StepTimes):
             return self._play(event.parts, now, clocks)
         clocks.count(event.axis, event.nbytes)
         hops = (self.fabric.size(event.axis) - 1).bit_length()
-        return clocks.collective(
-            now, hops * self.fabric.hop(event.axis, event.nbytes, 1), event.axis
-        )
+        once = self.fabric.hop(event.axis, event.nbytes)
+        return clocks.collective(now, hops * once, event.axis)
 
     def _messages(self, messages: Sequence[Event], now: Array, clocks: Clocks) -> Array:
         """Return when messages have come that all ranks send over the distances of the first."""
         axis, fabric = messages[0].axis, self.fabric
-        leaving, out, into, inside, ready = fabric.leaving(axis), 0.0, 0.0, 0.0, now
+        latency, carried, inside, ready = 0.0, {"send": 0.0, "receive": 0.0}, 0.0, now
+        leaving = fabric.leaving(axis)
         for event in messages:
-            if event.kind == "send":
-                out += leaving[event.peer - 1] * event.nbytes
-                inside += event.nbytes
+            crossing, is_sent = leaving[event.peer - 1], event.kind == "send"
+            if crossing:
+                path = fabric.path(axis, event.peer)
+                latency = max(latency, path.latency)
+                carried[event.kind] += path.per_byte * event.nbytes
+            if is_sent:
                 clocks.count(axis, event.nbytes)
-            else:
-                into += leaving[event.peer - 1] * event.nbytes
+                clocks.crossed += crossing * event.nbytes
+                inside += event.nbytes
         flat = now if axis == "node" else now.reshape(-1)
         for distance in {event.peer for event in messages}:
             for turned in (distance, -distance):
                 ready = np.maximum(ready, np.roll(flat, turned, axis=0).reshape(now.shape))
-        clocks.crossed += out
-        if out == into == 0:
+        seconds = max(carried.values())
+        if not seconds:
             return ready + 2 * fabric.inside(inside)
-        return ready + 2 * fabric.latency + fabric.busy(out, into)
+        key, nbytes = ("messages", messages[0].peer), max(event.nbytes for event in messages)
+        path = Path(latency, seconds / nbytes)
+        return ready + latency + path.seconds(nbytes) + clocks.confirm(
+            key, float(ready.max()), nbytes, path
+        )

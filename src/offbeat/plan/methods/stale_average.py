@@ -95,7 +95,9 @@ class StaleAverageTimes(StepTimes):
         nbytes, hops = 2 * -(-numel // size), 2 * (size - 1)
         clocks.count(self.axis, hops * nbytes / fabric.ranks_per_node)
         clocks.crossed += hops * nbytes
-        seconds = hops * (fabric.latency + fabric.seconds(nbytes))
+        path = fabric.path(self.axis, 1, 1)
+        lost = clocks.confirm((self.axis, "staged"), float(clocks.now.max()), nbytes, path)
+        seconds = hops * (path.latency + path.seconds(nbytes) + lost)
         clocks.wait(clocks.collective(clocks.now, seconds, self.axis))
 
     def _broadcast(self, clocks: Clocks) -> None:
