@@ -13,9 +13,10 @@ def ring(starts: Times, chunk: float, turns: int, alpha: float, rate: float) -> 
     """Every rank sends a chunk to the next one in every hop, once it has the previous one's.
 
     In two halves: each is announced by its receiver once that has the same half of the hop before.
+    The last rank to come is the slowest of every hop.
     """
-    n, free = len(starts), list(starts)
-    halves = [list(starts), list(starts)]
+    n, last = len(starts), max(starts)
+    free, halves = [last] * n, [[last] * n, [last] * n]
     for _ in range(turns * (n - 1)):
         for half, times in enumerate(halves):
             leaves = [
@@ -51,15 +52,17 @@ def ddp(
     alpha: float,
     rate: float,
 ) -> Times:
-    """Buckets of (ready after so many seconds of backward, bytes), one after the other."""
-    now = [0.0] * len(factors[0])
+    """Buckets of (ready after so many seconds of backward, bytes), two at a time on one link."""
+    n = len(factors[0])
+    now, lanes, passed = [0.0] * n, [0.0, 0.0], 0.0
     for step in factors:
         begun = [t + forward * f for t, f in zip(now, step, strict=True)]
-        ended = begun
         for ready, nbytes in buckets:
             filled = [b + ready * f for b, f in zip(begun, step, strict=True)]
-            starts = [max(a, b) for a, b in zip(filled, ended, strict=True)]
-            ended = all_reduce(starts, nbytes, alpha, rate)
+            start = max(*filled, min(lanes), passed)
+            passed = start + 2 * (n - 1) * nbytes / n / rate
+            lanes = [max(lanes), all_reduce([start] * n, nbytes, alpha, rate)[0]]
+        ended = [max(lanes)] * n
         done = [b + backward * f for b, f in zip(begun, step, strict=True)]
         now = [max(a, b) + optimizer * f for a, b, f in zip(done, ended, step, strict=True)]
     return now

@@ -103,7 +103,8 @@ class Clocks:
 
     def start(self, ready: Array, axis: Axis) -> Array:
         """Return when a collective can begin of which ranks are ``ready``."""
-        return np.maximum(self.last(ready, axis), self.lanes[axis][0])
+        free = np.maximum(self.lanes[axis][0], self.carried[axis])
+        return np.maximum(self.last(ready, axis), free)
 
     def collective(
         self, ready: Array, seconds: float, axis: Axis, carried: float | None = None
@@ -113,11 +114,10 @@ class Clocks:
         It occupies the links for ``carried`` seconds, by default all of them.
         """
         busy = seconds if carried is None else carried
-        begun, (_, other) = self.start(ready, axis), self.lanes[axis]
-        passed = np.maximum(begun, self.carried[axis]) + busy
-        ended = np.maximum(begun + seconds, passed)
+        begun, other = self.start(ready, axis), self.lanes[axis][1]
+        ended = begun + seconds
         self.lanes[axis] = np.minimum(other, ended), np.maximum(other, ended)
-        self.carried[axis] = passed
+        self.carried[axis] = begun + busy
         return ended
 
     def ring(self, ready: Array, nbytes: float, axis: Axis, turns: int, together: int = 0) -> Array:
@@ -180,10 +180,12 @@ class Clocks:
         seconds, at = 0.0, float(self.start(ready, axis).max())
         for _ in range(rounds):
             seconds += near * (fabric.inside(nbytes) + fabric.inside_latency)
-            if paths:  # whose connections are used alike
-                slowest = Path(*map(max, zip(*paths, strict=True)))
-                lost = self.confirm((axis, "staged"), at + seconds, nbytes, slowest)
-                seconds += sum(path.latency + path.seconds(nbytes) + lost for path in paths)
+            if paths:  # whose connections are used alike, for a message and for an announcement
+                slowest, key = Path(*map(max, zip(*paths, strict=True))), (axis, "staged")
+                lost = self.confirm(key, at + seconds, nbytes, slowest)
+                once = sum(path.latency + path.seconds(nbytes) + lost for path in paths)
+                seconds += once
+                self.windows[key].last = at + seconds - once / 2
         return self.collective(ready, seconds, axis)
 
     def at_once(self, ready: Array, nbytes: int, axis: Axis) -> Array:

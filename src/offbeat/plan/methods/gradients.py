@@ -76,7 +76,8 @@ class GradientTimes:
             last = speeds.select if message.entries else speeds.copy
             spent += message.numel * (speeds.add + last)
             filled = max(profile.ready[name] for name in message.names) + spent
-            arrival = self._launch(message, begun + filled * clocks.pace, clocks)
+            ended = self._launch(message, begun + filled * clocks.pace, clocks)
+            arrival = np.maximum(arrival, ended)  # two pass at a time
         clocks.now = begun + (profile.backward + spent) * clocks.pace
         clocks.wait(arrival)
         if isinstance(self.exchange, TopK):
