@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from offbeat.cli import compare_options as options
+from offbeat.cli.link_options import ALL, NEAR, with_links
 from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, terminable
@@ -37,6 +38,7 @@ Examples:
 """
 
 
+@with_links(*ALL)
 def compare(
     script: options.Script,
     algorithms: options.Algorithms,
@@ -44,14 +46,7 @@ def compare(
     nodes: options.Nodes = None,
     procs_per_node: options.ProcsPerNode = "1",
     rate: options.Rate = None,
-    up: options.Up = None,
-    down: options.Down = None,
-    latency: options.Latency = None,
-    jitter: options.Jitter = None,
-    loss: options.Loss = None,
-    sites: options.Sites = None,
-    between: options.Between = None,
-    encrypt: options.Encrypt = False,
+    far: LinkOptions = NEAR,
     straggler: options.Stragglers = None,
     steps: options.Steps = None,
     rounds: options.Rounds = 3,
@@ -88,8 +83,6 @@ def compare(
         experiment = Experiment(script, methods, against, *chosen, stragglers=slow)
         if report:  # a missing jinja2 is reported before the runs, not after them
             _require_template()
-        far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
-        far |= LinkOptions(sites=options.parse_sites(sites), between=between or (), encrypt=encrypt)
         count, per_node = options.layout(nodes, procs_per_node, far["sites"])
         runner = open_runner(count, per_node, rate, **far)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")

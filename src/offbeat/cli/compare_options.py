@@ -5,37 +5,9 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.lab_options import (
-    Between,
-    Down,
-    Encrypt,
-    Jitter,
-    Latency,
-    Loss,
-    Nodes,
-    ProcsPerNode,
-    Sites,
-    Stragglers,
-    Up,
-    layout,
-    parse_sites,
-)
+from offbeat.cli.lab_options import Nodes, ProcsPerNode, Stragglers, layout
 
-__all__ = [  # shared with offbeat lab
-    "Between",
-    "Down",
-    "Encrypt",
-    "Jitter",
-    "Latency",
-    "Loss",
-    "Nodes",
-    "ProcsPerNode",
-    "Sites",
-    "Stragglers",
-    "Up",
-    "layout",
-    "parse_sites",
-]
+__all__ = ["Nodes", "ProcsPerNode", "Stragglers", "layout"]  # shared with offbeat lab
 
 Script = Annotated[
     Path,

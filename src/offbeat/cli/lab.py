@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from offbeat.cli import lab_options as options
+from offbeat.cli.link_options import ALL, NEAR, with_links
 from offbeat.kit.imports import quiet_imports
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab.emulated import Lab
@@ -39,20 +40,14 @@ Examples:
 """
 
 
+@with_links(*ALL)
 def lab(
     context: typer.Context,
     command: options.Command = None,
     nodes: options.Nodes = None,
     procs_per_node: options.ProcsPerNode = "1",
     rate: options.Rate = None,
-    up: options.Up = None,
-    down: options.Down = None,
-    latency: options.Latency = None,
-    jitter: options.Jitter = None,
-    loss: options.Loss = None,
-    sites: options.Sites = None,
-    between: options.Between = None,
-    encrypt: options.Encrypt = False,
+    far: LinkOptions = NEAR,
     straggler: options.Stragglers = None,
     cut: options.Cuts = None,
     kill: options.Kills = None,
@@ -82,8 +77,6 @@ def lab(
             (Kill.parse, kill),
         ]
         faults = [parse(text) for parse, texts in given for text in texts or ()]
-        far = LinkOptions(up=up, down=down, latency=latency, jitter=jitter, loss=loss)
-        far |= LinkOptions(sites=options.parse_sites(sites), between=between or (), encrypt=encrypt)
         runner = Lab(*options.layout(nodes, procs_per_node, far["sites"]), rate, **far)
         # The program passes the function: a lab knows no recipes.
         env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from offbeat.cli.link_options import parse_numbers
+
 DEFAULT_NODES = 4
 
 Command = Annotated[
@@ -33,54 +35,6 @@ Rate = Annotated[
         help="Rate of each node's link in each direction, for example 250mbit or 1gbit. Default: "
         "no limit.",
     ),
-]
-Up = Annotated[
-    str | None,
-    typer.Option(metavar="RATE", help="Rate at which a node sends. Default: that of --rate."),
-]
-Down = Annotated[
-    str | None,
-    typer.Option(metavar="RATE", help="Rate at which a node receives. Default: that of --rate."),
-]
-Latency = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Time of a packet from one node to another, half a round trip, for example 50ms.",
-    ),
-]
-Jitter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="How much the latency varies at most, either way, for example 5ms. Packets keep their "
-        "order.",
-    ),
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PERCENT", help="Share of packets that are lost at random, for example 0.1%."
-    ),
-]
-Sites = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N,N[,N...]",
-        help="Nodes of each site, for example 4,4,6, instead of --nodes. --jitter and --loss then "
-        "apply between sites.",
-    ),
-]
-Between = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[A-B:]TIME[@RATE]",
-        help="Latency and rate of the link between two sites, shared by their nodes: 60ms@200mbit "
-        "for all pairs, 0-2:75ms@100mbit for one. Repeatable.",
-    ),
-]
-Encrypt = Annotated[
-    bool, typer.Option("--encrypt", help="Let nodes talk through WireGuard, which is needed.")
 ]
 Stragglers = Annotated[
     list[str] | None,
@@ -136,20 +90,7 @@ def layout(
     ((2, [2, 1]), (4, 2), (14, 1))
     """
     expected = "a number, or one per node separated by commas; for example 2,1"
-    counts = _numbers("processes per node", procs_per_node, expected)
+    counts = parse_numbers("processes per node", procs_per_node, expected)
     if nodes is None:
         nodes = sum(sites) or (DEFAULT_NODES if len(counts) == 1 else len(counts))
     return nodes, counts[0] if len(counts) == 1 else counts
-
-
-def parse_sites(text: str | None) -> list[int]:
-    """Parse the numbers of nodes of all sites; none without a text."""
-    expected = "the number of nodes of each site, separated by commas; for example 4,4,6"
-    return [] if text is None else _numbers("sites", text, expected)
-
-
-def _numbers(name: str, text: str, expected: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name}: got {text!r}, expected {expected}") from None

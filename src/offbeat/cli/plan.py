@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from offbeat.cli import plan_options as options
+from offbeat.cli.link_options import NEAR, with_links
 from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, print_line, standard_output
+from offbeat.lab.network.links import LinkOptions
 
 if TYPE_CHECKING:
     from offbeat.plan.result import Plan
@@ -23,6 +25,8 @@ Examples:
 
 - offbeat plan --profile gpt2.json --rate 10gbit --latency 50us --late 1%:3x --report plan.html
 
+- offbeat plan --profile gpt2.json --sites 4,4,6 --between 60ms@200mbit --loss 0.1%
+
 - offbeat plan --profile gpt2.json --nodes 4 --straggler 0.5 --balanced
 
 - offbeat plan --profile gpt2.json --ranks-per-node 8 --algorithms "ddp,sgp(within='local')"
@@ -31,13 +35,16 @@ Examples:
 """
 
 
+@with_links("loss", "sites", "between")
 def plan(
     script: options.Script = None,
     arguments: options.Arguments = None,
-    nodes: options.Nodes = "4,8,16,64,256,1024,4096",
+    nodes: options.Nodes = None,
     ranks_per_node: options.RanksPerNode = 1,
     rate: options.Rate = "1gbit",
     latency: options.Latency = "100us",
+    far: LinkOptions = NEAR,
+    connections: options.Connections = 1,
     inside: options.Inside = "100gbit",
     half_duplex: options.HalfDuplex = False,
     jitter: options.Jitter = None,
@@ -75,9 +82,10 @@ def plan(
     with exit_codes("interrupted"):
         if report is not None:
             load_template("offbeat.planner.report")  # before the work: jinja2 may be missing
-        counts = given.parse_nodes(nodes)
+        counts = given.parse_nodes(nodes, far["sites"])
         methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
-        fabrics = given.fabrics(counts, ranks_per_node, (rate, latency, inside), not half_duplex)
+        links = given.links((rate, latency, inside), far, connections, not half_duplex)
+        fabrics = given.fabrics(counts, ranks_per_node, links)
         shown = given.choose_at(at, counts)
         stretch, slow = given.stretches(late, straggler, balanced)
         factor = given.positive(device_factor, "device factor")

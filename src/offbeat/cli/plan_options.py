@@ -18,7 +18,12 @@ Script = Annotated[
     ),
 ]
 Nodes = Annotated[
-    str, typer.Option(metavar="N,N,...", help="Numbers of nodes, separated by commas.")
+    str | None,
+    typer.Option(
+        metavar="N,N,...",
+        help="Numbers of nodes, separated by commas. Default: 4,8,16,64,256,1024,4096, or those of "
+        "--sites.",
+    ),
 ]
 RanksPerNode = Annotated[int, typer.Option(metavar="N", help="Ranks on every node.")]
 Rate = Annotated[
@@ -26,7 +31,14 @@ Rate = Annotated[
 ]
 Latency = Annotated[
     str,
-    typer.Option(metavar="TIME", help="Time of one message beside its bytes, for example 100us."),
+    typer.Option(
+        metavar="TIME",
+        help="Time of a message beside its bytes from one node to another, half a round trip, for "
+        "example 100us; with --sites, inside of one.",
+    ),
+]
+Connections = Annotated[
+    int, typer.Option(metavar="N", help="Connections of two nodes, as OFFBEAT_CONNECTIONS.")
 ]
 Inside = Annotated[
     str, typer.Option(metavar="RATE", help="Rate between the ranks of a node, in each direction.")

@@ -85,6 +85,11 @@ class Fabric:
                 f"nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, expected at most "
                 f"{MOST:,} ranks in all"
             )
+        if self.sites is not None and sum(self.sites.nodes) != self.nodes:
+            raise ValueError(
+                f"nodes={self.nodes}, expected the {sum(self.sites.nodes)} of the sites "
+                f"{self.sites.nodes} together"
+            )
 
     @property
     def ranks(self) -> int:

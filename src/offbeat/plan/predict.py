@@ -85,8 +85,10 @@ def predict(
     networks = fabric.without_time(), fabric.without_bytes(), fabric
     times = [play(slots, profile, each, Stragglers(), EVEN)[0] for each in networks]
     seconds, clocks, counted = play(slots, profile, fabric, stragglers, steps)
-    before = [profile.compute, *times]
-    added = [max(0.0, b - a) for a, b in zip(before, [*times, seconds], strict=True)]
+    # Windows of TCP may be smaller where there are no limits of rates: no part exceeds the whole.
+    before = [profile.compute, *(min(each, times[-1]) for each in times)]
+    after = [*before[1:], seconds]
+    added = [max(0.0, b - a) for a, b in zip(before, after, strict=True)]
     crossed = float(clocks.crossed.max()) / counted
     return Prediction(
         seconds=seconds,

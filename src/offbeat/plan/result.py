@@ -24,6 +24,9 @@ class Setup:
     latency: float
     inside_rate: float
     full_duplex: bool
+    loss: float
+    connections: int
+    sites: str
     jitter: str
     late: str
     straggler: str
@@ -42,13 +45,15 @@ class Setup:
 
         ``stragglers`` are jitter, late steps and the slow rank as text.
         """
-        links = ("ranks_per_node", "rate", "latency", "inside_rate", "full_duplex")
+        links = ("ranks_per_node", "rate", "latency", "inside_rate", "full_duplex", "loss")
+        links += ("connections",)
         alone = ("numel", "nbytes", "compute", "memory")
         return cls(
             profile=name,
             jitter=stragglers[0],
             late=stragglers[1],
             straggler=stragglers[2],
+            sites="none" if fabric.sites is None else str(fabric.sites),
             device_factor=device_factor,
             **{field: getattr(profile, field) for field in alone},
             **{field: getattr(fabric, field) for field in links},

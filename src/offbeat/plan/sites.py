@@ -36,6 +36,10 @@ class Sites:
         """Return those of the options of a lab; None without sites."""
         return cls(links.sites, tuple(links.far.items())) if links.sites else None
 
+    def __str__(self) -> str:
+        kinds = dict.fromkeys(str(wire) for _, wire in self.links)
+        return f"{', '.join(map(str, self.nodes))} nodes, {'; '.join(kinds)}"
+
     def between(self, source: Nodes, target: Nodes) -> tuple[Array, Array]:
         """Return latencies and seconds for each byte of messages of nodes at the same time."""
         ways, rates = self._tables

@@ -10,12 +10,16 @@ from rich.console import Console
 from offbeat.compare import Method, parse_methods
 from offbeat.kit.quantity import parse_rate
 from offbeat.kit.terminal import print_line
+from offbeat.lab.network.links import LinkOptions, Links
+from offbeat.lab.network.wire import parse_loss
 from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric, parse_latency
 from offbeat.plan.profile import Profile
+from offbeat.plan.sites import Sites
 from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
 from offbeat.planner.measure import measure_profile
 
+NODES = "4,8,16,64,256,1024,4096"
 DEFAULT = (
     "ddp,adasum,lags,sgp,sgp(overlap=1,wire='bf16'),d_psgd,local_sgd,daso,diloco,"
     "diloco(delay=5,wire='int8'),sparse_loco,noloco,ad_psgd,alone"
@@ -74,12 +78,14 @@ def stragglers(
     return Stragglers(**parse_jitter(text, profile.spread), **late), text
 
 
-def parse_nodes(text: str) -> list[int]:
-    """Parse numbers of nodes.
+def parse_nodes(text: str | None, sites: Sequence[int] = ()) -> list[int]:
+    """Parse numbers of nodes; with ``sites`` the only one is that of their nodes.
 
-    >>> parse_nodes("4,8,4096")
-    [4, 8, 4096]
+    >>> parse_nodes("4,8,4096"), parse_nodes(None, (4, 4, 6))
+    ([4, 8, 4096], [14])
     """
+    if text is None:
+        text = str(sum(sites)) if sites else NODES
     try:
         counts = [int(count) for count in text.split(",")]
     except ValueError:
@@ -92,16 +98,29 @@ def parse_nodes(text: str) -> list[int]:
     return counts
 
 
-def fabrics(
-    counts: Sequence[int], each: int, texts: tuple[str, str, str], full_duplex: bool
-) -> tuple[Fabric, ...]:
-    """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
+def links(
+    texts: tuple[str, str, str], far: LinkOptions, connections: int, full_duplex: bool
+) -> dict[str, Any]:
+    """Return what all networks have in common.
+
+    ``texts`` are the rate, the latency and the rate inside.
+    """
     rate, latency, inside = parse_rate(texts[0]), parse_latency(texts[1]), parse_rate(texts[2])
-    shared = {"rate": float(rate), "latency": latency, "inside_rate": float(inside)}
-    return tuple(
-        Fabric(nodes=nodes, ranks_per_node=each, full_duplex=full_duplex, **shared)
-        for nodes in counts
-    )
+    found = Links.parse(sites=far["sites"], between=far["between"])
+    return {
+        "rate": float(rate),
+        "latency": latency,
+        "inside_rate": float(inside),
+        "full_duplex": full_duplex,
+        "loss": parse_loss(far["loss"]),
+        "connections": connections,
+        "sites": Sites.of(found),
+    }
+
+
+def fabrics(counts: Sequence[int], each: int, links: Mapping[str, Any]) -> tuple[Fabric, ...]:
+    """Return the networks of all sizes."""
+    return tuple(Fabric(nodes=nodes, ranks_per_node=each, **links) for nodes in counts)
 
 
 def profile(

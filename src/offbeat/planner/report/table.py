@@ -73,10 +73,13 @@ def cells(row: Row, baseline: str) -> list[str]:
 def title(plan: Plan) -> str:
     """Name the profile and the network."""
     setup = plan.setup
+    far = "" if setup.sites == "none" else f"; sites of {setup.sites}"
+    far += f"; {100 * setup.loss:g} % loss" if setup.loss else ""
+    far += f"; {setup.connections} connections" if setup.connections > 1 else ""
     each = f", {setup.ranks_per_node} ranks per node" if setup.ranks_per_node > 1 else ""
     return (
         f"{setup.profile}, {quantity.rate(int(setup.rate))}, {quantity.seconds(setup.latency)} "
-        f"latency{each}"
+        f"latency{each}{far}"
     )
 
 
