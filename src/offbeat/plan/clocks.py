@@ -101,6 +101,14 @@ class Clocks:
         seconds = path.per_byte * nbytes
         return self.windows[key].wait(at, nbytes / count, seconds, trip, most)
 
+    def touch(self, key: Hashable, at: float) -> None:
+        """Note that the connections ``key`` were in use."""
+        self.windows[key].last = max(self.windows[key].last, at)
+
+    def carry(self, per_byte: "float | Array", nbytes: float) -> "float | Array":
+        """Return how long the bytes of a message take on a link that was idle before."""
+        return per_byte * max(0.0, nbytes - self.fabric.burst)
+
     def start(self, ready: Array, axis: Axis) -> Array:
         """Return when a collective can begin of which ranks are ``ready``."""
         free = np.maximum(self.lanes[axis][0], self.carried[axis])
@@ -137,7 +145,8 @@ class Clocks:
         path, width = fabric.path(axis, 1, many), fabric.width(nbytes * fabric.size(axis))
         pieces = max(2.0, nbytes / width / GLOO_SEGMENT)
         piece = path.per_byte * nbytes / pieces
-        hop = pieces / 2 * max(2 * path.latency + piece, 2 * piece)
+        first = self.carry(path.per_byte, nbytes / pieces)
+        hop = pieces / 2 * max(2 * path.latency + first, 2 * piece)
         if axis == "world" and fabric.ranks_per_node > 1:
             hop = max(hop, fabric.inside(nbytes))
         seconds, at = 0.0, float(self.start(ready, axis).max())
@@ -147,8 +156,8 @@ class Clocks:
             if not lost or done == SETTLED:
                 seconds += (hops - done) * (hop + lost)
                 break
-        if (axis, 1) in self.windows:
-            self.windows[axis, 1].last = at + seconds
+        for distance in (1, fabric.size(axis) - 1):
+            self.touch((axis, distance), at + seconds)
         seconds += min(2 * path.latency, piece)
         return self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
 
@@ -173,20 +182,35 @@ class Clocks:
 
         The receive of a message is announced before it is sent, hence twice the latency.
         """
-        size, fabric = self.fabric.size(axis), self.fabric
+        size, fabric, leaving = self.fabric.size(axis), self.fabric, self.fabric.leaving(axis)
         self.count(axis, rounds * (size - 1) * nbytes)
-        near, paths = fabric.round(axis)
-        self.crossed += rounds * float(fabric.leaving(axis).sum()) * nbytes
-        seconds, at = 0.0, float(self.start(ready, axis).max())
-        for _ in range(rounds):
-            seconds += near * (fabric.inside(nbytes) + fabric.inside_latency)
-            if paths:  # whose connections are used alike, for a message and for an announcement
-                slowest, key = Path(*map(max, zip(*paths, strict=True))), (axis, "staged")
-                lost = self.confirm(key, at + seconds, nbytes, slowest)
-                once = sum(path.latency + path.seconds(nbytes) + lost for path in paths)
-                seconds += once
-                self.windows[key].last = at + seconds - once / 2
-        return self.collective(ready, seconds, axis)
+        self.crossed += rounds * float(leaving.sum()) * nbytes
+        if axis != "local" and fabric.farthest >= FAR and fabric.nodes > 1:
+            begun = ended = self.start(ready, axis)
+            for _ in range(rounds):
+                ended = self._far_round(ended, nbytes, axis)
+            return self.collective(begun, float((ended - begun).max()), axis)
+        between = leaving[leaving > 0]
+        seconds = (size - 1 - len(between)) * (fabric.inside(nbytes) + fabric.inside_latency)
+        seconds += 2 * fabric.latency * len(between) + fabric.busy(1, 1) * nbytes * between.sum()
+        return self.collective(ready, rounds * float(seconds), axis)
+
+    def _far_round(self, now: Array, nbytes: float, axis: Axis) -> Array:
+        """Return when each rank has exchanged messages with all others, in turn, on far links.
+
+        A message leaves once the word of its receive has come. Its sender then goes on, while it is
+        still on its way: ranks of near pairs are ahead of others.
+        """
+        size, times = self.fabric.size(axis), now if axis == "node" else now.reshape(-1, 1)
+        for distance in range(1, size):
+            latency, per_byte = (each[:, None] for each in self.fabric.shift(axis, distance))
+            path, at = Path(float(latency.max()), float(per_byte.max())), float(times.max())
+            lost = self.confirm((axis, distance), at, nbytes, path)
+            self.touch((axis, size - distance), at)  # which carries the words
+            leaves = np.maximum(times, np.roll(times, -distance, axis=0) + latency)
+            sent = leaves + self.carry(per_byte, nbytes) + lost
+            times = np.maximum(sent, np.roll(sent + latency, distance, axis=0))
+        return times.reshape(now.shape)
 
     def at_once(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         """Return the end of an exchange of ``nbytes`` with all others at the same time."""

@@ -59,6 +59,7 @@ class Fabric:
         inside_latency: seconds of one message inside a node.
         full_duplex: whether links carry both directions at once.
         loss: the share of packets that is lost; with sites, between them.
+        burst: bytes that a link passes above its rate after a pause.
         connections: how many two nodes have (``OFFBEAT_CONNECTIONS``).
         sites: of the nodes, and the links between them, if there are several.
 
@@ -74,6 +75,7 @@ class Fabric:
     inside_latency: Annotated[float, at_least(0, "seconds")] = 10e-6
     full_duplex: bool = True
     loss: Annotated[float, between(0, 0.5)] = 0.0
+    burst: Annotated[int, at_least(0, "bytes")] = 0
     connections: Annotated[int, at_least(1, "connections")] = 1
     sites: Sites | None = None
 
@@ -124,7 +126,8 @@ class Fabric:
         """
         count = together or self.ranks_per_node
         if self.sites:
-            return _slowest(self, axis, distance, count)
+            latency, per_byte = self.shift(axis, distance)
+            return Path(float(latency.max()), float(per_byte.max()))
         if axis == "world":
             count = min(distance, self.ranks - distance, self.ranks_per_node)
         return Path(self.latency, self.busy(1, 1) * count)
@@ -146,12 +149,12 @@ class Fabric:
             latency, per_byte = latency + ways, np.maximum(per_byte, slowest)
         return latency, per_byte
 
-    def round(self, axis: Axis) -> tuple[int, tuple[Path, ...]]:
-        """Return the ways of messages to all others of a group, one distance after the other.
+    def shift(self, axis: Axis, distance: int) -> tuple[Array, Array]:
+        """Return the ways from each member of a group to the one ``distance`` further.
 
-        The number of those that stay inside nodes, and the ways of the others.
+        As arrays of latencies and seconds for each byte.
         """
-        return _round(self, axis)
+        return _shift(self, axis, distance)
 
     def all_pairs(self, leaving: int) -> Path:
         """Return the way of messages between all pairs at once, of which ``leaving`` leave a node.
@@ -206,18 +209,12 @@ class Fabric:
 
 
 @lru_cache(maxsize=2**14)
-def _slowest(fabric: Fabric, axis: Axis, distance: int, together: int) -> Path:
-    """Return the slowest way of :meth:`Fabric.path` between sites."""
-    many, local = (together, 1) if axis == "node" else (1, fabric.ranks_per_node)
+def _shift(fabric: Fabric, axis: Axis, distance: int) -> tuple[Array, Array]:
+    many, local = (fabric.ranks_per_node, 1) if axis == "node" else (1, fabric.ranks_per_node)
     members = np.arange(fabric.nodes * local)
     source, target = members // local, np.roll(members, -distance) // local
-    crosses = source != target
-    latency, per_byte = fabric.paths(source[crosses], target[crosses])
-    return Path(float(latency.max()), many * float(per_byte.max()))
-
-
-@lru_cache(maxsize=64)
-def _round(fabric: Fabric, axis: Axis) -> tuple[int, tuple[Path, ...]]:
-    distances = np.flatnonzero(fabric.leaving(axis)) + 1
-    paths = tuple(fabric.path(axis, distance) for distance in distances.tolist())
-    return fabric.size(axis) - 1 - len(paths), paths
+    latency = np.full(len(members), fabric.inside_latency)
+    per_byte = np.full(len(members), fabric.inside(1) - fabric.inside(0))
+    far = source != target
+    latency[far], per_byte[far] = fabric.paths(source[far], target[far])
+    return latency, np.where(far, many * per_byte, per_byte)

@@ -29,15 +29,15 @@ def lossy(loss: float, round_trip: float) -> float:
 @final
 @dataclass
 class Windows:
-    r"""The windows of connections that are used alike, whose messages pass one after the other.
+    """The windows of connections that are used alike, whose messages pass one after the other.
 
     A window doubles with every round trip in which it was used up, and halves with every
     retransmission timeout in which the connection was idle, but to no less than 10 packets: rare
     messages are slow for their first round trips.
     """
 
-    size: float = float("inf")  # the start of a run has sent whole models
-    last: float = 0.0
+    size: float = 0.0  # bytes; 0 before the first message
+    last: float = 0.0  # when the connections were last in use
 
     def wait(self, at: float, nbytes: float, seconds: float, trip: float, most: float) -> float:
         """Return how long a message of ``nbytes`` from ``at`` on waits for confirmations.
@@ -46,15 +46,14 @@ class Windows:
         ``most``: the largest mean window.
         """
         fits = nbytes * trip / seconds if seconds > 0 else float("inf")  # bytes of a round trip
-        widest = min(2 * nbytes, 2 * fits, most)
+        before = self.size or 2 * nbytes  # since the start has sent whole models
         halvings = min(60, int(max(0.0, at - self.last) / (trip + PATIENCE)))
-        self.size = max(FIRST, min(self.size, 2 * nbytes if self.size == float('inf') else self.size, 2 * fits) / 2**halvings)
-        left, lost, window = nbytes, 0.0, self.size
+        window = max(FIRST, min(before, 2 * fits) / 2**halvings)
+        left, lost = nbytes, 0.0
         while left > window and window < min(fits, most):
             left, lost = left - window, lost + trip - seconds * window / nbytes
             window *= 2
         if left > most and most < fits:
             lost += left * (trip / most - seconds / nbytes)
-        grown = max(self.size, min(self.size + nbytes, widest))
-        self.size, self.last = max(FIRST, min(grown, 2 * fits, most)), at + seconds + lost
+        self.size, self.last = max(FIRST, min(window, 2 * fits, most)), at + seconds + lost
         return lost

@@ -140,7 +140,8 @@ class PushSumTimes(StepTimes):
         slowest = per_byte[graph.near].max(axis=1)
         path = Path(float(latency.max()), float(slowest.max()))
         lost = clocks.confirm(("gossip", index), float(ready.max()), nbytes, path)
-        far = 2 * latency[graph.near].max(axis=1) + slowest * nbytes + lost
+        carried = slowest * max(0.0, nbytes - fabric.burst / many)
+        far = 2 * latency[graph.near].max(axis=1) + carried + lost
         wires = np.where(slowest > 0, far, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
         return arrival.reshape(shape)

@@ -1,0 +1,117 @@
+"""Predicted against measured times of a step on far nodes and sites, 30 to 200 ms apart.
+
+As in plan/network, but nothing is measured of the links: the prediction knows what the options of
+the lab say, and the 128 KiB that its links pass after a pause. The least of all rounds counts,
+since other load on the machine can only add time.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command
+from bench.harness.ranks import on_nodes
+from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
+from bench.plan.network import METHODS
+from offbeat.kit.quantity import parse_rate
+from offbeat.lab.network.links import LinkOptions, Links
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
+from offbeat.plan.sites import Sites
+
+BENCH = Bench(
+    name="plan/far",
+    claim="The model of time predicts the step of every method between nodes 30 to 200 ms apart",
+    minutes=15,
+)
+SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
+WITHIN, SHARE = 0.10, 0.95
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes of the lab, and the options of their links."""
+
+    nodes: int
+    rate: str
+    far: LinkOptions
+
+    @property
+    def fabric(self) -> Fabric:
+        """What a plan is told."""
+        links = Links.parse(self.rate, **self.far)
+        latency = SOFTWARE + links.down.latency
+        fabric = Fabric(nodes=self.nodes, rate=parse_rate(self.rate), latency=latency, burst=BURST)
+        return replace(fabric, loss=links.down.loss, sites=Sites.of(links))
+
+
+NETWORKS = {
+    "4 nodes, 30 ms": Network(4, "100mbit", {"latency": "15ms"}),
+    "4 nodes, 60 ms": Network(4, "100mbit", {"latency": "30ms"}),
+    "4 nodes, 100 ms": Network(4, "100mbit", {"latency": "50ms"}),
+    "2 nodes, 200 ms": Network(2, "50mbit", {"latency": "100ms"}),
+    "sites 2,2, 60 ms": Network(4, "250mbit", {"sites": [2, 2], "between": ["30ms@50mbit"]}),
+}
+
+
+def record(name: str, network: Network) -> list[dict[str, object]]:
+    """Measure all methods once, beside the step of a rank alone."""
+    question = METHODS, Layout(network.nodes)
+    profile, times = on_nodes(measure, question, network.nodes, 1, network.rate, **network.far)
+    alone = profile.forward, profile.backward, profile.optimizer
+    return [
+        {"network": name, "method": method.name, "measured": time.step, "alone": alone}
+        for method, time in zip(METHODS, times, strict=True)
+    ]
+
+
+def cells(records: list[dict[str, object]], speeds: Speeds) -> list[Cell]:
+    """Predict what was recorded, from the shortest step alone on each network."""
+    layers = [(f"layers.{i}.weight", WIDTH**2) for i in range(8)]
+    shapes = [each for name, numel in layers for each in ((name, numel), (f"{name}.bias", WIDTH))]
+    found = []
+    for name, network in NETWORKS.items():
+        ours = [each for each in records if each["network"] == name]
+        alone = min((each["alone"] for each in ours), key=sum, default=[PAUSE])  # type: ignore
+        for method in METHODS:
+            times = [each["measured"] for each in ours if each["method"] == method.name]
+            if times:
+                parameters = [Parameter(*shape) for shape in shapes]
+                profile = Profile.by_size(parameters, *alone, speeds)
+                made = predict(method.algorithm, profile, network.fabric)
+                limit, least = made.parts.limit, min(times)  # type: ignore[type-var]
+                found.append(Cell(method.name, name, network.rate, least, made.seconds, limit))
+    return found
+
+
+@command(BENCH, "--rounds 1", "--resume")
+def app(rounds: int = 2, resume: bool = False) -> Result:
+    """Measure and predict every method on every network."""
+    kept = files.raw(f"{BENCH.name}-cells")
+    records = json.loads(kept.read_text("utf-8")) if resume and kept.exists() else []
+    for name, network in NETWORKS.items():
+        done = sum(r["network"] == name for r in records) // len(METHODS)
+        for _ in range(rounds - done):
+            records += record(name, network)
+            kept.write_text(json.dumps(records), encoding="utf-8")
+    found = cells(records, Speeds.measure())
+    errors = [abs(cell.error) for cell in found]
+    near = sum(error <= WITHIN for error in errors)
+    said = f"{near} of {len(found)}; the median error is {median(errors):.1%}"
+    claims = [Claim(f"cells within {WITHIN:.0%}", f"{SHARE:.0%}", said,
+                    near >= SHARE * len(found), GOAL)]  # fmt: skip
+    rows = []
+    for method in METHODS:
+        line = [method.name]
+        for name in NETWORKS:
+            line += [f"{c.measured:.3f} s, {c.error:+.1%}" for c in found
+                     if (c.method, c.layout) == (method.name, name)] or [""]  # fmt: skip
+        rows.append(tuple(line))
+    title = "Seconds of a step, and the error of its prediction; 1.6 MB, 0.2 s of computing"
+    return Result(title, ("method", *NETWORKS), rows, claims, [*map(asdict, found)])
+
+
+if __name__ == "__main__":
+    app()
