@@ -53,7 +53,7 @@ def test_buckets_overlap_with_backward() -> None:
     both = profile(300_000, 300_000, ready=(0.2, 0.0))
     late = profile(300_000, 300_000, ready=(0.2, 0.2))
     apart = seconds("ddp", late, fabric(4)) - seconds("ddp", both, fabric(4))
-    one = ring(4, 4 * 300_002) - 2 * ALPHA  # which both have at the same time
+    one = ring(4, 4 * 300_002) - 4 * ALPHA  # which pass while the other one's bytes do
     assert apart == pytest.approx(min(one, 0.2))
 
 

@@ -59,9 +59,11 @@ def ddp(
         begun = [t + forward * f for t, f in zip(now, step, strict=True)]
         for ready, nbytes in buckets:
             filled = [b + ready * f for b, f in zip(begun, step, strict=True)]
-            start = max(*filled, min(lanes), passed)
-            passed = start + 2 * (n - 1) * nbytes / n / rate
-            lanes = [max(lanes), all_reduce([start] * n, nbytes, alpha, rate)[0]]
+            start = max(*filled, min(lanes))
+            queued = max(0.0, passed - start)
+            passed = start + queued + 2 * (n - 1) * nbytes / n / rate
+            alone = all_reduce([start] * n, nbytes, alpha, rate)[0]
+            lanes = [max(lanes), max(alone + queued / 2, passed)]
         ended = [max(lanes)] * n
         done = [b + backward * f for b, f in zip(begun, step, strict=True)]
         now = [max(a, b) + optimizer * f for a, b, f in zip(done, ended, step, strict=True)]

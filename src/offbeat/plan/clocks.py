@@ -101,18 +101,13 @@ class Clocks:
         seconds = path.per_byte * nbytes
         return self.windows[key].wait(at, nbytes / count, seconds, trip, most)
 
-    def touch(self, key: Hashable, at: float) -> None:
-        """Note that the connections ``key`` were in use."""
-        self.windows[key].last = max(self.windows[key].last, at)
-
     def carry(self, per_byte: "float | Array", nbytes: float) -> "float | Array":
         """Return how long the bytes of a message take on a link that was idle before."""
         return per_byte * max(0.0, nbytes - self.fabric.burst)
 
     def start(self, ready: Array, axis: Axis) -> Array:
         """Return when a collective can begin of which ranks are ``ready``."""
-        free = np.maximum(self.lanes[axis][0], self.carried[axis])
-        return np.maximum(self.last(ready, axis), free)
+        return np.maximum(self.last(ready, axis), self.lanes[axis][0])
 
     def collective(
         self, ready: Array, seconds: float, axis: Axis, carried: float | None = None
@@ -123,9 +118,11 @@ class Clocks:
         """
         busy = seconds if carried is None else carried
         begun, other = self.start(ready, axis), self.lanes[axis][1]
-        ended = begun + seconds
+        # What is still to pass of the other one comes between the hops of this one.
+        queued = np.maximum(self.carried[axis] - begun, 0.0)
+        ended = begun + np.maximum(seconds + queued / 2, queued + busy)
         self.lanes[axis] = np.minimum(other, ended), np.maximum(other, ended)
-        self.carried[axis] = begun + busy
+        self.carried[axis] = begun + queued + busy
         return ended
 
     def ring(self, ready: Array, nbytes: float, axis: Axis, turns: int, together: int = 0) -> Array:
@@ -157,7 +154,7 @@ class Clocks:
                 seconds += (hops - done) * (hop + lost)
                 break
         for distance in (1, fabric.size(axis) - 1):
-            self.touch((axis, distance), at + seconds)
+            self.windows[axis, distance].last = at + seconds
         seconds += min(2 * path.latency, piece)
         return self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
 
@@ -185,6 +182,7 @@ class Clocks:
         size, fabric, leaving = self.fabric.size(axis), self.fabric, self.fabric.leaving(axis)
         self.count(axis, rounds * (size - 1) * nbytes)
         self.crossed += rounds * float(leaving.sum()) * nbytes
+        ready = np.maximum(ready, self.lanes[axis][1])  # a thread of the group exchanges in turn
         if axis != "local" and fabric.farthest >= FAR and fabric.nodes > 1:
             begun = ended = self.start(ready, axis)
             for _ in range(rounds):
@@ -206,7 +204,7 @@ class Clocks:
             latency, per_byte = (each[:, None] for each in self.fabric.shift(axis, distance))
             path, at = Path(float(latency.max()), float(per_byte.max())), float(times.max())
             lost = self.confirm((axis, distance), at, nbytes, path)
-            self.touch((axis, size - distance), at)  # which carries the words
+            self.windows[axis, size - distance].rest(at, 2 * path.latency)  # which carries words
             leaves = np.maximum(times, np.roll(times, -distance, axis=0) + latency)
             sent = leaves + self.carry(per_byte, nbytes) + lost
             times = np.maximum(sent, np.roll(sent + latency, distance, axis=0))

@@ -39,6 +39,11 @@ class Windows:
     size: float = 0.0  # bytes; 0 before the first message
     last: float = 0.0  # when the connections were last in use
 
+    def rest(self, at: float, trip: float) -> None:
+        """Let windows shrink, and note that the connections are in use."""
+        halvings = min(60, int(max(0.0, at - self.last) / (trip + PATIENCE)))
+        self.size, self.last = max(FIRST, self.size / 2**halvings), max(self.last, at)
+
     def wait(self, at: float, nbytes: float, seconds: float, trip: float, most: float) -> float:
         """Return how long a message of ``nbytes`` from ``at`` on waits for confirmations.
 
@@ -46,10 +51,9 @@ class Windows:
         ``most``: the largest mean window.
         """
         fits = nbytes * trip / seconds if seconds > 0 else float("inf")  # bytes of a round trip
-        before = self.size or 2 * nbytes  # since the start has sent whole models
-        halvings = min(60, int(max(0.0, at - self.last) / (trip + PATIENCE)))
-        window = max(FIRST, min(before, 2 * fits) / 2**halvings)
-        left, lost = nbytes, 0.0
+        self.size = self.size or 2 * nbytes  # since the start has sent whole models
+        self.rest(at, trip)
+        left, lost, window = nbytes, 0.0, max(FIRST, min(self.size, 2 * fits))
         while left > window and window < min(fits, most):
             left, lost = left - window, lost + trip - seconds * window / nbytes
             window *= 2
