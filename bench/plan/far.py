@@ -8,6 +8,7 @@ since other load on the machine can only add time.
 import json
 from dataclasses import asdict, dataclass, replace
 from statistics import median
+from typing import Any
 
 from bench.harness import files
 from bench.harness.bench import Bench
@@ -56,7 +57,10 @@ NETWORKS = {
 }
 
 
-def record(name: str, network: Network) -> list[dict[str, object]]:
+Record = dict[str, Any]  # network, method, measured, and the three times of a step alone
+
+
+def record(name: str, network: Network) -> list[Record]:
     """Measure all methods once, beside the step of a rank alone."""
     question = METHODS, Layout(network.nodes)
     profile, times = on_nodes(measure, question, network.nodes, 1, network.rate, **network.far)
@@ -67,21 +71,21 @@ def record(name: str, network: Network) -> list[dict[str, object]]:
     ]
 
 
-def cells(records: list[dict[str, object]], speeds: Speeds) -> list[Cell]:
+def cells(records: list[Record], speeds: Speeds) -> list[Cell]:
     """Predict what was recorded, from the shortest step alone on each network."""
     layers = [(f"layers.{i}.weight", WIDTH**2) for i in range(8)]
     shapes = [each for name, numel in layers for each in ((name, numel), (f"{name}.bias", WIDTH))]
     found = []
     for name, network in NETWORKS.items():
         ours = [each for each in records if each["network"] == name]
-        alone = min((each["alone"] for each in ours), key=sum, default=[PAUSE])  # type: ignore
+        alone = min((each["alone"] for each in ours), key=sum, default=[PAUSE])
         for method in METHODS:
             times = [each["measured"] for each in ours if each["method"] == method.name]
             if times:
                 parameters = [Parameter(*shape) for shape in shapes]
                 profile = Profile.by_size(parameters, *alone, speeds)
                 made = predict(method.algorithm, profile, network.fabric)
-                limit, least = made.parts.limit, min(times)  # type: ignore[type-var]
+                limit, least = made.parts.limit, min(times)
                 found.append(Cell(method.name, name, network.rate, least, made.seconds, limit))
     return found
 

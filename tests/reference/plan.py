@@ -19,9 +19,7 @@ def ring(starts: Times, chunk: float, turns: int, alpha: float, rate: float) -> 
     free, halves = [last] * n, [[last] * n, [last] * n]
     for _ in range(turns * (n - 1)):
         for half, times in enumerate(halves):
-            leaves = [
-                max(times[r], times[r - 1], times[(r + 1) % n]) + 2 * alpha for r in range(n)
-            ]
+            leaves = [max(times[r], times[r - 1], times[(r + 1) % n]) + 2 * alpha for r in range(n)]
             free = [max(f, t) + chunk / 2 / rate for f, t in zip(free, leaves, strict=True)]
             halves[half] = list(free)
     return [max(both) for both in zip(*halves, strict=True)]

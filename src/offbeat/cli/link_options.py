@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -17,7 +17,9 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "down": Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="Rate at which a node receives. Default: that of --rate."),
+        typer.Option(
+            metavar="RATE", help="Rate at which a node receives. Default: that of --rate."
+        ),
     ],
     "latency": Annotated[
         str | None,
@@ -30,8 +32,8 @@ OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="TIME",
-            help="How much the latency varies at most, either way, for example 5ms. Packets keep their "
-            "order.",
+            help="How much the latency varies at most, either way, for example 5ms. Packets keep "
+            "their order.",
         ),
     ],
     "loss": Annotated[
@@ -44,16 +46,16 @@ OPTIONS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="N,N[,N...]",
-            help="Nodes of each site, for example 4,4,6, instead of --nodes. --jitter and --loss then "
-            "apply between sites.",
+            help="Nodes of each site, for example 4,4,6, instead of --nodes. --jitter and --loss "
+            "then apply between sites.",
         ),
     ],
     "between": Annotated[
         list[str] | None,
         typer.Option(
             metavar="[A-B:]TIME[@RATE]",
-            help="Latency and rate of the link between two sites, shared by their nodes: 60ms@200mbit "
-            "for all pairs, 0-2:75ms@100mbit for one. Repeatable.",
+            help="Latency and rate of the link between two sites, shared by their nodes: "
+            "60ms@200mbit for all pairs, 0-2:75ms@100mbit for one. Repeatable.",
         ),
     ],
     "encrypt": Annotated[
@@ -86,7 +88,7 @@ def with_links(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 def parse_links(texts: Mapping[str, Any]) -> LinkOptions:
     """Return what was given; sites as numbers."""
-    far = LinkOptions(**texts)  # type: ignore[typeddict-item]
+    far = cast(LinkOptions, dict(texts))
     expected = "the number of nodes of each site, separated by commas; for example 4,4,6"
     sites = texts["sites"]
     far["sites"] = [] if sites is None else parse_numbers("sites", sites, expected)

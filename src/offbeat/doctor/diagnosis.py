@@ -25,7 +25,8 @@ _SLOW = (
 )
 _FAR = (
     "ddp, lags and adasum suffer, which wait for several messages in every step, and local_sgd a "
-    "little; sgp(overlap=1) and diloco(delay=...) send behind training"
+    "little; sgp(overlap=1) and diloco(delay=...) send behind training. Where packets are lost, "
+    "set OFFBEAT_CONNECTIONS=8: offbeat plan --loss 0.1% --connections 8 predicts its gain"
 )
 
 

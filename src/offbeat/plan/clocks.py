@@ -25,8 +25,9 @@ class Clocks:
     """Holds the time of every rank's training thread, in arrays (nodes, ranks per node).
 
     A collective joins the members of a group: it begins when the last of them has come and the
-    last but one of the group has ended, since Gloo runs two at a time. They share the link. Its hops, rounds of max-plus algebra in which everybody
-    waits for a neighbour, end at the same time on all members after one turn.
+    last but one of the group has ended, since Gloo runs two at a time. They share the link. Its
+    hops, rounds of max-plus algebra in which everybody waits for a neighbour, end at the same time
+    on all members after one turn.
 
     Attributes:
         fabric: the network.
@@ -101,10 +102,6 @@ class Clocks:
         seconds = path.per_byte * nbytes
         return self.windows[key].wait(at, nbytes / count, seconds, trip, most)
 
-    def carry(self, per_byte: "float | Array", nbytes: float) -> "float | Array":
-        """Return how long the bytes of a message take on a link that was idle before."""
-        return per_byte * max(0.0, nbytes - self.fabric.burst)
-
     def start(self, ready: Array, axis: Axis) -> Array:
         """Return when a collective can begin of which ranks are ``ready``."""
         return np.maximum(self.last(ready, axis), self.lanes[axis][0])
@@ -142,7 +139,7 @@ class Clocks:
         path, width = fabric.path(axis, 1, many), fabric.width(nbytes * fabric.size(axis))
         pieces = max(2.0, nbytes / width / GLOO_SEGMENT)
         piece = path.per_byte * nbytes / pieces
-        first = self.carry(path.per_byte, nbytes / pieces)
+        first = path.per_byte * fabric.beyond_burst(nbytes / pieces)
         hop = pieces / 2 * max(2 * path.latency + first, 2 * piece)
         if axis == "world" and fabric.ranks_per_node > 1:
             hop = max(hop, fabric.inside(nbytes))
@@ -206,7 +203,7 @@ class Clocks:
             lost = self.confirm((axis, distance), at, nbytes, path)
             self.windows[axis, size - distance].rest(at, 2 * path.latency)  # which carries words
             leaves = np.maximum(times, np.roll(times, -distance, axis=0) + latency)
-            sent = leaves + self.carry(per_byte, nbytes) + lost
+            sent = leaves + per_byte * self.fabric.beyond_burst(nbytes) + lost
             times = np.maximum(sent, np.roll(sent + latency, distance, axis=0))
         return times.reshape(now.shape)
 

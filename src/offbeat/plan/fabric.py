@@ -180,6 +180,10 @@ class Fabric:
         """The latency of the longest way."""
         return self.latency + (self.sites.latency if self.sites else 0.0)
 
+    def beyond_burst(self, nbytes: float) -> float:
+        """Return how many bytes pass at the rate of a link that was idle before."""
+        return max(0.0, nbytes - self.burst)
+
     def width(self, nbytes: float) -> int:
         """Return among how many connections a tensor is divided."""
         return self.connections if nbytes > SHARE * self.connections else 1

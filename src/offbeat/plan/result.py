@@ -45,8 +45,8 @@ class Setup:
 
         ``stragglers`` are jitter, late steps and the slow rank as text.
         """
-        links = ("ranks_per_node", "rate", "latency", "inside_rate", "full_duplex", "loss")
-        links += ("connections",)
+        links = ["ranks_per_node", "rate", "latency", "inside_rate", "full_duplex"]
+        links += ["loss", "connections"]
         alone = ("numel", "nbytes", "compute", "memory")
         return cls(
             profile=name,

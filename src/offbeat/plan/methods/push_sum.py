@@ -23,8 +23,8 @@ class Graph(NamedTuple):
 
     ``near`` holds for each participant itself and all whom it sends to or receives from, filled
     up with itself (participants, most neighbours); ``sent`` the messages that each one sends,
-    ``out`` those that leave its node, from ``here`` to ``there``. ``keeps`` tells whether all weights
-    stay as they are.
+    ``out`` those that leave its node, from ``here`` to ``there``. ``keeps`` tells whether all
+    weights stay as they are.
     """
 
     near: NDArray[np.int64]
@@ -140,7 +140,7 @@ class PushSumTimes(StepTimes):
         slowest = per_byte[graph.near].max(axis=1)
         path = Path(float(latency.max()), float(slowest.max()))
         lost = clocks.confirm(("gossip", index), float(ready.max()), nbytes, path)
-        carried = slowest * max(0.0, nbytes - fabric.burst / many)
+        carried = slowest * fabric.beyond_burst(nbytes * many) / many
         far = 2 * latency[graph.near].max(axis=1) + carried + lost
         wires = np.where(slowest > 0, far, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]

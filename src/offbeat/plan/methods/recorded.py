@@ -107,6 +107,9 @@ class RecordedTimes(StepTimes):
             return ready + 2 * fabric.inside(inside)
         key, nbytes = ("messages", messages[0].peer), max(event.nbytes for event in messages)
         path = Path(latency, seconds / nbytes)
-        return ready + latency + path.seconds(nbytes) + clocks.confirm(
-            key, float(ready.max()), nbytes, path
+        return (
+            ready
+            + latency
+            + path.seconds(nbytes)
+            + clocks.confirm(key, float(ready.max()), nbytes, path)
         )

@@ -141,12 +141,13 @@ class Autopilot:
 def _measure_link(group: Group, numel: int) -> tuple[float, float]:
     r"""Return seconds of a message without bytes, and the bits per second of a link.
 
-    From sums of few and of many values by a ring, of 2 (n-1) messages of 1/n of the bytes.
+    From sums of few and of many values by a ring, of 2 (n-1) messages of 1/n of the bytes, each
+    of which waits for the word of its receiver.
     """
     hops, many = 2 * (group.size - 1), min(max(numel, LEAST), MOST)
     few, all_of = _seconds(group, group.size), _seconds(group, many)
     moved = 4 * (many - group.size) / group.size * hops
-    return few / hops, 8 * moved / max(all_of - few, 1e-6) / PAYLOAD
+    return few / hops / 2, 8 * moved / max(all_of - few, 1e-6) / PAYLOAD
 
 
 def _seconds(group: Group, numel: int) -> float:
