@@ -108,7 +108,7 @@ class Killer:
             target: Callable[..., None] = peer.work
             args: tuple[Any, ...] = self._lighthouse[1], rank, case.text, INTERVAL
         else:
-            target, args = work, (self._store.port, case.workers, rank, case.text)
+            target, args = work, (f"127.0.0.1:{self._store.port}", case.workers, rank, case.text)
         process = self._context.Process(target=target, args=(*args, case.step, path), daemon=True)
         process.start()
         self._started += 1

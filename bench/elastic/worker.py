@@ -76,15 +76,16 @@ def load_kernels() -> None:
 load_kernels()  # once, in the process that workers are forked from
 
 
-def work(port: int, size: int, rank: int, text: str, pause: float, path: Path) -> None:
+def work(address: str, size: int, rank: int, text: str, pause: float, path: Path) -> None:
     """Train as one worker of the recipe ``text``, until the store names the last step."""
     log = Log(path)
     log("ready")  # the process was forked from one that has imported all
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    learner, store = Learner(pause, os.getpid()), TCPStore("127.0.0.1", port, is_master=False)
+    host, _, port = address.partition(":")
+    learner, store = Learner(pause, os.getpid()), TCPStore(host, int(port), is_master=False)
     optimizer = torch.optim.AdamW(learner.model.parameters(), lr=1e-3)
-    world = offbeat.World.at(f"127.0.0.1:{port}", size=size, rank=rank)
+    world = offbeat.World.at(address, size=size, rank=rank)
     _time_changes(log)
     given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
     replica = offbeat.replicate(learner.model, offbeat.algorithm(text), **given)

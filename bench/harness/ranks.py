@@ -19,9 +19,7 @@ LAST = 30  # lines of output that an error shows
 
 
 @contextmanager
-def nodes(
-    count: int, procs: int, rate: str | None, **far: Unpack[LinkOptions]
-) -> Iterator[Runner]:
+def nodes(count: int, procs: int, rate: str | None, **far: Unpack[LinkOptions]) -> Iterator[Runner]:
     """Emulated nodes; without root, the loopback of this machine with a notice."""
     with open_runner(count, procs, rate, **far) as (runner, unshaped):
         if unshaped and rate:

@@ -1,0 +1,111 @@
+"""The share of computing against the rate between three sites, 100 ms apart: a picture.
+
+Predicted, for the model of internet/sites, whose measured shares at 100 Mbit/s (and 100 to 150 ms)
+are points, and for one of 124 million parameters. Three sites of five ranks, which have 1 Gbit/s
+and 100 Gbit/s inside.
+"""
+
+import json
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import offbeat
+from bench.harness import files
+from bench.harness.bench import Bench
+from bench.harness.claim import Claim
+from bench.harness.command import Result, command
+from bench.internet.sites import PAUSE, WIDTH
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
+
+BENCH = Bench(
+    name="internet/bandwidth",
+    claim="The share of computing on three sites, from 10 Mbit/s to 1 Gbit/s at 100 ms",
+    minutes=1,
+)
+RATES = np.geomspace(10e6, 1e9, 13)
+SMALL = {
+    "ddp": "ddp",
+    "sgp(overlap=4)": "sgp(overlap=4,within='local')",
+    "diloco": "diloco(every=10,within='local')",
+    "streaming diloco": "diloco(every=10,fragments=2,delay=3,wire='int8',within='local')",
+    "sparse_loco": "sparse_loco(every=10,within='local')",
+}
+LARGE = {
+    "ddp": "ddp",
+    "sgp(overlap=4)": "sgp(overlap=4,wire='bf16',within='local')",
+    "diloco": "diloco(every=100,within='local')",
+    "streaming diloco": "diloco(every=100,fragments=4,delay=20,wire='int8',within='local')",
+    "sparse_loco": "sparse_loco(every=100,within='local')",
+}
+
+
+def small() -> Profile:
+    """The model of internet/sites."""
+    shapes = [(f"{i}.{kind}", n) for i in range(8) for kind, n in (("w", WIDTH**2), ("b", WIDTH))]
+    layers = [Parameter(*shape) for shape in shapes]
+    return Profile.by_size(layers, PAUSE / 3, 2 * PAUSE / 3, 0.0, Speeds.of_bandwidth(1e10))
+
+
+def shares(methods: dict[str, str], profile: Profile, inside: float) -> dict[str, list[float]]:
+    """The share of computing of each method at every rate; ``inside`` a site, bit/s."""
+    found: dict[str, list[float]] = {name: [] for name in methods}
+    for rate in RATES:
+        fabric = Fabric(nodes=3, ranks_per_node=5, rate=rate, latency=50e-3, inside_rate=inside)
+        for name, text in methods.items():
+            made = predict(offbeat.algorithm(text), profile, fabric, steps=100)
+            found[name].append(profile.compute / made.seconds)
+    return found
+
+
+def measured() -> dict[str, float]:
+    """The shares that internet/sites has found; none before it has run."""
+    path = files.result("internet/sites")
+    if not path.exists():
+        return {}
+    return {each["method"]: each["computing"] for each in json.loads(path.read_text())["measured"]}
+
+
+def draw(panels: dict[str, dict[str, list[float]]], points: dict[str, float]) -> None:
+    """One panel for each model."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axes, (title, found) in zip(
+        figure.subplots(1, 2, sharey=True), panels.items(), strict=True
+    ):
+        for index, (name, values) in enumerate(found.items()):
+            axes.plot(RATES / 1e6, values, label=name, color=f"C{index}")
+            if title == next(iter(panels)) and SMALL[name] in points:
+                axes.plot([100], [points[SMALL[name]]], "o", color=f"C{index}")
+        axes.set(xscale="log", xlabel="Mbit/s between sites", title=title, ylim=(0, 1.02))
+        axes.grid(alpha=0.25)
+        axes.title.set_fontsize("medium")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.axes[0].set_ylabel("share of time computing")
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
+    figure.savefig(files.ASSETS / "internet.png", dpi=110)
+
+
+@command(BENCH)
+def app() -> Result:
+    """Predict both models, and draw the picture."""
+    panels = {
+        "1.6 MB, a step of 1 s; points: measured": shares(SMALL, small(), 1e9),
+        "124 M parameters, a step of 0.25 s": shares(
+            LARGE, read_profile(files.ASSETS / "gpt2.json"), 100e9
+        ),
+    }
+    draw(panels, measured())
+    rows = [
+        (title.split(",")[0], name, *(f"{values[i]:.1%}" for i in (0, 6, 12)))
+        for title, found in panels.items()
+        for name, values in found.items()
+    ]
+    streaming = panels["1.6 MB, a step of 1 s; points: measured"]["streaming diloco"]
+    claims = [Claim("streaming diloco of 1.6 MB computes at 10 Mbit/s", "at least 95%",
+                    f"{streaming[0]:.1%}", streaming[0] >= 0.95)]  # fmt: skip
+    headings = ("model", "method", "10 Mbit/s", "100 Mbit/s", "1 Gbit/s")
+    return Result("Predicted share of computing on three sites, 100 ms", headings, rows, claims)
+
+
+if __name__ == "__main__":
+    app()
