@@ -11,7 +11,7 @@ from bench.harness.files import ROOT
 # In the order of the page.
 METHODS = (
     "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
-    "gpu",
+    "internet", "gpu",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ ASSETS = ROOT / "docs" / "assets"  # pictures that pages show
 PAGES = (  # with tables from results
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
     ROOT / "docs" / "evidence.md",
+    ROOT / "docs" / "internet.md",
     ROOT / "docs" / "scale.md",
 )
 RESULTS = ROOT / "bench" / "results"

@@ -25,7 +25,7 @@ from offbeat.plan.sites import Sites
 BENCH = Bench(
     name="plan/far",
     claim="The model of time predicts the step of every method between nodes 30 to 200 ms apart",
-    minutes=15,
+    minutes=10,
 )
 SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
 WITHIN, SHARE = 0.10, 0.95
@@ -90,8 +90,8 @@ def cells(records: list[Record], speeds: Speeds) -> list[Cell]:
     return found
 
 
-@command(BENCH, "--rounds 1", "--resume")
-def app(rounds: int = 2, resume: bool = False) -> Result:
+@command(BENCH, "--rounds 2", "--resume")
+def app(rounds: int = 1, resume: bool = False) -> Result:
     """Measure and predict every method on every network."""
     kept = files.raw(f"{BENCH.name}-cells")
     records = json.loads(kept.read_text("utf-8")) if resume and kept.exists() else []

@@ -38,13 +38,11 @@ class GradientTimes:
     r"""Models :class:`offbeat.methods.Mean` and :class:`offbeat.methods.TopK`.
 
     .. math::
-        f_b &= \max\Big(f_{b-1},\ \max_i s_{i,b}\Big) + 2 (n-1)
-        \left(\alpha + \frac{m_b}{n B}\right) \\
-        f_b &= \max\Big(f_{b-1},\ \max_i s_{i,b}\Big) + (n-1)
-        \left(\alpha + \frac{8 k_b}{B}\right)
+        f_b &= \max_i s_{i,b} + A(m_b) \\
+        f_b &= \max_i s_{i,b} + G(8 k_b)
 
     for a bucket of m bytes, which is one all-reduce, and for k entries (of 8 bytes, or 6 with
-    16-bit values), which are one all-gather. s is when rank i has filled message b: that needs its
+    16-bit values), which are one all-gather; two are on their way at a time. s is when rank i has filled message b: that needs its
     last gradient, two passes over all buckets so far, made by the thread that runs backward, and of
     entries their selection. With 16 bits a bucket is two staged pairwise exchanges; with a
     partition it is reduced to its owner. After the last arrival the n k entries of all ranks are

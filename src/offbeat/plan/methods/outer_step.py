@@ -36,7 +36,7 @@ class OuterStepTimes(StepTimes):
     r"""Models :class:`offbeat.methods.OuterStep`: a mean that travels for ``delay`` steps.
 
     .. math::
-        f = \max_j t_j(k) + 2 (n-1) \left(\alpha + \frac{m}{n B}\right), \qquad
+        f = \max_j t_j(k) + A(m), \qquad
         t_i(k + delay) \leftarrow \max(t_i, f)
 
     "bf16" and "int8" are two staged pairwise exchanges, and :class:`offbeat.methods.Sparse`

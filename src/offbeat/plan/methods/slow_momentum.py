@@ -17,8 +17,7 @@ class SlowMomentumTimes(StepTimes):
     r"""Models :class:`offbeat.methods.SlowMomentum`.
 
     .. math::
-        t_i \leftarrow \max_j \max(t_j, f_j) + (n-1) \alpha + 2 (n-1)
-        \left(\alpha + \frac{m}{n B}\right)
+        t_i \leftarrow \max_j \max(t_j, f_j) + G(0) + A(m)
 
     with the end f of the gossip that is in flight; first the weights are gathered, then the
     numerators are added up.

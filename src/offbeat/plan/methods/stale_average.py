@@ -17,7 +17,7 @@ class StaleAverageTimes(StepTimes):
     r"""Models :class:`offbeat.methods.StaleAverage`.
 
     .. math::
-        f = \max_j t_j(k) + 2 (P-1) \left(\alpha + \frac{m}{P B}\right), \qquad
+        f = \max_j t_j(k) + A(m), \qquad
         t_i(k + W) \leftarrow \max(t_i, f) + t_{node}(m)
 
     for P nodes: one rank of each node sends and receives the sum, and broadcasts the merged model
