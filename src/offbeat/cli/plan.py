@@ -91,20 +91,19 @@ def plan(
         factor = given.positive(device_factor, "device factor")
         alone = given.profile(profile, script, tuple(arguments or ()), steps, env_only, console)
         stragglers, spread = given.stragglers(jitter, stretch, alone)
-        name = (script or profile or Path("profile")).name
-        found = alone.on_device(factor)
+        found, name = alone.on_device(factor), (script or profile or Path("profile")).name
         setup = Setup.of(name, found, fabrics[0], (spread, *slow), factor)
         question = Question(setup, methods, against, found, fabrics, stragglers)
         made = _predict(question, shown, console)
         if report is not None:
             _draw(question, made, report, console)
+    _show(made, report, as_json)
+
+
+def _show(made: "Plan", report: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(made.to_json())
-    else:
-        _show(made, report)
-
-
-def _show(made: "Plan", report: Path | None) -> None:
+        return
     from offbeat.planner.report.table import details, overview
 
     output = standard_output(200)

@@ -1,0 +1,114 @@
+"""Far nodes in plans: windows of TCP, loss, connections and sites."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clusters import profile, seconds
+from hypothesis import given
+from hypothesis import strategies as st
+from test_command import plan, write
+from test_model import METHODS
+
+from offbeat.lab.network.links import Links
+from offbeat.plan import Fabric, Speeds
+from offbeat.plan.sites import Sites
+from offbeat.plan.windows import FIRST, PATIENCE, SEGMENT, Windows, lossy
+
+FAR = {"rate": 1e8, "latency": 50e-3}
+NEAR = 1e-4  # seconds inside a site
+
+
+@given(
+    nbytes=st.integers(1, 10**8), idle=st.floats(0.0, 100.0), before=st.floats(FIRST, 1e8),
+    trip=st.floats(0.01, 0.3),
+)  # fmt: skip
+def test_windows_double_with_every_round_trip_and_halve_while_idle(
+    nbytes: int, idle: float, before: float, trip: float
+) -> None:
+    windows = Windows(before)
+    waited = windows.wait(idle, nbytes, 0.0, trip, float("inf"))
+    # Packets of one round trip after the other, as the kernel counts them.
+    window, quiet = before, idle - (trip + PATIENCE)
+    while quiet >= 0 and window > FIRST:
+        window, quiet = max(FIRST, window / 2), quiet - (trip + PATIENCE)
+    trips, sent = 0, window
+    while sent < nbytes:
+        window, trips = 2 * window, trips + 1
+        sent += window
+    assert waited == pytest.approx(trips * trip)
+    assert windows.size == pytest.approx(window)
+
+
+def test_a_lossy_connection_carries_a_mean_window_in_a_round_trip() -> None:
+    for loss in (1e-4, 1e-3, 1e-2):
+        most = lossy(loss, 0.1)
+        assert most >= 1.22 * SEGMENT / loss**0.5
+        waited = Windows().wait(0.0, 1e9, 8.0, 0.1, most)
+        assert 8.0 + waited == pytest.approx(1e9 / most * 0.1, rel=0.02)
+    assert lossy(0.0, 0.1) == float("inf")
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_two_sites_of_one_node_are_two_far_nodes(text: str) -> None:
+    found = profile(40_000, 300_000, 500, speeds=Speeds.of_bandwidth(1e10))
+    apart = Fabric(nodes=2, rate=FAR["rate"], latency=FAR["latency"] + NEAR)
+    links = Links.parse(sites=(1, 1), between=["50ms@100mbit"])
+    near = Fabric(nodes=2, rate=1e15, latency=NEAR, sites=Sites.of(links))
+    assert seconds(text, found, near) == pytest.approx(seconds(text, found, apart), rel=1e-6)
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_nodes_of_sites_share_the_link_between_them(text: str) -> None:
+    found = profile(40_000, 3_000_000, 500)
+
+    def step(rate: str, latency: str) -> float:
+        links = Links.parse(sites=(2, 3), between=[f"{latency}@{rate}"])
+        return seconds(text, found, Fabric(nodes=5, rate=1e9, sites=Sites.of(links)))
+
+    times = [step("1gbit", "10ms"), step("100mbit", "10ms"), step("100mbit", "50ms")]
+    assert times == sorted(times)
+    if text not in ("alone", "ad_psgd"):
+        assert times[0] < times[2]
+
+
+def test_all_messages_of_one_time_divide_the_link_of_two_sites() -> None:
+    sites = Sites.of(Links.parse(sites=(2, 2), between=["50ms@100mbit"]))
+    assert sites is not None
+    one = sites.between(np.array([0]), np.array([2]))[1][0]
+    both = sites.between(np.array([0, 1, 2]), np.array([2, 3, 0]))[1]
+    assert both == pytest.approx([2 * one, 2 * one, one])  # the way back is another
+
+
+@pytest.mark.parametrize("text", ["ddp(bucket_mb=100)", "sgp", "diloco(every=2)"])
+def test_connections_gain_where_packets_are_lost_and_cost_nothing_near(text: str) -> None:
+    found = profile(2_000_000)
+    far = [Fabric(nodes=2, loss=1e-3, connections=count, **FAR) for count in (1, 8)]
+    one, wide = (seconds(text, found, each) - 0.35 for each in far)
+    assert one > 4 * wide
+    near = [Fabric(nodes=2, rate=1e9, connections=count) for count in (1, 8)]
+    assert seconds(text, found, near[0]) == seconds(text, found, near[1])
+
+
+def test_sites_are_planned_from_the_command_line(tmp_path: Path) -> None:
+    words = ["--profile", str(write(tmp_path)), "--algorithms", "ddp,diloco(every=10)"]
+    far = ["--sites", "2,3", "--between", "50ms@100mbit", "--loss", "0.1%", "--connections", "8"]
+    done = plan(*words, *far, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert [row["nodes"] for row in found["rows"]] == [5, 5]
+    assert found["setup"]["sites"] == "2, 3 nodes, 100 Mbit/s, 50 ms one way"
+    assert (found["setup"]["loss"], found["setup"]["connections"]) == (0.001, 8)
+    assert found["rows"][0]["prediction"]["seconds"] > 8 * 2 * 0.05
+    shown = plan(*words, *far)
+    assert "sites of 2, 3 nodes" in " ".join(shown.output.split())
+    for wrong, message in (
+        (["--between", "50ms@100mbit"], "sites: got none, expected the nodes of at least two"),
+        (["--sites", "2,x", "--between", "50ms"], "sites: got '2,x', expected the number of nodes"),
+        ([*far, "--nodes", "4"], "nodes=4, expected the 5 of the sites"),
+        (["--connections", "0"], "connections=0, expected a whole number of connections, 1 or"),
+    ):
+        failed = plan(*words, *wrong)
+        assert failed.exit_code == 2
+        assert message in failed.output
