@@ -42,12 +42,12 @@ class GradientTimes:
         f_b &= \max_i s_{i,b} + G(8 k_b)
 
     for a bucket of m bytes, which is one all-reduce, and for k entries (of 8 bytes, or 6 with
-    16-bit values), which are one all-gather; two are on their way at a time. s is when rank i has filled message b: that needs its
-    last gradient, two passes over all buckets so far, made by the thread that runs backward, and of
-    entries their selection. With 16 bits a bucket is two staged pairwise exchanges; with a
-    partition it is reduced to its owner. After the last arrival the n k entries of all ranks are
-    added up. Adaptive densities are those that the exchange would choose with the times of the
-    profile.
+    16-bit values), which are one all-gather; two are on their way at a time. s is when rank i has
+    filled message b: that needs its last gradient, two passes over all buckets so far, made by the
+    thread that runs backward, and of entries their selection. With 16 bits a bucket is two staged
+    pairwise exchanges; with a partition it is reduced to its owner. After the last arrival the n k
+    entries of all ranks are added up. Adaptive densities are those that the exchange would choose
+    with the times of the profile.
     """
 
     def __init__(self, exchange: Mean | TorchDDP | TopK, profile: Profile, fabric: Fabric) -> None:
