@@ -44,7 +44,7 @@ def test_windows_double_with_every_round_trip_and_halve_while_idle(
 def test_a_lossy_connection_carries_a_mean_window_in_a_round_trip() -> None:
     for loss in (1e-4, 1e-3, 1e-2):
         most = lossy(loss, 0.1)
-        assert most >= 1.22 * SEGMENT / loss**0.5
+        assert most >= (1 - 1e-9) * 1.22 * SEGMENT / loss**0.5
         waited = Windows().wait(0.0, 1e9, 8.0, 0.1, most)
         assert 8.0 + waited == pytest.approx(1e9 / most * 0.1, rel=0.02)
     assert lossy(0.0, 0.1) == float("inf")
@@ -56,7 +56,7 @@ def test_two_sites_of_one_node_are_two_far_nodes(text: str) -> None:
     apart = Fabric(nodes=2, rate=FAR["rate"], latency=FAR["latency"] + NEAR)
     links = Links.parse(sites=(1, 1), between=["50ms@100mbit"])
     near = Fabric(nodes=2, rate=1e15, latency=NEAR, sites=Sites.of(links))
-    assert seconds(text, found, near) == pytest.approx(seconds(text, found, apart), rel=1e-6)
+    assert seconds(text, found, near) == pytest.approx(seconds(text, found, apart), rel=1e-4)
 
 
 @pytest.mark.parametrize("text", METHODS)

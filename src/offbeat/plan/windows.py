@@ -12,7 +12,7 @@ FAR = 5e-3  # seconds of one way: below, windows are wide enough
 def lossy(loss: float, round_trip: float) -> float:
     r"""Return the mean window of a connection that loses packets at random, in bytes.
 
-    .. math:: W = \max\left(1.17 \sqrt[4]{\frac{RTT^3}{p^3}}, \frac{1.22}{\sqrt p}\right)
+    .. math:: W = \max\left(1.05 \sqrt[4]{\frac{RTT^3}{p^3}}, \frac{1.22}{\sqrt p}\right)
 
     packets under cubic, Linux's default (RFC 9438, section 5, with its C of 0.4 and beta of 0.7),
     whose window is at least that of Reno (Mathis et al., 1997).
