@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 METHODS = (
     "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
-    "gpu",
+    "internet", "gpu",
 )  # fmt: skip
 BENCHES = sorted(
     f"{path.parent.name}/{path.stem}"
