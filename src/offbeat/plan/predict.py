@@ -79,7 +79,7 @@ def predict(
     >>> profile = Profile.by_size([layer], 0.01, 0.02, 0.0, speeds)
     >>> found = predict(ddp(), profile, Fabric(nodes=4, rate=1e9))
     >>> round(found.seconds, 3), found.parts.limit
-    (0.081, 'bandwidth')
+    (0.08, 'bandwidth')
     """
     slots, stragglers = slots_of(algorithm, profile, fabric), stragglers or Stragglers()
     networks = fabric.without_time(), fabric.without_bytes(), fabric
