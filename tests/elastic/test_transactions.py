@@ -503,3 +503,77 @@ def test_a_preempted_process_leaves(text: str) -> None:
         (lost,) = result["lost"]
         assert lost == {"rank": 1, "step": left - 1, "used": left, "left": 1}
         assert result["longest"] < 1.5, "no wait for a silence"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("torn_at", ["call", "agreement"])
+@pytest.mark.parametrize("verb", ["finish", "consensus", "consensus_distance", "load_state_dict"])
+@pytest.mark.fault(
+    "a rank is lost when finish(), consensus() or load_state_dict() has ended on some only",
+    "the others have all made the call, or all make it again",
+)
+def test_a_call_ends_on_all_or_on_none(
+    verb: str, torn_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise those for which it has ended are in the next one, and the others never end it."""
+    armed = set[int]()
+
+    def torn(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found = function(*args)
+            if threading.get_ident() in armed:
+                armed.discard(threading.get_ident())
+                raise Lost if threading.current_thread() in dying else PeerLost("it broke")
+            return found
+
+        return call
+
+    dying = set[threading.Thread]()
+    together = generation.Generation.together
+
+    def tears(self: Any, name: str | None, call: Any, *more: Any) -> Any:
+        return together(self, name, torn(call) if name == verb else call, *more)
+
+    def work(world: World) -> tuple[Array, Array, int] | None:
+        model = Quadratic()
+        algorithm = offbeat.algorithm("local_sgd(every=4)")
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True)
+        saved = replica.state_dict()
+        if world.rank == VICTIM:
+            dying.add(threading.current_thread())
+        try:
+            for _ in range(2):
+                with torch.no_grad():
+                    model.vector.add_(float(world.rank))
+                replica.step()
+            replica.gather("")
+            if world.rank in (VICTIM, 2):
+                armed.add(threading.get_ident())
+            own = flat(snapshot(model))
+            if verb == "consensus":
+                with replica.consensus():
+                    pass
+                np.testing.assert_array_equal(flat(snapshot(model)), own)
+            else:
+                getattr(replica, verb)(*([saved] if verb == "load_state_dict" else []))
+        except Lost:
+            perish(replica._connection.links)
+            return None
+        assert len(replica.lost) <= 1
+        for _ in range(6):
+            replica.step()
+        replica.finish()
+        result = own, flat(snapshot(model)), len(replica.lost)
+        replica.detach()
+        return result
+
+    if torn_at == "call":
+        monkeypatch.setattr(generation.Generation, "together", tears)
+    else:
+        monkeypatch.setattr(generation, "gather_numbers", torn(generation.gather_numbers))
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
+        results = [found for found in ThreadWorld(4).run(work) if found]
+    assert len(results) == 3
+    for _, end, losses in results:
+        np.testing.assert_array_equal(end, results[0][1])
+        assert losses == 1

@@ -145,6 +145,8 @@ class Generation:
                 try:
                     with self.connection.calling(verb):
                         result = call()
+                        if verb not in (None, "step", "switch") and self.filler.is_elastic:
+                            self._agree()  # or some would repeat what is over for the others
                 except PeerLost as loss:
                     adopt(self.continue_without(loss))
                     continue
@@ -189,8 +191,6 @@ class Generation:
             if control is None:
                 return inside
             nodes = gather_bytes(json.dumps(inside).encode(), control)
-            if self.filler.is_elastic:
-                self._agree()
             return [text for node in nodes for text in json.loads(node)]
 
         return between
@@ -250,17 +250,15 @@ class Generation:
         self, filler: SlotFiller, parameters: BoundParameters, gradients: BoundGradients
     ) -> None:
         """Go on with these slots of ``filler``, if all ranks have come here: or none does."""
-        self._following, committed_in = filler, self.committed_in
+        self._following = filler
         try:
-            self._commit(0)
+            self._agree()
         finally:
-            self._following, self.committed_in = None, committed_in
+            self._following = None
         self.filler, self.parameters, self._gradients = filler, parameters, gradients
 
     def _commit(self, steps: int | None) -> None:
         """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
-        if self.connection.control is None:
-            return
         before = self.progress
         self._agree()
         used = max(before.used, before.steps + 1 if steps is None else steps)
@@ -268,13 +266,14 @@ class Generation:
         self.committed_in = before.steps
 
     def _agree(self) -> None:
-        """Return on all survivors, or raise :class:`PeerLost` on all.
+        """Return on all survivors, or raise :class:`PeerLost` on all, at the end of an exchange.
 
         Each rank comes here once it holds the result of an exchange. So where one has returned,
         every survivor holds it too, and returns although this round did not end here: all write,
         or none.
         """
-        control = self.control
+        if (control := self.connection.control) is None:
+            return
         try:
             gather_numbers((), control)
         except PeerLost as loss:
@@ -339,7 +338,7 @@ class Generation:
         wants_to_leave, self._reconnected = self.admission.wants_to_leave, None
         self.admission = Admission(found.connection.links, wants_to_leave)
         if self.node is not None:
-            self.node.go_on(self.connection.world.ranks)
+            self.node.go_on(self.connection.world.ranks, self.connection.world.rank)
         return [self._note(agreed) for agreed in found.agreements]
 
     def _note(self, agreed: Agreement) -> str:

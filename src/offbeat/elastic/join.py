@@ -174,7 +174,7 @@ class JoinAttempts:
                 f"rank {rank} could not join in {ATTEMPTS} attempts: each time a rank was lost "
                 "meanwhile; the others go on without it"
             )
-        self.attempts, self.number = self.attempts + 1, rank
+        self.number = rank
         request = JoinRequest(rank, self.store.add("requests", 1))
         lost = tuple(other for other in membership.lost if other != rank)
         nodes = tuple(sorted((*membership.nodes, (rank,))))
@@ -182,10 +182,15 @@ class JoinAttempts:
         links = Links.joining(world, membership, request.number, self.meter)
         barrier = barrier_of(self.store, membership.name, request.number)
         try:
-            if record.post(request=request).request == request and pass_barrier(
-                barrier, links, lambda: self._is_hopeless(membership, watch, record, request), SOON
-            ):
-                return links
+            if record.post(request=request).request == request:
+                self.attempts += 1  # not where another newcomer was first: there may be many
+                if pass_barrier(
+                    barrier,
+                    links,
+                    lambda: self._is_hopeless(membership, watch, record, request),
+                    SOON,
+                ):
+                    return links
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 close_barrier(barrier)

@@ -87,7 +87,7 @@ def join(members: Generation, model: Exchanged) -> None:
     members.steps = members.progress.steps
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
-        members.node.go_on(members.connection.world.ranks)
+        members.node.go_on(members.connection.world.ranks, members.connection.world.rank)
     members.joined.extend(members.entries(members.connection.world.rank, step=members.steps))
     members.connection.resume(Phase(*state["phase"]))
     members.admission = Admission(members.connection.links)

@@ -1,10 +1,12 @@
 """A rank that leaves a run: the others know the step, and it shares out what it alone holds."""
 
 import torch
+from torch import Tensor
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic import survivors
 from offbeat.elastic.generation import Generation
+from offbeat.elastic.join_barrier import barrier_of, pass_barrier
 from offbeat.elastic.survivors import Agreement
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import message_device
@@ -30,7 +32,11 @@ def let_go(members: Generation, steps: int) -> list[str]:
         members.parameters.drain()
         if members.has_reconnected:
             return []
-        weight = _share_out(members, leaves)
+        shares = _shares(members, leaves)
+        # Who goes on says so in the old links: nobody may still wait there, or be without a share.
+        barrier = barrier_of(links.store, links.name, request.number)
+        if not pass_barrier(barrier, links, lambda: False):
+            links.heartbeat.raise_agreed_error()
     if leaves:
         links.close()
         members.connection = Connection(world.among([world.rank]), None, None)
@@ -38,6 +44,7 @@ def let_go(members: Generation, steps: int) -> list[str]:
         return [f"{members.unit} {world.rank} has left after {steps} steps"]
     living = tuple(rank for rank in world.ranks if rank != request.rank)
     place, earlier = members.progress._replace(steps=steps), members.connection
+    weight = _add(members, shares)
     between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
     current = Connection(world.among(living), between, None)
     found = survivors.connect_over(current, earlier, members.filler, place, [])
@@ -52,9 +59,9 @@ def let_go(members: Generation, steps: int) -> list[str]:
     ]
 
 
-def _share_out(members: Generation, leaves: bool) -> float:
-    """Divide what the leaving rank has not sent between the others; return this rank's weight."""
-    control = members.control
+def _shares(members: Generation, leaves: bool) -> list[list[Tensor]]:
+    """Return each slot's part of what the leaving rank has not sent, for one of the others."""
+    control, found = members.control, []
     for slot in members.slots:
         shares = [
             (tensor if leaves else torch.zeros_like(tensor)).to(
@@ -64,6 +71,13 @@ def _share_out(members: Generation, leaves: bool) -> float:
         ]
         for share in shares:
             all_reduce(share, control).wait()
-        if shares and not leaves:
-            slot.add_unsent([share.div_(control.size - 1) for share in shares])
+        found.append([share.div_(control.size - 1) for share in shares])
+    return found
+
+
+def _add(members: Generation, shares: list[list[Tensor]]) -> float:
+    """Add the shares; return the weight of this rank."""
+    for slot, parts in zip(members.slots, shares, strict=True):
+        if parts:
+            slot.add_unsent(parts)
     return members.parameters.drain()

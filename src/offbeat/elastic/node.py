@@ -7,7 +7,7 @@ and its ranks cannot disagree about who takes part: they hear it from the first 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast, final
 
 from torch import Tensor
@@ -109,10 +109,15 @@ class Node:
         if self.links is not None:
             self.links.close()
 
-    def go_on(self, numbers: Sequence[int]) -> None:
-        """Note the numbers of the nodes that take part from now on; a new one has one rank."""
+    def go_on(self, numbers: Sequence[int], own: int) -> None:
+        """Note the numbers of the nodes that take part from now on, and of this one.
+
+        A new node has one rank, and learns its number as it joins.
+        """
+        local_rank = self.world.local_rank
         while max(numbers) >= len(self.everyone.nodes):
             self.everyone = self.everyone.joined_by(sum(map(len, self.everyone.nodes)))
+        self.everyone = replace(self.everyone, rank=self.everyone.nodes[own][local_rank])
         self.world = self.everyone.among(
             [r for number in numbers for r in self.everyone.nodes[number]]
         )

@@ -132,10 +132,8 @@ class Replicas:
             for replica in self.each:
                 replica.weighting.run_out(is_out)
 
-        def place() -> tuple[int, Sequence[int]]:
-            return first.steps, first.world.ranks
-
-        found = Uneven(batches, filler, parameters, run_out, first.gather, place, is_ahead=True)
+        given = batches, filler, parameters, run_out, first.gather
+        found = Uneven(*given, lambda: first.weighting.place(first.steps), is_ahead=True)
         self._uneven = [found]
         return found
 

@@ -43,6 +43,8 @@ class Consensus:
 
     def show(self, steps: int) -> None:
         """Show the average, or the own values if that fails; all ranks call."""
+        if self.is_shown:
+            self.hide()  # a first try has failed after its end
         self._replaced = self._held | self.model.buffers
         self.own = {name: tensor.detach().clone() for name, tensor in self._replaced.items()}
         try:

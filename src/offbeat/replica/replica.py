@@ -113,7 +113,7 @@ class Replica(Switched):
         one, or ``filler``, with zero gradients and the weight 0. See :class:`Uneven`.
         """
         given = batches, filler, self._trained.values(), self.weighting.run_out
-        return Uneven(*given, self.gather, lambda: (self.steps, self.world.ranks))
+        return Uneven(*given, self.gather, lambda: self.weighting.place(self.steps))
 
     def finish(self) -> None:
         """Merge everything in flight and set every replica to the average, buffers included.
@@ -245,12 +245,15 @@ class Replica(Switched):
         not fit this replica, or is of another moment or run.
         """
         self._use.require_open()
+        losses = len(self.lost)
         with self._in_phase_of(saved):
             self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
         alone = 0 if self.is_averaged else self.parameters.staleness(self.steps)
         self._members.settle(self.steps - alone)
         self._watch.loaded()
+        # After a loss others may be past their first step: they have heard of it there.
+        self._watch.is_first &= len(self.lost) == losses
 
     def check_state_dict(self, saved: Saved) -> None:
         """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""

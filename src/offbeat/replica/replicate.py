@@ -199,7 +199,7 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
     state = node.copy_state({**filler.common(), **told})
     if not node.is_first:
         found[0].lost[:], found[0].joined[:] = state["changes"]
-        node.go_on(state["nodes"])
+        node.go_on(state["nodes"], node.everyone.node)
         filler.begin_with(state)
     return found[0]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 Batch = TypeVar("Batch")
-Place = tuple[int, Sequence[int]]  # the steps of a replica, and its ranks
+Place = tuple[int, Sequence[int], int]  # the steps of a replica, its ranks, and their first step
 _END: Any = object()
 _NONE: Any = object()
 
@@ -76,7 +76,9 @@ class Uneven(Generic[Batch]):
                 if not self._is_ahead:
                     self.begin()
                 yield self._filler if is_out and self._filler is not _NONE else last
-                if (now := self._place()[1]) != ranks:
+                steps, now, since = self._place()
+                # Not before all have come to the step in which the first has found a loss.
+                if now != ranks and steps > since:
                     trained = len(self._repeated)
                     own_left = None if length is None else max(0, length - trained)
                     ranks, left = now, self._agree(own_left, last is _NONE)

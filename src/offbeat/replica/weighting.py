@@ -11,6 +11,7 @@ from offbeat.elastic.generation import Generation
 from offbeat.exchange import IdleParameters
 from offbeat.exchange.samples import ALL_ZERO, MOST, Samples
 from offbeat.functional import pack
+from offbeat.replica.uneven import Place
 from offbeat.transport.small_gathers import gather_numbers
 
 
@@ -56,6 +57,10 @@ class Weighting:
             raise self._error(fault)
         self._required.given = number
         self._keep()
+
+    def place(self, steps: int) -> Place:
+        """Return where this rank is after ``steps``, for :class:`Uneven`."""
+        return steps, self._members.world.ranks, self._members.exchanges_from
 
     def run_out(self, is_out: bool) -> None:
         """Note whether this rank is out of data: its steps stand for nothing."""

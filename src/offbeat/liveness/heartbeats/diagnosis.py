@@ -17,6 +17,7 @@ class Wait(NamedTuple):
         members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
         is_late: whether it has lasted for long.
         has_met_another: whether its gradients have met those of another step.
+        is_elastic: whether the run goes on after a loss.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Wait(NamedTuple):
     members: tuple[int, ...]
     is_late: bool = False
     has_met_another: bool = False
+    is_elastic: bool = False
 
 
 def find_fault(sign: Sign, wait: Wait) -> Exception | None:
@@ -48,7 +50,7 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
         return None
     if _is_passed_by(sign, wait) or _is_met_by(sign, wait):
         return _different_backwards(sign, wait)
-    return _disagreement(sign, rank, phase, wait.is_late)
+    return _disagreement(sign, rank, phase, wait.is_late and not wait.is_elastic)
 
 
 def comes_to_front(wait: Wait, front: int | None, signs: Sequence[Sign]) -> bool:
@@ -83,7 +85,8 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Excepti
         )
     if phase.verb not in ("", "step", "switch") and calls > phase.calls and is_late:
         # No rank can complete a call of the whole world without this one: it made another call.
-        # But for those that are transactions, which it may find to be committed after a loss.
+        # But for those that are transactions, as all are in an elastic run: this rank may find its
+        # call to be committed after a loss.
         return ValueError(
             f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in {phase}; {SAME}"
         )

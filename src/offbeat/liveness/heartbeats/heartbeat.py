@@ -252,7 +252,9 @@ class Heartbeat(Calls):
             (self._attending_since, None, BEAT / LOOKS, SILENT_AFTER),
         ):
             if since is not None and now - since > least:
-                return Wait(self.rank, calling, self._members, now - since > patience, is_met)
+                late = now - since > patience * self._ticker.stretch
+                is_elastic = self.hear_request is not None
+                return Wait(self.rank, calling, self._members, late, is_met, is_elastic)
         return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
     def _judge(self) -> None:

@@ -114,8 +114,9 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
     Raises as :func:`check` before anything is changed.
     """
     found = check(parts, saved)
-    # Nothing below may fail: another rank may have written its parameters already.
     entry = found.entry
+    _load_registered(parts, entry.get(_REGISTERED, {}))
+    # Nothing below may fail: another rank may have written its parameters already.
     own = parts.kept(entry["ranks_differ"])
     with torch.no_grad():
         pack(own.values(), [entry["model"][name] for name in own])
@@ -125,12 +126,26 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
             parts.parameters.load(found.parameters)
         else:
             parts.parameters.reset()  # equal replicas start anew, whatever this one did before
-    for name, text in entry.get(_REGISTERED, {}).items():
-        if name in parts.registered:
-            parts.registered[name].load_state_dict(json.loads(text))
-        else:
-            parts.received[name] = json.loads(text)
     return entry["step"], entry["settled"]
+
+
+def _load_registered(parts: SavedParts, texts: Mapping[str, str]) -> None:
+    """Load the states of registered objects, on all ranks or on none."""
+    before, fault = dict[str, str](), None
+    try:
+        states = {name: json.loads(text) for name, text in texts.items()}
+        for name in states.keys() & parts.registered.keys():
+            before[name] = json.dumps(parts.registered[name].state_dict())
+            parts.registered[name].load_state_dict(states[name])
+    except Exception as error:  # the caller's code may raise anything, and the others wait
+        fault = f"cannot load a registered state: {error!r}"
+    try:
+        raise_alike(fault, parts.control)
+    except Exception:
+        for name, text in before.items():
+            parts.registered[name].load_state_dict(json.loads(text))
+        raise
+    parts.received.update({n: s for n, s in states.items() if n not in parts.registered})
 
 
 def _read(parts: SavedParts, saved: object) -> Resume:
