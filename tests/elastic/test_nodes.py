@@ -18,6 +18,7 @@ from torch.distributed import HashStore, TCPStore
 import offbeat
 from offbeat.attach import node_start
 from offbeat.data import ElasticSampler
+from offbeat.elastic.node import Node
 from offbeat.liveness.store.client import TimedStore
 from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
@@ -460,3 +461,13 @@ def test_processes_of_a_node_that_were_started_together_meet() -> None:
     assert "e" not in results, "it ended before the others came"
     for client in clients.values():
         client.close()
+
+
+def test_a_new_node_takes_the_number_that_it_gets() -> None:
+    """Another new one was first, and has the number that both had guessed."""
+    node = Node.meet(World.at(HashStore(), size=2))
+    assert node.world.rank == 2
+    node.go_on([0, 1, 2, 3], own=3)
+    assert (node.world.rank, node.world.ranks) == (3, (0, 1, 2, 3))
+    node.go_on([0, 3], own=3)
+    assert (node.world.rank, node.world.lost) == (3, (1, 2))

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import offbeat
 from crowd import Crowd
+from offbeat.elastic import leaving
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient
@@ -322,3 +324,37 @@ def test_a_rank_with_a_weight_joins(text: str) -> None:
         assert sum(weight for _, weight, _ in found) == pytest.approx(1 + 2 + 3 + 4, abs=1e-12)
     else:
         assert all(np.array_equal(own, found[0][0]) for own, _, _ in found)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_leave_is_waited_for_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leaving one has its part of the sum when another one still waits for a message."""
+    all_reduce = leaving.all_reduce
+
+    def slow(share: Any, group: Any) -> Any:
+        def wait() -> None:
+            all_reduce(share, group).wait()
+            if group.ranks[group.rank] == 2:
+                with group.detector.watching():
+                    time.sleep(1.0)
+                    group.detector.raise_agreed_error()
+
+        return SimpleNamespace(wait=wait)
+
+    def work(world: World) -> float | None:
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
+        with torch.no_grad():
+            replica.model.vector.fill_(float(world.rank))
+        if world.rank == VICTIM:
+            replica.leave()
+        while not replica.lost:
+            time.sleep(0.01)
+            replica.step()
+            if replica.has_left:
+                return None
+        replica.finish()
+        replica.detach()
+        return replica.model.vector[0].item()
+
+    monkeypatch.setattr(leaving, "all_reduce", slow)
+    assert ThreadWorld(3).run(work) == [pytest.approx(1.0), None, pytest.approx(1.0)]

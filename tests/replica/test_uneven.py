@@ -1,5 +1,6 @@
 """Ranks with different numbers of batches; the cases of torch's tests of Join are among them."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -295,3 +296,40 @@ def test_uneven_is_declared_at_the_attach() -> None:
             replica.detach()
 
     assert "weighted=True" in alike(worker)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.fault(
+    "some find a loss a step later than others, with uneven()",
+    "all others agree on the batches left after the same step",
+)
+def test_a_loss_that_ranks_find_in_different_steps() -> None:
+    """Rank 1 has made a step without an exchange, in which rank 0 finds the loss."""
+    is_ahead = threading.Event()
+
+    def work(world: World) -> tuple[int, int] | None:
+        model = Quadratic()
+        algorithm = offbeat.local_sgd(every=100)
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True, weighted=True)
+        heartbeat, seen = replica._connection.heartbeat, 0
+        assert heartbeat is not None
+        for batch in replica.uneven(range(12)):
+            loss(model, world.rank, batch).backward()
+            model.zero_grad()
+            seen += 1
+            if world.rank == 2 and seen == 4:
+                assert is_ahead.wait(30)
+                heartbeat._end_thread()
+                return None
+            if seen == (4 if world.rank == 0 else 5):
+                is_ahead.set() if world.rank == 1 else None
+                until = time.monotonic() + 30
+                while not heartbeat.has_agreed_error and time.monotonic() < until:
+                    time.sleep(0.01)
+            replica.step()
+        replica.finish()
+        result = seen, replica.steps
+        replica.detach()
+        return result
+
+    assert ThreadWorld(3).run(work) == [(12, 12), (12, 12), None]

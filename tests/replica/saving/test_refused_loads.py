@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from problems import Quadratic
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 Parts = dict[str, Any]
@@ -142,3 +143,39 @@ def test_a_refused_load_changes_nothing(
         return str(error.value).replace(str(tmp_path / "0"), "").replace(str(tmp_path / "1"), "")
 
     assert len({*ThreadWorld(2).run(work)}) == 1
+
+
+class Picky:
+    """A registered object that refuses a state on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses, self.value = refuses, 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+        if self.refuses and self.value != 2:
+            raise KeyError("a state of another version")
+
+
+def test_a_registered_state_that_one_rank_refuses_is_loaded_by_none() -> None:
+    def work(world: World) -> str:
+        replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world)
+        picky = Picky(refuses=world.rank == 1)
+        replica.register("picky", picky, is_saved=True)
+        saved = replica.state_dict()
+        picky.value = 2
+        replica.step()
+        with pytest.raises(ValueError, match="cannot load a registered state") as said:
+            replica.load_state_dict(saved)
+        assert (picky.value, replica.steps) == (2, 1)
+        replica.step()
+        replica.detach()
+        return str(said.value)
+
+    first, second = ThreadWorld(2).run(work)
+    assert first == second
+    assert "rank 1" in first
+    assert "another version" in first

@@ -14,6 +14,7 @@ from offbeat.functional import pack
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.saving.checksum import checksum
+from offbeat.replica.saving.registered import load_registered
 from offbeat.replica.saving.structure import require_finite, require_same_structure
 from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_bytes, raise_alike
@@ -115,7 +116,8 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
     """
     found = check(parts, saved)
     entry = found.entry
-    _load_registered(parts, entry.get(_REGISTERED, {}))
+    states = entry.get(_REGISTERED, {})
+    parts.received.update(load_registered(parts.registered, states, parts.control))
     # Nothing below may fail: another rank may have written its parameters already.
     own = parts.kept(entry["ranks_differ"])
     with torch.no_grad():
@@ -127,25 +129,6 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
         else:
             parts.parameters.reset()  # equal replicas start anew, whatever this one did before
     return entry["step"], entry["settled"]
-
-
-def _load_registered(parts: SavedParts, texts: Mapping[str, str]) -> None:
-    """Load the states of registered objects, on all ranks or on none."""
-    before, fault = dict[str, str](), None
-    try:
-        states = {name: json.loads(text) for name, text in texts.items()}
-        for name in states.keys() & parts.registered.keys():
-            before[name] = json.dumps(parts.registered[name].state_dict())
-            parts.registered[name].load_state_dict(states[name])
-    except Exception as error:  # the caller's code may raise anything, and the others wait
-        fault = f"cannot load a registered state: {error!r}"
-    try:
-        raise_alike(fault, parts.control)
-    except Exception:
-        for name, text in before.items():
-            parts.registered[name].load_state_dict(json.loads(text))
-        raise
-    parts.received.update({n: s for n, s in states.items() if n not in parts.registered})
 
 
 def _read(parts: SavedParts, saved: object) -> Resume:
