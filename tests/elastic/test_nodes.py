@@ -7,6 +7,8 @@ import threading
 import time
 from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from offbeat.attach import node_start
 from offbeat.data import ElasticSampler
 from offbeat.elastic.node import Node
 from offbeat.liveness.store.client import TimedStore
-from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from problems import Quadratic, flat
@@ -392,17 +393,19 @@ def test_a_wrong_model_on_one_rank_that_returns_is_refused_on_its_node(rank: int
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_fault_of_one_rank_is_raised_on_all(rank: int) -> None:
+def test_a_fault_of_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None:
     def work(world: World) -> str:
         replica = attach(world)
+        word = "a bad word" if world.rank == rank else "1"
+        part: Any = SimpleNamespace(state_dict=lambda: {"word": int(word)})
         with pytest.raises(ValueError, match="a bad word") as said:
-            raise_alike("a bad word" if world.rank == rank else None, replica)
+            offbeat.save_per_rank(tmp_path, replica=replica, part=part)
         train(replica, 2)
         replica.finish()
         replica.detach()
         return str(said.value)
 
-    assert all(f"rank {rank}: a bad word" in said for said in ThreadWorld(nodes=NODES).run(work))
+    assert all(f"rank {rank}: cannot save" in said for said in ThreadWorld(nodes=NODES).run(work))
 
 
 def test_a_saved_state_is_loaded() -> None:

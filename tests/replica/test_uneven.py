@@ -301,7 +301,8 @@ def test_uneven_is_declared_at_the_attach() -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.fault(
     "some find a loss a step later than others, with uneven()",
-    "all others agree on the batches left after the same step",
+    "the others agree on the batches left after the same step",
+    group="Losses that a run survives",
 )
 def test_a_loss_that_ranks_find_in_different_steps() -> None:
     """Rank 1 has made a step without an exchange, in which rank 0 finds the loss."""

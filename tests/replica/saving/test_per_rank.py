@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 import offbeat
-from offbeat.replica.saving.per_rank import raise_alike
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
@@ -290,12 +289,3 @@ def test_gradients_that_another_replica_left(tmp_path: Path) -> None:
             parts[2].detach()
 
     ThreadWorld(2).run(work)
-
-
-def test_raise_alike() -> None:
-    def work(world: World) -> None:
-        _, _, replica = build(world, "sgp")
-        raise_alike(None, replica)
-        raise_alike("its file is empty" if world.rank == 1 else None, replica)
-
-    assert alike(work) == "rank 1: its file is empty"

@@ -110,7 +110,10 @@ def load_save(
 
 @contextmanager
 def _alike(replica: Replica, what: str) -> Iterator[None]:
-    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter."""
+    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter.
+
+    A rank that raised for itself would leave the others waiting.
+    """
     fault = None
     try:
         yield
@@ -118,7 +121,10 @@ def _alike(replica: Replica, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # whatever it is: the other ranks wait
         fault = f"{what}: {error}"
-    raise_alike(fault, replica)
+    where = f"rank {replica.world.rank}: " if replica.world.size > 1 else ""
+    faults = replica.gather(where + fault if fault else "")
+    if first := next(filter(None, faults), None):
+        raise ValueError(first)
 
 
 def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Save:
@@ -217,14 +223,3 @@ def _replicas(parts: dict[str, Stateful]) -> dict[str, Replica]:
 
 def _gather(replica: Replica, word: Any) -> list[Any]:
     return [json.loads(text) for text in replica.gather(json.dumps(word))]
-
-
-def raise_alike(fault: str | None, replica: Replica) -> None:
-    """Raise the same ``ValueError`` on all ranks if one of them passes a fault; all ranks call.
-
-    A rank that raised for itself would leave the others waiting.
-    """
-    where = f"rank {replica.world.rank}: " if replica.world.size > 1 else ""
-    faults = replica.gather(where + fault if fault else "")
-    if first := next(filter(None, faults), None):
-        raise ValueError(first)
