@@ -31,7 +31,10 @@ class Member:
     lost: list[dict[str, int]] = field(default_factory=list)
     joined: list[dict[str, int]] = field(default_factory=list)
     others: list[str] | None = None  # what the others pass to gather
-    weighting: Any = field(default_factory=lambda: SimpleNamespace(now=1.0))
+    weighting: Any = field(
+        default_factory=lambda: SimpleNamespace(now=1.0, follow=lambda pacer: None)
+    )
+    algorithm: Any = field(default_factory=lambda: SimpleNamespace(gradients=None))
 
     def stats(self) -> dict[str, Any]:
         """A test says how fast ranks are."""
@@ -53,6 +56,7 @@ class Worker:
         self.trained: list[tuple[int, list[int]]] = []  # step, samples
         self.queue: list[tuple[list[int], Any]] = []
         self.state: Any = None  # when the last batch was drawn
+        self.is_resting = False
 
     def attach(self) -> None:
         self.sampler = ElasticSampler(replica=self.replica, **self.settings)
@@ -69,7 +73,9 @@ class Worker:
 
     def step(self) -> list[list[int]]:
         """Get the batches of a step from the loader, which draws one for each."""
-        found = []
+        found: list[list[int]] = []
+        if self.is_resting:
+            return found
         for _ in range(self.settings.get("accumulate", 1)):
             self._fill(self.ahead + 1)
             if self.queue:
@@ -101,6 +107,8 @@ class Run:
         self.settings |= {"accumulate": accumulate, "prefetch": self.ahead}
         self.settings |= {"drop_last": self.drop_last, "seed": 3}
         self.settings["most"] = self.draw.choice((None, 2 * self.settings["batch_size"]))
+        if self.settings["most"] is None and self.draw.random() < 0.5:
+            self.settings["window"] = self.draw.choice((3, 8))
         self.workers, self.newest = {}, size
         self.silent = set[int]()  # dead, and nobody knows it yet
         self.deferred: list[tuple[Worker, dict[str, int]]] = []  # who hears of what a step later
@@ -148,7 +156,9 @@ class Run:
 
     def tell_speeds(self) -> None:
         """Let all ranks hear the same times for one sample, 0 for one that is not known."""
-        if self.settings["most"]:  # they gather: a loss is found, and all hear of it
+        if self.settings["most"] or self.settings.get(
+            "window"
+        ):  # they gather: a loss is found, and all hear of it
             self.hear()
             self.lose(self.committed, self.steps)
         times = {rank: self.draw.choice((0.0, 0.5, 1, 2, 3)) for rank in self.workers}
@@ -168,10 +178,13 @@ class Run:
         living = {rank: w for rank, w in self.workers.items() if rank not in self.silent}
         found = {rank: worker.step() for rank, worker in living.items()}
         self.hear()
-        size = self.same([len(batches) for batches in found.values()])
+        sizes = [len(found[rank]) for rank, worker in living.items() if not worker.is_resting]
+        size = self.same(sizes or [self.settings["accumulate"]])
         assert size in (0, self.settings["accumulate"])
         if size == 0:
+            assert len(sizes) == len(living), "nobody rests after the end"
             return False
+        self.events["rested"] += len(sizes) < len(living)
         if self.draw.random() < 0.08 and len(living) > 1:
             self.silent.add(self.draw.choice(sorted(living)))
         self.exchange(living, found, self.silent - set(living))
@@ -180,7 +193,16 @@ class Run:
                 self.join()
             elif chance < 0.08 and len(self.workers) > 1:
                 self.leave()
+        self.rest()
         return True
+
+    def rest(self) -> None:
+        """Let all ask who rests in the next step."""
+        if window := self.settings.get("window"):
+            if self.steps % window == 0:
+                self.tell_speeds()
+            for worker in self.workers.values():
+                worker.is_resting = worker.sampler.rests(self.steps)
 
     def exchange(
         self, living: dict[int, Worker], found: dict[int, Any], gone_before: set[int]

@@ -35,6 +35,7 @@ def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.
         seen.update(run.events)
     for event in (
         "lost", "left", "joined", "resumed", "restart", "heard a step later", "rest", "balanced",
+        "rested",
     ):  # fmt: skip
         assert seen[event] > 0, event
 

@@ -21,16 +21,22 @@ def positions(intervals: Intervals) -> list[int]:
 
 def history(draw: random.Random) -> tuple[Layout, Start, list[Change]]:
     """A random layout, start and list of changes."""
-    layout = Layout(draw.randint(1, 4), draw.randint(1, 3), draw.random() < 0.3, draw.randint(0, 6))
+    window = draw.choice((0, 4, 9))
+    given = draw.randint(1, 4), draw.randint(1, 3), draw.random() < 0.3, draw.randint(0, 6)
+    layout = Layout(*given, window)
     ranks = list(range(draw.randint(1, 5)))
     changes, living, step, newest = [], set(ranks), 0, len(ranks)
+    is_calm = draw.random() < 0.3  # nobody is lost or joins
     for _ in range(draw.randint(0, 6)):
         step += draw.randint(1, 5)
-        losable = sorted(living)[1:]
+        losable = sorted(living)[1:] if not is_calm else []
         lost = {r: max(0, step - draw.randint(-1, 6)) for r in losable if draw.random() < 0.3}
-        new = range(newest, newest + draw.choice([0, 0, 1, 2]))
+        new = range(newest, newest + (0 if is_calm else draw.choice([0, 0, 1, 2])))
         newest += len(new)
-        sizes = {r: draw.randint(1, 6) for r in living if draw.random() < 0.3}
+        most = window or 6
+        sizes = {r: draw.randint(-(-most // 8), most) for r in living if draw.random() < 0.3}
+        if window and sizes:
+            sizes = {r: sizes.get(r, most) for r in living} | {draw.choice([*living]): most}
         living = (living - set(lost)) | set(new)
         changes.append(Change(step, lost, dict.fromkeys(new, step + 1), sizes))
     length = draw.randint(len(ranks) * 3, 400)
@@ -39,6 +45,7 @@ def history(draw: random.Random) -> tuple[Layout, Start, list[Change]]:
 
 
 def reference(layout: Layout, start: Start, changes: list[Change]) -> Pass:
+    ahead = -(-layout.prefetch // layout.accumulate)
     return walk(
         positions(start.left),
         start.ranks,
@@ -46,13 +53,14 @@ def reference(layout: Layout, start: Start, changes: list[Change]) -> Pass:
         batch=layout.batch_size,
         accumulate=layout.accumulate,
         drop_last=layout.drop_last,
-        lookahead=-(-layout.prefetch // layout.accumulate),
+        lookahead=max(1, 8 * ahead) if layout.window else ahead,
+        window=layout.window,
     )
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> None:
-    early = repeated = resized = 0
+    early = repeated = resized = rested = 0
     for _ in range(HISTORIES // 4):
         layout, start, changes = history(draws)
         plan, want = Plan(layout, start, changes), reference(layout, start, changes)
@@ -67,6 +75,11 @@ def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> 
         assert plan.repeated(want.end) == sum(again)
         early, repeated = early + any(change.joined for change in changes), repeated + bool(again)
         resized += any(change.sizes for change in changes)
+        first = {r: sum((s, r) in want.given for s in range(want.end)) for r in start.ranks}
+        if not any(change.lost or change.joined for change in changes):
+            assert {r: want.end - plan.rested(r) for r in start.ranks} == first
+            rested += len({*first.values()}) > 1
+    assert rested > 0, "some ranks make fewer steps"
     assert resized > 5, "some ranks get sizes of their own"
     assert early > 5, "some ranks join"
     assert repeated > 0, "some samples are repeated"

@@ -24,10 +24,13 @@ def walk(
     accumulate: int = 1,
     drop_last: bool = False,
     lookahead: int = 0,
+    window: int = 0,
 ) -> Pass:
     """Go from step to step, from step 0 on, until nothing is left for one.
 
-    A change has its step, who was lost or has joined, and sizes of batches, by rank.
+    A change has its step, who was lost or has joined, and sizes of batches, by rank; or with a
+    window of H steps in how many of these a rank takes part, evenly, and all do in the first one
+    after a change.
     """
     left, ranks, given, repeated = list(left), sorted(ranks), Given(), set[tuple[int, int, int]]()
     due = sorted([(step + 1 + lookahead, a, b, c) for step, a, b, c in changes], key=lambda d: d[0])
@@ -44,7 +47,9 @@ def walk(
                     rows = given[early, leader(given, early)]
                     repeated.update((early, rank, number) for number in range(accumulate))
                 given[early, rank] = rows
-        own.update(dict.fromkeys(set(joined) - set(ranks), batch) | {**sizes})
+        usual = window or batch
+        own.update(dict.fromkeys(set(joined) - set(ranks), usual) | {**sizes})
+        members = ranks
         ranks = sorted({*ranks, *joined})
         left[:0] = [
             position
@@ -55,19 +60,28 @@ def walk(
             for position in row
         ]
         ranks = [rank for rank in ranks if rank not in lost]
+        if window and (ranks != members or max(own.get(rank, window) for rank in ranks) < window):
+            own.clear()
 
-    step = 0
+    step, changed = 0, True
     while True:
         while due and due[0][0] <= step:
             change(step, *due.pop(0)[1:])
-        parts = len(ranks) * accumulate
-        wanted = [own.get(rank, batch) for rank in ranks for _ in range(accumulate)]
-        size = size_of_step(len(left), parts, sum(wanted), drop_last)
+            changed = True
+        takes = [
+            [r for r in ranks if not window or is_first or turns(own.get(r, window), s, window)]
+            for s, is_first in ((step, changed), (step + 1, False))
+        ]
+        changed, taking = False, takes[0]
+        parts, following = (len(each) * accumulate for each in takes)
+        size_of = {rank: batch if window else own.get(rank, batch) for rank in ranks}
+        wanted = [size_of[rank] for rank in taking for _ in range(accumulate)]
+        size = size_of_step(len(left), parts, following, sum(wanted), drop_last)
         if size == 0:
             break
         taken, left[:] = left[:size], left[size:]
         for part in range(parts):
-            rank, number = ranks[part // accumulate], part % accumulate
+            rank, number = taking[part // accumulate], part % accumulate
             if size < parts:
                 row = [taken[part % size]]
                 repeated.update({(step, rank, number)} if part >= size else ())
@@ -89,12 +103,20 @@ def leader(given: Given, step: int) -> int:
     return min(rank for when, rank in given if when == step)
 
 
-def size_of_step(left: int, parts: int, full: int, drop_last: bool) -> int:
+def turns(steps: int, step: int, window: int) -> bool:
+    """Whether one who takes part in so many steps of each window does in this one."""
+    made = [
+        sum(1 for k in range(steps) if k * window < where * steps) for where in range(window + 1)
+    ]
+    return made[step % window + 1] > made[step % window]
+
+
+def size_of_step(left: int, parts: int, following: int, full: int, drop_last: bool) -> int:
     """How much a step takes: the next one needs one for each batch, if it needs any."""
     if drop_last:
         return full if left >= full else 0
-    if full < left < full + parts and full >= 2 * parts:
-        return left - parts
+    if full < left < full + following and full >= parts + following:
+        return left - following
     return min(left, full)
 
 

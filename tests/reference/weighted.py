@@ -1,7 +1,8 @@
 """Methods whose means are weighted: rank r's step k stands for samples[k, r] samples.
 
 Written from the sums alone: each mean is sum W x / sum W, where W is what a rank's steps since the
-last mean stand for. A step that stands for none leaves a rank's own model as it was.
+last mean stand for. A step that stands for none leaves a rank's own model as it was; in one of NaN
+samples a rank rests, and its momentum stays, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +44,8 @@ def _own_steps(
     velocity, history = np.zeros_like(z), [z]
     for k, weights in enumerate(samples):
         g = np.stack([gradient(r, z[r], k) for r in range(len(z))])
-        after, velocity = SGD(lr, momentum).step(z, g, velocity)
+        after, faster = SGD(lr, momentum).step(z, g, velocity)
+        velocity = np.where(np.isnan(weights)[:, None], velocity, faster)
         after = np.where(weights[:, None] > 0, after, z)
         history.append(z := exchange(k, z, after))
     return np.stack(history)
@@ -51,7 +53,7 @@ def _own_steps(
 
 def local_sgd(run: Run, lr: float, momentum: float, every: int) -> Array:
     """z = sum W z / sum W every few steps."""
-    samples = run[2]
+    samples = np.nan_to_num(run[2])
 
     def exchange(k: int, before: Array, z: Array) -> Array:
         if (k + 1) % every:
@@ -71,7 +73,7 @@ def diloco(
     mixing: float = 0.0,
 ) -> Array:
     """Nesterov SGD (0.7, 0.9) steps theta by theta - sum W z / sum W, fragment by fragment."""
-    samples, outer = run[2], SGD(0.7, 0.9, nesterov=True)
+    samples, outer = np.nan_to_num(run[2]), SGD(0.7, 0.9, nesterov=True)
     theta, speed, sent = run[0].copy(), np.zeros_like(run[0]), dict[int, Array]()
     last = [0] * len(fragments)
 

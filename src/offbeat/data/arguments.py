@@ -20,17 +20,31 @@ def require_enough(length: int, ranks: int, layout: Layout) -> None:
         )
 
 
-def require_weights(most: int, layout: Layout, replica: Training) -> None:
-    """Raise ``ValueError`` unless batches may have other sizes than ``layout`` says."""
-    if not isinstance(most, int) or most < layout.batch_size:
+def require_weights(
+    most: int | None, window: int | None, layout: Layout, replica: Training
+) -> None:
+    """Raise ``ValueError`` unless ranks may train on other samples than ``layout`` says."""
+    if most is not None and window is not None:
+        raise ValueError(
+            f"most={most} and window={window}: slow ranks get smaller batches or fewer; pass one"
+        )
+    if most is not None and (not isinstance(most, int) or most < layout.batch_size):
         raise ValueError(
             f"most={most!r}, expected the largest batch of a rank: batch_size="
             f"{layout.batch_size} or more, or None for equal batches"
         )
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window={window!r}, expected a number of steps, 1 or more")
+    name, value = ("most", most) if window is None else ("window", window)
     if replica.weighting.now is None:
         raise ValueError(
-            f"most={most} makes batches of different sizes, and a mean must weigh them: use "
-            "replicate(..., weighted=True) and replica.set_weight(len(batch))"
+            f"{name}={value} makes ranks train on different numbers of samples, and a mean must "
+            "weigh them: use replicate(..., weighted=True) and replica.set_weight(len(batch))"
+        )
+    if window is not None and replica.algorithm.gradients is not None:
+        raise ValueError(
+            f"window={window} with {replica.algorithm}, which exchanges gradients in each step; "
+            "use most=, or a method such as local_sgd() that exchanges parameters alone"
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, final
 
+from offbeat.data.generation import SLOWEST
+
 WORTH = 0.02  # of the time of a step: smaller gains are noise
 FEWEST = 3  # steps from which a speed is known
 
@@ -98,8 +100,10 @@ class Pace:
             self._seconds.append((last["seconds"] - last["seconds_stalled"]) / samples)
 
     def take(self) -> float:
-        """Return the median, and begin anew; 0 for too few."""
-        found = median(self._seconds) if len(self._seconds) >= FEWEST else 0.0
+        """Return the median, and begin anew; 0 while there are too few."""
+        if len(self._seconds) < FEWEST:
+            return 0.0
+        found = median(self._seconds)
         self._seconds.clear()
         return found
 
@@ -115,3 +119,29 @@ def rebalanced(
         max(s * n for s, n in zip(seconds, each, strict=True)) for each in (now, sizes)
     )
     return sizes if after < (1 - WORTH) * before or sum(now) != total else None
+
+
+def repaced(now: Sequence[int], seconds: Sequence[float], window: int) -> list[int] | None:
+    r"""Return other steps of a window than those ``now`` if all make more by it in the same time.
+
+    .. math:: \max_m \sum_i m_i \Big/ \max_i s_i m_i, \quad \max_i m_i = window
+
+    for m at which no other rank ends before the slowest one by a step. A time of 0 is not known.
+
+    >>> repaced([8, 8, 8], [0.01, 0.0202, 0.03], 8)
+    [8, 4, 2]
+    """
+    if min(seconds) <= 0:
+        return None
+    least = -(-window // SLOWEST)
+    shortest = window * min(seconds)
+
+    def within(limit: float) -> list[int]:
+        return [max(least, min(window, math.floor(limit / s + 1e-9))) for s in seconds]
+
+    def speed(steps: Sequence[int]) -> float:
+        return sum(steps) / max(s * m for s, m in zip(seconds, steps, strict=True))
+
+    limits = {shortest, *(s * math.ceil(shortest / s) for s in seconds)}
+    best = max(map(within, sorted(limits)), key=speed)
+    return best if speed(best) > (1 + WORTH) * speed(now) else None

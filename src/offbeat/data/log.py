@@ -30,6 +30,10 @@ class Training(Protocol):
     def weighting(self) -> Any:
         """What the steps stand for: ``now`` is None in a run without weights."""
 
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm, with its ``gradients`` or None."""
+
     def stats(self) -> dict[str, Any]:
         """Return the "seconds" and "seconds_stalled" of the "last" step."""
 

@@ -78,8 +78,7 @@ class Pass(NamedTuple):
             return ()
         start, ranks, left, sizes = ended.start
         rest = Generation(start, ranks, left, self.layout, sizes)
-        size = rest.size - (rest.size % rest.full if self.layout.drop_last else 0)
-        return (*self.late, *cut(left, 0, size))
+        return (*self.late, *cut(left, 0, rest.taken(rest.steps)))
 
     def saved(self, order: Order, step: int) -> dict[str, Any]:
         """Return plain values.

@@ -3,7 +3,8 @@ r"""Which positions a rank takes in a step: a function of the history of the mem
 The samples of an epoch are in a random order; a position is a place in it. A pass starts with the
 positions R_0 and the ranks M_0, and each change of the members begins a generation g:
 
-1. Within g, step s takes the next B positions of R_g, the size of its batch for each rank in order.
+1. Within g, step s takes the next B positions of R_g, the size of its batch for each rank in order,
+   of those that do not rest in this step.
 2. A change that is agreed on after k steps begins one at s_g = k + 1 + L. A rank draws at most L
    steps ahead, so nobody has drawn step s_g by then, and what was drawn before it stays valid.
 3. A rank that joins takes its batches of the steps before s_g from R_{g-1}, behind M_{g-1}.
@@ -26,7 +27,7 @@ Given = Callable[[int, int], Intervals]  # (rank, step)
 class Start(NamedTuple):
     """Where a pass starts: ``step`` steps are done, ``ranks`` take part, ``left`` is to be used.
 
-    ``sizes``: of a batch of each rank; () where all have that of the layout.
+    ``sizes``: of each rank, as :class:`Generation` has them; () where all have that of the layout.
     """
 
     step: int
@@ -42,8 +43,9 @@ class Change(NamedTuple):
         step: no rank has done more steps when it hears of the change.
         lost: by rank that is lost or has left, the first step whose samples do not count.
         joined: by rank that has joined, its first step with a batch.
-        sizes: by rank, the size of its batches from then on; those of others stay as they are, and
-            a rank that joins begins with that of the layout.
+        sizes: by rank, the size of its batches, or its steps of a window, from then on; those of
+            others stay as they are, and a rank that joins begins with what the layout says. In a
+            window all begin anew with every step where a rank is lost or joins.
     """
 
     step: int
@@ -108,6 +110,17 @@ class Plan:
         generation = self.at(step)
         return generation.batches(step, rank) if rank in generation.ranks else []
 
+    def rested(self, rank: int) -> int:
+        """Return in how many steps until the end a rank takes no batch, and others do."""
+        ends = [*(each.first for each in self.generations[1:]), self.end]
+        pairs = zip(self.generations, (min(end, self.end) for end in ends), strict=True)
+        spans = [(each, end - each.first) for each, end in pairs if rank in each.ranks]
+        return sum(n - each.made(n)[each.ranks.index(rank)] for each, n in spans if n > 0)
+
+    def rests(self, step: int, rank: int) -> bool:
+        """Return whether a rank takes no batch in a step, in which others do."""
+        return not self.is_over(step) and not self.batches(step, rank)
+
     def repeated(self, step: int) -> int:
         """Return how many samples all ranks have repeated before a step, as too few were left."""
         ends = [min(each.first, step) for each in self.generations[1:]] + [step]
@@ -161,9 +174,11 @@ class Plan:
         self.generations.append(Generation(*place, self._sizes(members, change.sizes)))
 
     def _sizes(self, members: Sequence[int], changed: Mapping[int, int]) -> tuple[int, ...]:
-        before, usual = self.latest, self.latest.layout.batch_size
+        before, usual = self.latest, self.latest.layout.usual
         known = dict(zip(before.ranks, before.sizes, strict=bool(before.sizes))) | {**changed}
         sizes = tuple(known.get(rank, usual) for rank in members)
+        if before.layout.window and (members != before.ranks or max(sizes) < usual):
+            return ()  # the rank that takes part in every step is gone, or may not know that it is
         return () if set(sizes) == {usual} else sizes
 
     def _take_early(self, step: int, rank: int, offset: int) -> int:
@@ -172,7 +187,7 @@ class Plan:
         wanted = layout.batch_size * layout.accumulate
         size = min(wanted, before.size - offset)
         if size < (wanted if layout.drop_last else layout.accumulate):
-            others = self.batches(step, self.at(step).ranks[0])
+            others = self.batches(step, self.at(step).taking(step)[0])
             self._early[step, rank] = [Batch(each.positions, is_repeated=True) for each in others]
             return 0
         edges = [offset + part * size // layout.accumulate for part in range(layout.accumulate + 1)]

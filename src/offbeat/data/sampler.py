@@ -7,7 +7,7 @@ from typing import Any, final
 from torch.utils.data import Sampler
 
 from offbeat.data.arguments import require_alike, require_enough, require_weights
-from offbeat.data.balance import Pace, rebalanced
+from offbeat.data.balance import Pace, rebalanced, repaced
 from offbeat.data.generation import Layout
 from offbeat.data.intervals import Intervals, count
 from offbeat.data.log import Log, Training
@@ -31,7 +31,7 @@ class ElasticSampler(Sampler[list[int]]):
     of the replica.
 
     With ``most`` the batches of ranks that compute faster become larger, and those of slower ones
-    smaller: :meth:`balance`.
+    smaller; with ``window`` slower ranks train on fewer batches: :meth:`balance`.
 
     >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
     >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
@@ -65,6 +65,7 @@ class ElasticSampler(Sampler[list[int]]):
         accumulate: int = 1,
         prefetch: int = 0,
         most: int | None = None,
+        window: int | None = None,
     ) -> None:
         """Begin epoch 0, or where the others are on a rank that has joined a run; all ranks call.
 
@@ -82,6 +83,9 @@ class ElasticSampler(Sampler[list[int]]):
             most: the largest batch that fits into the memory of each rank, where sizes are to
                 follow the speeds of ranks, with ``replicate(..., weighted=True)``; call
                 ``replica.set_weight(len(batch))`` for each batch. None for equal sizes.
+            window: the steps of which a slower rank leaves out as many as it has no time for, with
+                ``replicate(..., weighted=True)`` and a method that exchanges parameters, such as
+                ``every`` of ``local_sgd``. ``replica.step()`` makes those steps, too.
 
         Raises:
             ValueError: the same on all ranks, for a wrong argument of one of them or if they
@@ -96,16 +100,16 @@ class ElasticSampler(Sampler[list[int]]):
             "shuffle": shuffle,
         }
         arguments |= {"drop_last": drop_last, "accumulate": accumulate, "prefetch": prefetch}
-        arguments |= {"most": most}
+        arguments |= {"most": most, "window": window}
         self._most, self._pace = most, Pace()
         self._resized: list[dict[str, Any]] = []
         fault = ""
         try:
             self._order = Order(length, seed, shuffle)
-            self._layout = Layout(batch_size, accumulate, drop_last, prefetch)
+            self._layout = Layout(batch_size, accumulate, drop_last, prefetch, window or 0)
             require_enough(length, len(replica.world.ranks), self._layout)
-            if most is not None:
-                require_weights(most, self._layout, replica)
+            if (most, window) != (None, None):
+                require_weights(most, window, self._layout, replica)
         except ValueError as error:
             fault = str(error)
         if self._is_newcomer and fault:
@@ -114,26 +118,46 @@ class ElasticSampler(Sampler[list[int]]):
             require_alike(replica, arguments, fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
+        if window is not None:
+            replica.weighting.follow(self)
         order = "" if shuffle else ", in order"
         replica.register(f"sampler of {length} with seed {seed}{order}", self, is_saved=True)
+        if self._is_told and window and replica.steps % window == 0:
+            self.balance()  # as the others at the end of the step in which this rank has joined
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of one batch after the other, from ``replica.steps`` on."""
         step = self._replica.steps
-        while batches := self._draw(step):
+        while (batches := self._draw(step)) or self._rests(step):
             yield from batches
             step += 1
 
     def __len__(self) -> int:
-        """The number of batches of this rank in this epoch, if the ranks stay as they are."""
+        """The number of batches of this rank in this epoch, if ranks and speeds stay the same."""
+        current, rank = self._current(), self._replica.world.rank
+        plan = self._plan(current)
+        return (plan.end - current.start.step - plan.rested(rank)) * self._layout.accumulate
+
+    def rests(self, step: int) -> bool:
+        """Return whether this rank makes the next step without a batch, after ``step`` steps.
+
+        With ``window``; all ranks ask in ``replica.step()``. It calls :meth:`balance` at the end of
+        each window.
+        """
         current = self._current()
-        return (self._plan(current).end - current.start.step) * self._layout.accumulate
+        if step > current.start.step:
+            self._note(self._plan(current), step - 1)
+        if step % self._layout.window == 0:
+            self.balance()
+        return self._rests(step)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, on all ranks after the same step; nothing if it is the present one.
 
         Samples that returned too late for the epoch before come first. What is left of an epoch
-        that was not trained to its end is dropped. With ``most`` it calls :meth:`balance`.
+        that was not trained to its end is dropped. With ``most`` it calls :meth:`balance`. With
+        ``window`` ranks have made the same number of steps at the end of an epoch, and whenever it
+        is a multiple of ``window``.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r}, expected a whole number, 0 or more")
@@ -151,17 +175,25 @@ class ElasticSampler(Sampler[list[int]]):
         the median over the steps since the last call of their time without waits for others. The
         sum of a step stays that of equal batches; sizes change where the step gains 2 % by it, in
         the step after the batches that loaders have drawn ahead. One small gather.
+
+        With ``window`` it returns the steps of a window in which ranks have a batch: all, and for
+        slower ranks those for which the others need the same time, an eighth at least. They change
+        with the next window. Nobody needs to call it.
         """
-        if self._most is None:
+        if not self._is_balanced:
             raise ValueError("balance() needs ElasticSampler(..., most=...), the largest batch")
-        replica, step = self._replica, self._replica.steps
-        usual = self._layout.batch_size
+        replica, step, layout = self._replica, self._replica.steps, self._layout
         told = replica.gather(json.dumps([replica.world.rank, self._pace.take()]))
         ranks, seconds = zip(*map(json.loads, told), strict=True)
         latest = self._plan(self._current()).latest
         before = dict(zip(latest.ranks, latest.sizes, strict=bool(latest.sizes)))
-        sizes = [before.get(rank, usual) for rank in ranks]
-        if (found := rebalanced(sizes, seconds, usual * len(ranks), self._most)) is not None:
+        sizes = [before.get(rank, layout.usual) for rank in ranks]
+        if layout.window:
+            found = repaced(sizes, seconds, layout.window)
+            step += -(step + 1 + layout.lookahead) % layout.window
+        else:
+            found = rebalanced(sizes, seconds, layout.usual * len(ranks), self._most)
+        if found is not None:
             sizes = found
             pairs = [[rank, size] for rank, size in zip(ranks, sizes, strict=True)]
             self._resized.append({"step": step, "sizes": pairs})
@@ -214,6 +246,13 @@ class ElasticSampler(Sampler[list[int]]):
             self._loaded = loaded, step
 
     @property
+    def _is_balanced(self) -> bool:
+        return self._most is not None or self._layout.window > 0
+
+    def _rests(self, step: int) -> bool:
+        return self._plan(self._current()).rests(step, self._replica.world.rank)
+
+    @property
     def _is_newcomer(self) -> bool:
         return any(join["rank"] == self._replica.world.rank for join in self._replica.joined)
 
@@ -242,8 +281,9 @@ class ElasticSampler(Sampler[list[int]]):
         ended, is_over = loaded.ended(steps), loaded.plan().is_over(steps)
         self._resized = []
         begun, before = self._begin(loaded.epoch, ()), ended.start
-        sizes = before.sizes if self._most and begun.start.ranks == before.ranks else ()
-        sizes = sizes if self._layout.batch_size == loaded.layout.batch_size else ()
+        sizes = before.sizes if self._is_balanced and begun.start.ranks == before.ranks else ()
+        same = [(each.batch_size, each.window) for each in (self._layout, loaded.layout)]
+        sizes = sizes if same[0] == same[1] else ()
         left = () if is_over else before.left
         resumed = begun._replace(
             start=begun.start._replace(left=left, sizes=sizes),
@@ -284,6 +324,11 @@ class ElasticSampler(Sampler[list[int]]):
         plan, rank = self._plan(current), self._replica.world.rank
         batches = plan.batches(step, rank)
         if self._most is not None and steps > current.start.step:
-            samples = sum(count(each.positions) for each in plan.batches(steps - 1, rank))
-            self._pace.note(steps - 1, samples, self._replica.stats()["last"])
+            self._note(plan, steps - 1)
         return [self._order.samples(batch.positions) for batch in batches]
+
+    def _note(self, plan: Plan, step: int) -> None:
+        samples = sum(
+            count(each.positions) for each in plan.batches(step, self._replica.world.rank)
+        )
+        self._pace.note(step, samples, self._replica.stats()["last"])

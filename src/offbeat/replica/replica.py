@@ -75,6 +75,12 @@ class Replica(Switched):
         self._require_unchanged()
         self._note(self._watch.make_up())
         self.weighting.begin_step()
+        self._make_step()
+        while self.weighting.is_resting and not self.has_left:
+            self._make_step()
+        self.weighting.end_step()
+
+    def _make_step(self) -> None:
         self._admit()
         self._end_step()
         self._let_go()
@@ -86,8 +92,9 @@ class Replica(Switched):
     def _end_step(self) -> None:
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
-        self.weighting.end_step()
-        self._recorder.stepped(self.parameters.staleness(self.steps), self.parameters.measures)
+        since, measures = self.parameters.staleness(self.steps), self.parameters.measures
+        self._recorder.stepped(since, measures, is_rest=self.weighting.is_resting)
+        self.weighting.go_on(self.steps)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
         """Set whether the next backward exchanges gradients.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from offbeat.exchange.samples import ALL_ZERO, MOST, Samples
 from offbeat.functional import pack
 from offbeat.replica.uneven import Place
 from offbeat.transport.small_gathers import gather_numbers
+
+
+class Pacer(Protocol):
+    """What decides in which steps a rank rests."""
+
+    def rests(self, step: int) -> bool:
+        """Return whether it does when ``step`` steps are done; asked by all ranks, after each."""
 
 
 @final
@@ -29,6 +36,8 @@ class Weighting:
         """Begin with equal weights; ``samples`` is None in a run without weights."""
         self._samples, self._members, self._held = samples, members, [*held.values()]
         self._kept: list[Tensor] = []  # parameters before a step that stands for nothing
+        self._pacer: Pacer | None = None
+        self.is_resting = False  # whether the next step is one in which nothing is computed
         self._is_settled = False  # whether weights are given or not, on all ranks alike
 
     def set(self, samples: float) -> None:
@@ -96,6 +105,18 @@ class Weighting:
         """Keep the parameters, if the next step stands for nothing."""
         if self._samples is not None:
             self._keep()
+
+    def follow(self, pacer: Pacer) -> None:
+        """Let this rank rest in steps that ``pacer`` names; on all ranks, each with its own.
+
+        It makes them without computing, at the end of the step before. They stand for nothing.
+        """
+        self._pacer = pacer
+
+    def go_on(self, steps: int) -> None:
+        """Note whether this rank rests in the next step, when ``steps`` steps are done."""
+        if self._pacer is not None:
+            self._required.is_out = self.is_resting = self._pacer.rests(steps)
 
     @property
     def now(self) -> float | None:

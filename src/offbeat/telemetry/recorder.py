@@ -59,8 +59,13 @@ class Recorder:
             self.meter.span("forward", self._time, first)
             self.meter.span("backward", first, last)
 
-    def stepped(self, staleness: int, measures: Callable[[], Stats]) -> None:
-        """Record the counters of a step; ``measures`` is called only while recording."""
+    def stepped(
+        self, staleness: int, measures: Callable[[], Stats], *, is_rest: bool = False
+    ) -> None:
+        """Record the counters of a step; ``measures`` is called only while recording.
+
+        ``is_rest``: the rank has computed nothing in it, so it has the weight 0.
+        """
         now, totals = time.perf_counter(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
         self.last |= {"seconds": now - self._time, "staleness": staleness}
@@ -73,7 +78,8 @@ class Recorder:
             totals_by_axis = dict(self.meter.bytes_sent).items()
             sent = {axis: count - self._sent.get(axis, 0) for axis, count in totals_by_axis}
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
-            more |= {} if self.weight is None else {"weight": self.weight}
+            weight = 0.0 if is_rest else self.weight
+            more |= {} if weight is None else {"weight": weight}
             if self._gradients is not None:
                 more |= self._gradients.take(since=self._time)
             self._record("step", **self.last, **more)
