@@ -6,6 +6,7 @@ Computing is one pause a step, which uses no core and grows with the batch.
 import time
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,7 +58,7 @@ class Speed:
 class Worker:
     """One rank under one method."""
 
-    def __init__(self, method: str, **balance: int) -> None:
+    def __init__(self, method: str, **balance: Any) -> None:
         self.model = nn.Linear(256, 256)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.replica = offbeat.replicate(self.model, offbeat.algorithm(method), weighted=True)

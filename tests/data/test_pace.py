@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,9 +102,9 @@ def test_a_slow_rank_rests_and_the_mean_is_weighted(text: str) -> None:
         samples[[*sizes], rank] = [*sizes.values()]
     theirs = REFERENCES[text]((START, gradient, samples), 0.05, 0.9)
     for rank, (models, _, _) in enumerate(runs):
-        for number, ours in models.items():
-            if number >= 0:  # only the order of sums differs
-                np.testing.assert_allclose(ours, theirs[number, rank], rtol=0, atol=1e-11)
+        for after, ours in models.items():
+            if after >= 0:  # only the order of sums differs
+                np.testing.assert_allclose(ours, theirs[after, rank], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_slow_rank_rests_and_the_mean_is_weighted(text: str) -> None:
         ({"window": 6}, "unweighted", "use replicate"),
     ],
 )
-def test_what_a_window_needs(given: dict[str, int], text: str, said: str) -> None:
+def test_what_a_window_needs(given: dict[str, Any], text: str, said: str) -> None:
     def work(world: World) -> None:
         algorithm = offbeat.algorithm("local_sgd" if text == "unweighted" else text)
         is_weighted = text != "unweighted"

@@ -182,6 +182,7 @@ class ElasticSampler(Sampler[list[int]]):
         """
         if not self._is_balanced:
             raise ValueError("balance() needs ElasticSampler(..., most=...), the largest batch")
+        found: list[int] | None = None
         replica, step, layout = self._replica, self._replica.steps, self._layout
         told = replica.gather(json.dumps([replica.world.rank, self._pace.take()]))
         ranks, seconds = zip(*map(json.loads, told), strict=True)
@@ -191,7 +192,7 @@ class ElasticSampler(Sampler[list[int]]):
         if layout.window:
             found = repaced(sizes, seconds, layout.window)
             step += -(step + 1 + layout.lookahead) % layout.window
-        else:
+        elif self._most is not None:
             found = rebalanced(sizes, seconds, layout.usual * len(ranks), self._most)
         if found is not None:
             sizes = found
