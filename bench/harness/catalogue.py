@@ -10,8 +10,8 @@ from bench.harness.files import ROOT
 
 # In the order of the page.
 METHODS = (
-    "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
-    "internet", "gpu",
+    "choose", "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale",
+    "plan", "internet", "gpu",
 )  # fmt: skip
 
 

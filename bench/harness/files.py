@@ -7,6 +7,7 @@ EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "docs" / "assets"  # pictures that pages show
 PAGES = (  # with tables from results
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    ROOT / "docs" / "choosing.md",
     ROOT / "docs" / "evidence.md",
     ROOT / "docs" / "internet.md",
     ROOT / "docs" / "scale.md",

@@ -24,7 +24,7 @@ from bench.harness.effect import Effect
 from bench.harness.ranks import on_nodes
 from offbeat.testing import ThreadWorld
 
-Hook = Callable[[offbeat.Replica, int], None]  # of a worker and its step
+Hook = Callable[[offbeat.Replica, int], bool | None]  # of a worker and its step
 WARM_UP = 10  # steps whose time does not count
 
 
@@ -67,7 +67,10 @@ def work(
     before: Hook = nothing,
     after: Hook = nothing,
 ) -> Outcome:
-    """One worker; the hooks come between the optimizer and the exchange, and after both."""
+    """One worker; the hooks come between the optimizer and the exchange, and after both.
+
+    The latter ends the run early by true, which it returns on all workers alike.
+    """
     model, task, ((x, y), scored) = copy.deepcopy(start), case.task, data
     optimizer = task.optimizer(model.parameters())
     replica = offbeat.replicate(model, case.algorithm, mesh=mesh)
@@ -87,9 +90,10 @@ def work(
         replica.step()
         ends.append(time.perf_counter())
         losses.append(loss.item())
-        after(replica, step)
-    warm_up = min(WARM_UP, math.ceil(case.steps / 5))
-    seconds = (ends[-1] - ends[warm_up - 1]) / (case.steps - warm_up)
+        if after(replica, step):
+            break
+    warm_up = min(WARM_UP, math.ceil(len(ends) / 5))
+    seconds = (ends[-1] - ends[warm_up - 1]) / (len(ends) - warm_up)
     scores = {name: task.score(model, *part) for name, part in scored.items()}
     replica.finish()  # all ranks together: a closed connection would end the others' run
     replica.detach()

@@ -19,8 +19,8 @@ import offbeat
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 METHODS = (
-    "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale", "plan",
-    "internet", "gpu",
+    "choose", "outer", "sgp", "adasum", "daso", "async_adam", "lags", "ddp", "elastic", "scale",
+    "plan", "internet", "gpu",
 )  # fmt: skip
 BENCHES = sorted(
     f"{path.parent.name}/{path.stem}"

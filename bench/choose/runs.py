@@ -1,0 +1,129 @@
+"""Tuning all methods by the same budget; each run is recorded as it ends."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import inf
+
+from bench.choose.tasks import LOOK, RATES, Course, follow, step_alone
+from bench.harness import files
+from bench.harness.case import Task
+from bench.harness.effect import Effect
+
+DDP = "ddp()"
+METHODS = {  # each with two values of its main setting, of which the first is tuned
+    "ddp": (DDP,),
+    "lags": ("lags(density=0.05)", "lags(density=0.01)"),
+    "adasum": ("adasum()", "adasum(every=4)"),
+    "sgp": ("sgp(overlap=1)", "sgp(overlap=2)"),
+    "sgp, bf16": ("sgp(overlap=1,wire='bf16')", "sgp(overlap=2,wire='bf16')"),
+    "daso": ("daso(every=4)", "daso(every=8)"),
+    "local_sgd": ("local_sgd(every=8)", "local_sgd(every=24)"),
+    "diloco": ("diloco(every=8)", "diloco(every=24)"),
+    "streaming diloco": (
+        "diloco(every=8,fragments=2,delay=3,wire='int8')",
+        "diloco(every=24,fragments=2,delay=6,wire='int8')",
+    ),
+    "sparse_loco": ("sparse_loco(every=8)", "sparse_loco(every=24)"),
+}
+NAME, FILE = "choose/sooner", "choose/sooner-runs"
+
+
+def needed(losses: Sequence[float], target: float) -> float:
+    """The first step at which a loss is as low, between two looks in proportion; infinite: none."""
+    found = next((i for i, each in enumerate(losses) if each <= target), None)
+    if not found:
+        return inf if found is None else LOOK
+    before, after = losses[found - 1], losses[found]
+    return LOOK * (found + (before - target) / (before - after))
+
+
+@dataclass
+class Runs:
+    """All runs so far, by task, recipe, rate and seed, and the parts of a step alone, by task."""
+
+    courses: dict[str, Course]
+    alone: dict[str, list[float]]
+    seeds: int
+
+    @classmethod
+    def read(cls, seeds: int) -> "Runs":
+        """Those that were recorded here, or else those of the committed result."""
+        paths = files.raw(FILE), files.result(NAME)
+        path = next((each for each in paths if each.exists()), None)
+        found = json.loads(path.read_text("utf-8"))["picture"] if path else {}
+        courses = {name: Course(**each) for name, each in found.get("courses", {}).items()}
+        return cls(courses, found.get("alone", {}), seeds)
+
+    def write(self) -> None:
+        files.raw(FILE).write_text(json.dumps({"picture": asdict(self)}), encoding="utf-8")
+
+    def of(self, task: Task) -> "Tuned":
+        """The runs of a task."""
+        if task.name not in self.alone:
+            self.alone[task.name] = step_alone(task)
+            self.write()
+        return Tuned(self, task)
+
+    def run(self, task: Task, recipe: str, rate: float, seed: int, target: float) -> Course:
+        """A run that is recorded, or else is made now."""
+        name = f"{task.name}, {recipe}, {rate:g}, {seed}"
+        if name not in self.courses:
+            self.courses[name] = follow(task, recipe, rate, seed, target)
+            self.write()
+        return self.courses[name]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One task under all methods, at their best rates."""
+
+    runs: Runs
+    task: Task
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The best rate of each method, by recipe."""
+        return {r: self.best(recipes[0]) for recipes in METHODS.values() for r in recipes}
+
+    @cached_property
+    def targets(self) -> list[float]:
+        """The loss that ddp reaches at the end of its own tuned run, by seed."""
+        rate = self.best(DDP)
+        ends = (self.runs.run(self.task, DDP, rate, seed, -inf) for seed in range(self.runs.seeds))
+        return [end.losses[-1] for end in ends]
+
+    def best(self, recipe: str) -> float:
+        """The best of three rates, or of four if it would be the first or the last of them.
+
+        By the steps until the target; those of ddp, and of what does not reach it, by the end.
+        """
+
+        def rank(rate: float) -> tuple[float, float]:
+            target = -inf if recipe == DDP else self.targets[0]
+            losses = self.runs.run(self.task, recipe, rate, 0, target).losses
+            return needed(losses, target), losses[-1] if losses[-1] > 0 else inf
+
+        low, middle, high = RATES[self.task.name]
+        best = min((low, middle, high), key=rank)
+        beyond = {low: low * low / middle, high: high * high / middle}
+        return min(best, beyond[best], key=rank) if best in beyond else best
+
+    def course(self, recipe: str, seed: int = 0) -> Course:
+        """The run at the best rate."""
+        target = -inf if recipe == DDP else self.targets[seed]
+        return self.runs.run(self.task, recipe, self.rates[recipe], seed, target)
+
+    def steps(self, recipe: str, seed: int = 0) -> float:
+        """The number of steps until the target."""
+        return needed(self.course(recipe, seed).losses, self.targets[seed])
+
+    def worth(self, recipe: str) -> Effect:
+        """What its steps are worth: those of ddp divided by its own, seed by seed; 0: no end."""
+        if self.steps(recipe) == inf:
+            return Effect(0.0, "x")
+        factors = [
+            self.steps(DDP, seed) / self.steps(recipe, seed) for seed in range(self.runs.seeds)
+        ]
+        return Effect.mean(factors, "x") if min(factors) else Effect(0.0, "x")

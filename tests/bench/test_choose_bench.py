@@ -1,0 +1,56 @@
+"""The bench behind the guide: steps until a loss, the same tuning for all, and what is recorded."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in (ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
+    from bench.harness import files
+
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
+
+
+def test_steps_are_counted_between_two_looks() -> None:
+    from bench.choose.runs import needed
+
+    assert needed([3.0, 2.0, 1.0], 1.5) == 25
+    assert needed([3.0, 2.0, 2.5], 2.2) == 18  # the first time
+    assert needed([3.0, 2.0], 3.5) == 10
+    assert math.isinf(needed([3.0, 2.0], 1.0))
+
+
+def test_rates_are_tuned_beyond_the_grid_once_and_runs_are_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from bench.choose import runs
+    from bench.choose.tasks import TASKS, Course
+
+    made: list[tuple[str, float, int]] = []
+
+    def follow(task: Any, recipe: str, rate: float, seed: int, target: float) -> Course:
+        # The best rate is 0.01 for ddp, which ends at 1.0, and far above the grid for all others.
+        made.append((recipe, rate, seed))
+        gap = abs(math.log(rate / (0.01 if recipe == runs.DDP else 1.0)))
+        return Course([2.0 + gap, 1.0 + gap / (1 if recipe == runs.DDP else 100)])
+
+    monkeypatch.setattr(runs, "follow", follow)
+    monkeypatch.setattr(runs, "step_alone", lambda task: [1e-3, 2e-3, 1e-4])
+    tuned = runs.Runs.read(3).of(TASKS[0])
+    assert tuned.rates[runs.DDP] == 9e-3
+    assert tuned.rates["diloco(every=24)"] == pytest.approx(27e-3)
+    tried = sorted({rate for recipe, rate, _ in made if recipe == "diloco(every=8)"})
+    assert tried == pytest.approx([1e-3, 3e-3, 9e-3, 27e-3])
+    assert tuned.worth(runs.DDP).size == 1.0
+    count = len(made)
+    again = runs.Runs.read(3).of(TASKS[0])
+    assert again.rates == tuned.rates
+    assert len(made) == count
