@@ -72,7 +72,7 @@ class Cells:
         names = self.tuned.course(recipe).identifiers
         return (
             self.tuned.task.name, method, *(shown(self.sooner(method, link)) for link in LINKS),
-            recipe, f"{self.tuned.rates[recipe]:g}", shown(self.tuned.worth(recipe)),
+            recipe, f"{self.tuned.rates[recipe]:.2g}", shown(self.tuned.worth(recipe)),
             "" if names is None else f"{names:.1f}%",
         )  # fmt: skip
 
