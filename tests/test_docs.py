@@ -36,7 +36,6 @@ from test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -50,29 +49,26 @@ def script(page: str, name: str) -> str:
     return next(b for b in blocks(ROOT / page, "python") if b.startswith(f"# {name}\n"))
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. Strict: a broken link, reference or name is an error."""
-    pytest.importorskip("mkdocs", reason="building the site needs the docs extra")
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
 def documented(site: Path) -> set[str]:
     """All names in the site's inventory, as other sites read it to link here."""
     *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
     return {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
 
 
-def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+def test_the_site_has_all_public_names_and_asks_nothing_of_a_network(tmp_path: Path) -> None:
+    """Built strictly: a broken link, reference or name is an error."""
+    pytest.importorskip("mkdocs", reason="building the site needs the docs extra")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    wants = re.compile(r"<(?:script|img|link)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    for page in tmp_path.rglob("*.html"):
+        assert not wants.findall(page.read_text("utf-8")), page
     aliases = {  # modules, too
         "offbeat.functional.adasum": "offbeat.functional.adasum.adasum",
         "offbeat.functional.sketch": "offbeat.functional.sketch.sketch",
@@ -88,7 +84,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     }
     names = {aliases.get(name, name) for name in public.names() - unimportable}
     assert names >= {"offbeat.sgp", "offbeat.Replica.step", "offbeat.testing.simulate"}
-    assert not names - documented(site)
+    assert not names - documented(tmp_path)
 
 
 def test_the_listing_of_public_names_is_what_users_may_call() -> None:
@@ -96,44 +92,38 @@ def test_the_listing_of_public_names_is_what_users_may_call() -> None:
     assert public.LISTING.read_text("utf-8") == public.listing(), "run: python tests/public.py"
 
 
-def test_the_site_asks_nothing_of_a_network(site: Path) -> None:
-    wants = re.compile(r"<(?:script|img|link)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
-    for page in site.rglob("*.html"):
-        assert not wants.findall(page.read_text("utf-8")), page
+def test_python_compiles() -> None:
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-@every_page
-def test_python_compiles(page: Path) -> None:
-    for block in blocks(page, "python"):
-        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+def test_shell_is_shell() -> None:
+    for page in PAGES:
+        for block in blocks(page, "bash"):
+            done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+            assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
-@every_page
-def test_shell_is_shell(page: Path) -> None:
-    for block in blocks(page, "bash"):
-        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
-@every_page
-def test_make_has_every_target_that_is_named(page: Path) -> None:
+def test_make_has_every_target_that_is_named() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    code = re.findall(r"`([^`\n]+)`", page.read_text("utf-8")) + blocks(page, "bash")
-    named = {name for text in code for name in re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)}
-    assert named <= targets
+    for page in PAGES:
+        code = re.findall(r"`([^`\n]+)`", page.read_text("utf-8")) + blocks(page, "bash")
+        named = {n for text in code for n in re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)}
+        assert named <= targets, page
 
 
-@every_page
-def test_every_command_is_one(page: Path) -> None:
-    code = re.findall(r"`(offbeat [^`\n]+)`", page.read_text("utf-8"))
-    for block in blocks(page, "bash"):
-        code += block.replace("\\\n", " ").splitlines()
-    for line in code:
-        if line.startswith("offbeat "):
-            # With --help all names and options are read, and nothing runs.
-            _, command, *words = shlex.split(line, comments=True)
-            done = CliRunner().invoke(app, [command, "--help", *words])
-            assert done.exit_code == 0, f"{line}: {done.output}"
+def test_every_command_is_one() -> None:
+    for page in PAGES:
+        code = re.findall(r"`(offbeat [^`\n]+)`", page.read_text("utf-8"))
+        for block in blocks(page, "bash"):
+            code += block.replace("\\\n", " ").splitlines()
+        for line in code:
+            if line.startswith("offbeat "):
+                # With --help all names and options are read, and nothing runs.
+                _, command, *words = shlex.split(line, comments=True)
+                done = CliRunner().invoke(app, [command, "--help", *words])
+                assert done.exit_code == 0, f"{page}: {line}: {done.output}"
 
 
 @pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.stem)
