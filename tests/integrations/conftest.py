@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ranks import torchrun
+from ranks import torchrun_forked
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "integrations"
@@ -32,7 +32,8 @@ def cases(
     ((script, name),) = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL)
     path = tmp_path_factory.mktemp(host) / name
     path.write_text(script)
-    output = torchrun(2, HERE / f"{host}_cases.py", str(path.parent), str(path))
+    cases, logs = HERE / f"{host}_cases.py", tmp_path_factory.mktemp("logs")
+    output = torchrun_forked(2, cases, str(path.parent), str(path), logs=logs)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
     return {line["case"]: line["ranks"] for line in lines}
 

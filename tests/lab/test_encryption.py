@@ -1,5 +1,6 @@
 """Encrypted links in a real network: needs root, iproute2, tbf and WireGuard."""
 
+import functools
 import os
 import shutil
 import socket
@@ -35,6 +36,7 @@ table inet node {
 """
 
 
+@functools.cache
 def obstacle() -> str:
     """Why links cannot be encrypted here; empty if they can."""
     try:
@@ -46,9 +48,15 @@ def obstacle() -> str:
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(bool(reason := obstacle()), reason=reason or "can run"),
+    # One test counts the tunnels of the machine.
+    pytest.mark.xdist_group("tunnels"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @contextmanager

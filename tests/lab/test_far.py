@@ -1,5 +1,6 @@
 """The lab with latency in a real network: needs root, iproute2, tbf, and netem or TUN devices."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from offbeat.lab.network.links import LinkOptions
 ATTEMPTS = 3
 
 
+@functools.cache
 def obstacle() -> str:
     """Why packets cannot be delayed here; empty if they can."""
     try:
@@ -37,11 +39,13 @@ def netem() -> bool:
         return lab.delay_line_usage() is None
 
 
-REASON = obstacle()
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(bool(REASON), reason=REASON or "can run"),
-]
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The lab in a real network: needs root, iproute2 and tbf."""
 
+import functools
 import json
 import os
 import re
@@ -34,6 +35,7 @@ PROGRAM = (
 STRAY = "sleep 600 & setsid sleep 600 & echo ready; wait"
 
 
+@functools.cache
 def obstacle() -> str:
     """Why there can be no lab here; empty if there can."""
     try:
@@ -43,10 +45,7 @@ def obstacle() -> str:
         return str(error)
 
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(bool(reason := obstacle()), reason=reason or "can run"),
-]
+pytestmark = pytest.mark.processes
 
 
 class Lines(list[tuple[int | None, str]]):
@@ -87,6 +86,8 @@ def nothing_left(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
+    if reason := obstacle():
+        pytest.skip(reason)
     yield
     assert nothing_left(os.getpid())
 

@@ -4,7 +4,6 @@ A rank that raised for itself would leave the others waiting for it.
 """
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from offbeat.attach.checks import (
 )
 from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
+from offbeat.kit.warning import warn
 from offbeat.platform.process_group import default_group
 from offbeat.transport.links import Links, connections
 from offbeat.transport.run import token
@@ -161,7 +161,7 @@ def _agree(
     if fault is not None:
         raise ValueError(fault)
     if agreed.note is not None and links.world.rank == ranks[0]:
-        warnings.warn(agreed.note, RuntimeWarning, stacklevel=5)
+        warn(agreed.note)
     return agreed.hosts
 
 

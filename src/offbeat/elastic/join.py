@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -12,6 +11,7 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.exchange import Algorithm, Exchanged
+from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.diagnosis import store_lost
@@ -142,11 +142,9 @@ class JoinAttempts:
             raise PeerLost(f"no run to join has begun in this store within {waited:.0f} s")
         if waited > WARN_AFTER and not self.has_warned:
             self.has_warned = True
-            warnings.warn(
+            warn(
                 f"no run to join goes on in this store after {waited:.0f} s; waiting for one to "
-                "begin. Do its ranks pass elastic=True and the same store?",
-                RuntimeWarning,
-                stacklevel=6,
+                "begin. Do its ranks pass elastic=True and the same store?"
             )
 
     def _rank(self, membership: Membership) -> int:

@@ -1,6 +1,5 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ from offbeat.elastic.joining import admit
 from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
 from offbeat.exchange.sharding import reshard
+from offbeat.kit.warning import warn
 from offbeat.replica.availability import Availability
 from offbeat.replica.backward.watch import BackwardWatch
 from offbeat.transport.world import World
@@ -150,9 +150,9 @@ class Participation:
         for follow in self._followers:
             follow()
         for text in texts:
-            warnings.warn(text, RuntimeWarning, stacklevel=7)
+            warn(text)
 
     def _note(self, note: str | None) -> None:
         if note is not None and note not in self.notes:
             self.notes.append(note)
-            warnings.warn(f"rank {self.world.rank}: {note}", RuntimeWarning, stacklevel=4)
+            warn(f"rank {self.world.rank}: {note}")

@@ -1,11 +1,11 @@
 """The graphs of push-sum in a group: valid at its size, and the same on all ranks."""
 
 import hashlib
-import warnings
 
 import numpy as np
 
 from offbeat.exchange import Site
+from offbeat.kit.warning import warn
 from offbeat.topology.graph import Topology, edges_of_periods, smallest_weight, validate
 from offbeat.transport.small_gathers import gather_bytes
 
@@ -28,13 +28,11 @@ def warn_of_small_weights(topology: Topology, site: Site, overlap: int) -> None:
     """Warn, on the first rank, if a weight makes a participant's optimizer steps far longer."""
     weight = smallest_weight(topology, site.size, overlap)
     if weight < SMALL and site.world.rank == site.world.ranks[0]:
-        warnings.warn(
+        warn(
             f"on {topology} weights come down to {weight:.2g}, and a step of the optimizer moves a "
             f"model 1/w = {1 / weight:.3g} times as far there: a learning rate that is stable on a "
             "ring may diverge; use weighted_updates=True, or a graph in which all receive as much "
-            "as they send",
-            RuntimeWarning,
-            stacklevel=8,
+            "as they send"
         )
 
 

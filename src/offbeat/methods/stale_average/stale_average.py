@@ -1,6 +1,5 @@
 """DASO's exchange between nodes: stale averages, and blocking ones before and after."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, final
@@ -21,6 +20,7 @@ from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
 from offbeat.exchange.weights import Window
 from offbeat.functional import progress
+from offbeat.kit.warning import warn
 from offbeat.methods.stale_average.rotation import Rotation
 from offbeat.settings import check_settings
 from offbeat.topology.schedule import Cadence, Cycle
@@ -231,21 +231,17 @@ class BoundStaleAverage(BoundParameters):
 
     def _warn_beyond_end(self, step: int) -> None:
         if step == self.settings.cycle.total_steps and self.site.world.rank == 0:
-            warnings.warn(
+            warn(
                 f"step {step + 1} is beyond total_steps={step}: this and all later ones average "
-                "and wait, as in the cool-down; give the number of steps of the whole run",
-                RuntimeWarning,
-                stacklevel=9,
+                "and wait, as in the cool-down; give the number of steps of the whole run"
             )
 
     def _warn_without_loss(self) -> None:
         if self.site.world.rank == 0:
-            warnings.warn(
+            warn(
                 f"no rank has reported a loss in {self.settings.cycle.report_every} steps of "
                 f"cycling, so B and W stay {self.cadence.every} and {self.cadence.wait}; call "
-                "replica.report_loss(loss) before replica.step()",
-                RuntimeWarning,
-                stacklevel=10,
+                "replica.report_loss(loss) before replica.step()"
             )
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:

@@ -6,7 +6,6 @@ Frameworks save the optimizer of rank 0 alone, and under most methods the ranks 
 import copy
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 
 from offbeat.exchange import Saved
+from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
 from offbeat.replica.replica import Replica
 from offbeat.replica.saving.rank_files import RankFiles, Save
@@ -99,11 +99,9 @@ def load_save(
     for name, replica in replicas.items():
         replica.load_state_dict(saved[name])
     if chosen != newest and first.world.rank == first.world.ranks[0]:
-        warnings.warn(
+        warn(
             f"the last save in {files.folder} was interrupted; loaded the newest that all ranks "
-            f"have, of step {first.steps}",
-            RuntimeWarning,
-            stacklevel=3,
+            f"have, of step {first.steps}"
         )
     return True
 

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 import uuid
-import warnings
 from typing import NamedTuple, final
 
 from torch.distributed import Store
 
+from offbeat.kit.warning import warn
 from offbeat.liveness.heartbeats import crossed_waits
 from offbeat.liveness.heartbeats.diagnosis import store_lost
 from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
@@ -180,12 +180,10 @@ class Presence:
             time.sleep(POLL)
             if time.monotonic() - since > WARN_AFTER and not has_warned:
                 has_warned = True
-                warnings.warn(
+                warn(
                     f"{VARIABLE}: no place in a run after {WARN_AFTER:.0f} s; the store waits for "
                     "more processes, or for the end of a run that this one does not join "
-                    "(elastic=True). Its status tells which",
-                    RuntimeWarning,
-                    stacklevel=5,
+                    "(elastic=True). Its status tells which"
                 )
         place = Place.parse(text)
         with self._changing:
