@@ -48,8 +48,7 @@ def obstacle() -> str:
 
 pytestmark = [
     pytest.mark.processes,
-    # One test counts the tunnels of the machine.
-    pytest.mark.xdist_group("tunnels"),
+    pytest.mark.timeout(120),
 ]
 
 
