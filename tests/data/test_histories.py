@@ -8,7 +8,7 @@ import pytest
 
 from sampled_runs import Run
 
-HISTORIES, EPOCHS = 200, 3
+HISTORIES, EPOCHS = 50, 3
 LENGTHS = (20, 61, 200, 501)  # of these, drop_last needs more than a step of 5 ranks
 
 
@@ -20,12 +20,12 @@ def trained(draw: random.Random, window: int, drop_last: bool) -> tuple[Run, dic
     return run, stats[0]
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("window", [1, 5], ids=["each step", "every 5 steps"])
 def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.Random) -> None:
     """An exchange is each step, or what a rank did in up to 5 steps is lost with it."""
     seen = Counter[str]()
-    for _ in range(HISTORIES // 4):
+    for _ in range(HISTORIES):
         run, stats = trained(draws, window, drop_last=False)
         assert set(run.count) == set(range(run.length))
         assert min(run.count.values()) == EPOCHS, "no sample is left out"
@@ -42,7 +42,7 @@ def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.
 
 @pytest.mark.parametrize("window", [1, 5], ids=["each step", "every 5 steps"])
 def test_drop_last_leaves_out_less_than_a_step(window: int, draws: random.Random) -> None:
-    for _ in range(HISTORIES // 4):
+    for _ in range(HISTORIES // 2):
         run, stats = trained(draws, window, drop_last=True)
         assert sum(run.count.values()) <= EPOCHS * run.length + stats["repeated"]
         missing = EPOCHS * run.length - sum(run.count.values())

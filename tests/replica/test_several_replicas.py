@@ -9,6 +9,13 @@ from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is taken for crossed after 4 s, and not after 15."""
+    for name, seconds in {"BEAT": 0.25, "SILENT_AFTER": 4.0}.items():
+        monkeypatch.setattr(f"offbeat.liveness.heartbeats.heartbeat.{name}", seconds)
+
+
 class PartlyUsed(nn.Module):
     """Has a layer without gradients: an exchange is complete at the end of backward only."""
 
