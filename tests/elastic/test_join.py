@@ -559,15 +559,7 @@ def test_checkpoints_of_a_grown_world() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "text",
-    [
-        "sgp(overlap=1)",
-        "ddp",
-        "lags(density=0.2)",
-        "adasum",
-        "local_sgd(every=4)",
-        "diloco(every=4, fragments=1, delay=2)",
-    ],
+    "text", ["sgp(overlap=1)", "lags(density=0.2)", "diloco(every=4, fragments=1, delay=2)"]
 )
 @pytest.mark.fault(
     "workers are killed and started at random times",
