@@ -1,5 +1,6 @@
 """``offbeat doctor`` on real networks, each with a fault that it must name."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from offbeat.lab import Lab, Unavailable
 from offbeat.lab.network import iproute
 
 
+@functools.cache
 def obstacle() -> str:
     """Why there can be no lab here; empty if there can."""
     try:
@@ -19,10 +21,13 @@ def obstacle() -> str:
         return str(error)
 
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(bool(reason := obstacle()), reason=reason or "can run"),
-]
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @pytest.mark.quiet
