@@ -25,7 +25,7 @@ PORT = 9000
 HEADERS = 14 + 20 + 8  # of Ethernet, IP and UDP
 HELLO, END = b"hello", b"end"
 SETTLE = 0.3  # seconds until the buckets' burst has passed, and the rate is that of the link
-PATIENCE = 20.0  # seconds without a packet after which the receiver gives up
+PATIENCE = 20.0  # seconds without a packet after which a side gives up
 RECEIVE_BUFFER = 2**23
 
 
@@ -36,8 +36,10 @@ def connect(flow: Flow, port: int) -> socket.socket:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     link.connect((flow["to"], port))
     link.settimeout(0.05)
-    answered = False
+    answered, until = False, time.monotonic() + PATIENCE
     while not answered:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{flow['to']} has not answered for {PATIENCE:.0f} s")
         with contextlib.suppress(TimeoutError, ConnectionRefusedError):
             link.send(HELLO)
             answered = link.recv(100) == HELLO
