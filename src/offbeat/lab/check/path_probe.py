@@ -2,7 +2,8 @@
 
 It must not import anything of offbeat. Its argument is a JSON list of flows, each a dictionary:
 ``kind``, the ranks ``sender`` and ``receiver``, the receiver's host ``to``, and ``seconds``,
-``packets`` per second, ``bytes`` of each one on the wire and seconds to ``wait`` for the last ones.
+``packets`` per second, ``bytes`` of each one on the wire, seconds to ``wait`` for the last ones and
+the ``run``: packets of the run before may still be on their way, and are none of this one.
 A flow sends UDP packets as fast as its link accepts them (``rate``), at a steady pace (``loss``),
 or such that come back (``echo``). One side of each prints its result as one line of JSON, with
 the flow's number.
@@ -23,10 +24,14 @@ from typing import Any
 Flow = dict[str, Any]
 PORT = 9000
 HEADERS = 14 + 20 + 8  # of Ethernet, IP and UDP
-HELLO, END = b"hello", b"end"
 SETTLE = 0.3  # seconds until the buckets' burst has passed, and the rate is that of the link
 PATIENCE = 20.0  # seconds without a packet after which a side gives up
 RECEIVE_BUFFER = 2**23
+
+
+def word(text: str, flow: Flow) -> bytes:
+    """Return ``text`` as a packet of this run."""
+    return f"{text} {flow['run']}".encode()
 
 
 def connect(flow: Flow, port: int) -> socket.socket:
@@ -36,22 +41,22 @@ def connect(flow: Flow, port: int) -> socket.socket:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     link.connect((flow["to"], port))
     link.settimeout(0.05)
-    answered, until = False, time.monotonic() + PATIENCE
+    answered, until, hello = False, time.monotonic() + PATIENCE, word("hello", flow)
     while not answered:
         if time.monotonic() > until:
             raise TimeoutError(f"{flow['to']} has not answered for {PATIENCE:.0f} s")
         with contextlib.suppress(TimeoutError, ConnectionRefusedError):
-            link.send(HELLO)
-            answered = link.recv(100) == HELLO
+            link.send(hello)
+            answered = link.recv(100) == hello
     link.settimeout(None)
     return link
 
 
-def finish(link: socket.socket) -> None:
+def finish(link: socket.socket, flow: Flow) -> None:
     """Tell the receiver that this was all, often enough for links with loss."""
     for _ in range(20):
         with contextlib.suppress(ConnectionRefusedError):  # it has ended
-            link.send(END)
+            link.send(word("end", flow))
         time.sleep(0.01)
 
 
@@ -62,7 +67,7 @@ def send_rate(flow: Flow, port: int) -> None:
         end = time.monotonic() + flow["seconds"]
         while time.monotonic() < end:
             link.send(packet)
-        finish(link)
+        finish(link, flow)
 
 
 def send_paced(flow: Flow, port: int) -> int:
@@ -77,7 +82,7 @@ def send_paced(flow: Flow, port: int) -> int:
                 link.send(packet)
             sent = due
             time.sleep(1e-3)
-        finish(link)
+        finish(link, flow)
     return total
 
 
@@ -90,7 +95,7 @@ def send_echo(flow: Flow, port: int) -> float:
             with contextlib.suppress(OSError):
                 while True:
                     stamp = link.recv(100)
-                    if stamp not in (HELLO, END):
+                    if stamp[:1].isdigit():
                         trips.append(time.perf_counter() - float(stamp))
 
         thread = threading.Thread(target=collect)
@@ -100,21 +105,23 @@ def send_echo(flow: Flow, port: int) -> float:
             link.send(repr(time.perf_counter()).encode())
             time.sleep(1 / flow["packets"])
         thread.join()
-        finish(link)
+        finish(link, flow)
     return statistics.median(trips)
 
 
 def receive(flow: Flow, link: socket.socket) -> list[float]:
     """Answer packets until the end; return when those arrived that need no answer."""
-    buffer, arrived = bytearray(2**11), list[float]()
+    buffer, arrived, has_begun = bytearray(2**11), list[float](), False
+    hello, end = word("hello", flow), word("end", flow)
     while True:
         size, sender = link.recvfrom_into(buffer)
         packet = buffer[: min(size, 32)]
-        if packet == END:
+        if packet == end:
             return arrived
-        if packet == HELLO or flow["kind"] == "echo":
+        has_begun |= packet == hello
+        if packet == hello or (has_begun and flow["kind"] == "echo"):
             link.sendto(packet, sender)
-        else:
+        elif has_begun:
             arrived.append(time.monotonic())
 
 

@@ -1,5 +1,6 @@
 """The measurement of round trips, rates and loss between nodes, packet by packet."""
 
+import itertools
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ _SECONDS = {"rate": 1.5, "loss": 3.0, "echo": 0.6}
 _MARGIN = 0.5  # seconds that the last packet may be later than a round trip
 _MOST_PEERS = 8  # that send to one node, or receive from it
 
+_RUNS = itertools.count()
 Nodes = Sequence[tuple[int, int]]  # (sender, receiver) of flows
 
 
@@ -82,7 +84,7 @@ def _run(
     """Run one flow for each pair of nodes, all at once; return their results."""
     leaders = runner.cluster.leaders
     shared = {"kind": kind, "seconds": _SECONDS[kind], "packets": packets, "bytes": size}
-    shared["wait"] = runner.links.round_trip + _MARGIN
+    shared |= {"wait": runner.links.round_trip + _MARGIN, "run": next(_RUNS)}
     flows: list[dict[str, Any]] = [
         {**shared, "sender": leaders[a], "receiver": leaders[b], "to": f"node{b}"} for a, b in nodes
     ]
