@@ -33,18 +33,6 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.getoption('seed')}"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that share a fixture of their module run in one process, which sets it up once."""
-    for item in items:
-        if isinstance(item, pytest.Function) and any(
-            definition.scope == "module"
-            for definitions in item._fixtureinfo.name2fixturedefs.values()
-            for definition in definitions
-        ):
-            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
-
-
 @pytest.fixture(autouse=True)
 def draws(request: pytest.FixtureRequest) -> random.Random:
     """Random choices of a test, the same for the same ``--seed``; seeds torch's generator too."""
