@@ -57,6 +57,8 @@ def work(
     me, begun = replica.world.rank, sampler.stats()["epoch"]
 
     def train(notes: Any) -> bool:
+        if replica.steps == stop:  # it has joined in the last step
+            return False
         for batch in ahead(sampler):
             time.sleep(0.02 if me == 1 else 0.008)
             model(torch.ones(1, 1)).sum().backward()
