@@ -6,6 +6,7 @@ They start in milliseconds, where an interpreter that imports torch needs a seco
 import functools
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def torchrun(workers: int, script: Path, *arguments: str, python: str = sys.exec
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return printed(done.stdout)
 
 
 def torchrun_forked(workers: int, script: Path, *arguments: str, logs: Path) -> str:
@@ -116,7 +117,12 @@ def torchrun_forked(workers: int, script: Path, *arguments: str, logs: Path) -> 
     except BaseException as error:
         error.add_note(_logged(logs, "stderr")[-3000:])
         raise
-    return _logged(logs, "stdout")
+    return printed(_logged(logs, "stdout"))
+
+
+def printed(output: str) -> str:
+    """Leave out what Gloo itself prints, in torch 2.10, when its ranks are connected."""
+    return re.sub(r"^\[Gloo\] Rank .*\n", "", output, flags=re.MULTILINE)
 
 
 def _logged(logs: Path, stream: str) -> str:

@@ -764,6 +764,7 @@ def test_what_an_optimizer_does_to_grad_in_place_does_not_come_back(set_to_none:
         check_means([run[step] for run in runs], local_gradients(case, step), False, used)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="dynamo fails in several threads")
 # torch's own: dynamo looks at .grad of a compiled block's input (2.13).
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ranks import printed
+
 # An interpreter of its own, since a child that ends must run through the end of Python. The ranks
 # are threads; the child has none of them, and all of their sockets.
 SCRIPT = """
@@ -60,6 +62,6 @@ def test_a_forked_child_neither_hangs_nor_disturbs_its_parent() -> None:
         timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    said = done.stdout.splitlines()
+    said = printed(done.stdout).splitlines()
     assert said == ["exit 0", "detach 0", "step 0", "worker 0", "parent done"], done.stderr[-2000:]
     assert done.returncode == 0, done.stderr[-2000:]
