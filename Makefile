@@ -114,7 +114,7 @@ docs: setup  ## build the documentation into site/
 # SITE=https://... and EDIT=https://.../docs/ add social cards and links that edit a page.
 docs-version: setup  ## add the documentation of VERSION="0.2" to the branch gh-pages, as "latest"
 	@test -n "$(VERSION)" || { echo 'docs-version: say which, as in VERSION=0.2' >&2; exit 2; }
-	$(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(abspath $(BIN)):$$PATH" mike deploy --update-aliases $(VERSION) latest  # it calls mkdocs
 	$(BIN)/mike set-default latest
 
 serve-docs: setup  ## show the documentation on localhost, rebuilt on change
