@@ -31,6 +31,7 @@ EXTRAS = {
     "transformers": ["integrations/test_transformers.py"],
     "ray": ["integrations/test_ray.py"],
 }
+DATA = {"ray": ["scikit-learn"]}  # of the example on its page
 ALONE = [f"3.11-2.13.0-{extra}" for extra in EXTRAS]
 PACKAGES = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis"]
 ROW = re.compile(r"^\| `make test-matrix`: .*\n", re.MULTILINE)
@@ -52,7 +53,9 @@ def environment(pair: str) -> Path | None:
         subprocess.run([found, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "--extra-index-url", CPU_BUILDS, f"torch=={torch}"], check=True)
-        more = [f"{ROOT}[{extra[0]}]"] if extra else [f"{ROOT}[fast]", "scipy"]
+        more = [f"{ROOT}[fast]", "scipy"]
+        if extra:
+            more = [f"{ROOT}[{extra[0]}]", *DATA.get(extra[0], [])]
         subprocess.run([*pip, *PACKAGES, "-e", *more], check=True)
     return python
 
