@@ -127,3 +127,21 @@ def test_what_a_window_needs(given: dict[str, Any], text: str, said: str) -> Non
             replica.detach()
 
     assert said in alike(work)
+
+
+@pytest.mark.parametrize("following", ["ddp", "lags(density=0.5)"])
+def test_no_switch_to_gradients_while_ranks_rest(following: str) -> None:
+    """One error on all ranks, before anything has changed."""
+
+    def work(world: World) -> None:
+        algorithm = offbeat.algorithm("local_sgd(every=6)")
+        replica = offbeat.replicate(Quadratic(), algorithm, mesh=world, weighted=True)
+        sampler = ElasticSampler(90, 4, replica, window=6)
+        try:
+            replica.switch(following)
+        finally:
+            assert replica.algorithm == algorithm
+            assert len(sampler) > 0
+            replica.detach()
+
+    assert "use most= in place of window=" in alike(work)

@@ -39,7 +39,7 @@ def let_in(links: Links, request: JoinRequest) -> Links | None:
         with links.heartbeat.verb("step"), links.heartbeat.watching():
             if pass_barrier(barrier, between, lambda: links.heartbeat.has_agreed_error):
                 return between
-        links.heartbeat.raise_agreed_error()
+        links.heartbeat.look_for_agreed_error()  # another rank may have heard of it first
     except BaseException:
         between.abandon()
         raise

@@ -36,7 +36,7 @@ def let_go(members: Generation, steps: int) -> list[str]:
         # Who goes on says so in the old links: nobody may still wait there, or be without a share.
         barrier = barrier_of(links.store, links.name, request.number)
         if not pass_barrier(barrier, links, lambda: False):
-            links.heartbeat.raise_agreed_error()
+            links.heartbeat.look_for_agreed_error()  # of which another rank may have heard first
     if leaves:
         links.close()
         members.connection = Connection(world.among([world.rank]), None, None)

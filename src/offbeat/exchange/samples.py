@@ -16,13 +16,14 @@ ALL_ZERO = (
 class Samples:
     """What the steps of this rank stand for, as both slots read it.
 
-    ``given`` is what the script has said, ``is_out`` whether the rank has run out of data, and
-    ``total`` the sum over all steps.
+    ``given`` is what the script has said, ``is_out`` whether the rank has run out of data,
+    ``total`` the sum over all steps, and ``rests`` whether ranks compute nothing in some of them.
     """
 
     given: float | None = None
     is_out: bool = False
     total: float = 0.0
+    rests: bool = False
 
     @property
     def now(self) -> float:

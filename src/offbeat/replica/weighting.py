@@ -111,18 +111,12 @@ class Weighting:
 
         It makes them without computing, at the end of the step before. They stand for nothing.
         """
-        self._pacer = pacer
+        self._pacer, self._required.rests = pacer, True
 
     def go_on(self, steps: int) -> None:
         """Note whether this rank rests in the next step, when ``steps`` steps are done."""
-        if self._pacer is None:
-            return
-        self._required.is_out = self.is_resting = self._pacer.rests(steps)
-        if self.is_resting and (algorithm := self._members.algorithm).gradients is not None:
-            raise self._error(
-                f"ElasticSampler(window=...) with {algorithm}, which exchanges gradients in each "
-                "step; make a sampler without it before the switch"
-            )
+        if self._pacer is not None:
+            self._required.is_out = self.is_resting = self._pacer.rests(steps)
 
     @property
     def now(self) -> float | None:

@@ -157,6 +157,11 @@ def switch_fault(members: Generation, target: Algorithm) -> str | None:
         return "torch_ddp() wraps the model for good; use ddp(), which is as fast"
     if any(each is not None and each.partition for each in exchanges):
         return "partition=True divides the layers among optimizers for good; use partition=False"
+    if target.gradients is not None and filler.samples is not None and filler.samples.rests:
+        return (
+            f"ElasticSampler(window=...) with {target}, which exchanges gradients in each step, "
+            "also in those in which a rank rests; use most= in place of window="
+        )
     if filler.is_elastic and (members.node is not None or takes_part_as_nodes(target)):
         return f"{now} to {target}: in an elastic run of nodes the algorithm cannot change"
     return (
