@@ -24,6 +24,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process less
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: workers would starve beside other tests
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # 2 by default: how soon a death is noticed
 }
 
