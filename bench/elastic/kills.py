@@ -19,7 +19,7 @@ from bench.harness.environment import environment
 
 RECIPES = (
     "ddp", "lags(density=0.1)", "adasum", "local_sgd(every=4)", "diloco(every=4)",
-    "diloco(every=4,fragments=2,delay=1)", "sgp(overlap=1)", "daso(every=4,wait=2)",
+    "diloco(every=4,fragments=2,delay=1)", "sgp(overlap=1)", "daso(every=2,wait=1)",
 )  # fmt: skip
 PEERS = "torchft DDP", "torchft DiLoCo(4)"
 PUBLISHED = ("ddp", "torchft DDP"), (60.0, 15.0), 8, 10.9  # torchft's: kills, workers, step

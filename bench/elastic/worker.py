@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 import offbeat
+import offbeat.names  # all public ones, which would be imported at their first use
 from offbeat.elastic import join, survivors
 from offbeat.functional.packing import Segment
 from offbeat.kernels import adasum
