@@ -80,13 +80,15 @@ class Attached:
 Attach = Callable[[str, nn.Module, Build], Attached]
 
 
-def attach(method: str | offbeat.Algorithm, model: nn.Module, build: Build) -> Attached:
+def attach(
+    method: str | offbeat.Algorithm, model: nn.Module, build: Build, elastic: bool = False
+) -> Attached:
     """A recipe of this library, or torch's own; held-out losses are those of the average."""
     if method == TORCH:
         return wrapped(model, build)
     optimizer = build(model.parameters())
     algorithm = offbeat.algorithm(method) if isinstance(method, str) else method
-    replica = offbeat.replicate(model, algorithm, optimizer=optimizer)
+    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=elastic)
 
     def after(loss: Tensor) -> None:
         replica.report_loss(loss)
