@@ -61,7 +61,7 @@ class Lateness:
 
 def measure(overlap: int, fault: str) -> Lateness:
     algorithm = f"sgp(overlap={overlap})"
-    printed = run(WORKERS, algorithm, STEPS, -1, 0, 0, faults=FAULTS[fault])
+    printed = run(WORKERS, algorithm, STEPS, faults=FAULTS[fault])
     steps = {rank: np.diff(worker["times"]) for rank, worker in printed.items()}
     own = steps.pop(LATE)
     mean = float(own.mean()), max(float(each.mean()) for each in steps.values())

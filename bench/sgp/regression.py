@@ -1,8 +1,6 @@
-"""A small regression on emulated nodes, one of which may be killed, cut off or slow."""
+"""A small regression on emulated nodes, one of which may be cut off or slow."""
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,18 +18,18 @@ RATE = "250mbit"
 WORK = 0.02  # seconds of CPU time that a step computes; a stopped process makes no progress
 
 
-def train(algorithm: str, steps: int, victim: int, fatal: int, seed: int) -> None:
+def train(algorithm: str, steps: int) -> None:
     """Train on every rank; each prints one line of JSON."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
     teacher = torch.randn(64, 8) / 8
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     replica = offbeat.replicate(model, offbeat.algorithm(algorithm))
-    torch.manual_seed(1000 * seed + rank)
-    losses, times = [], [time.monotonic()]
-    for step in range(steps):
+    torch.manual_seed(1 + rank)
+    times = [time.monotonic()]
+    for _ in range(steps):
         busy = time.process_time() + WORK
         x = torch.randn(32, 64)
         loss = (model(x) - x @ teacher).square().mean()
@@ -40,23 +38,15 @@ def train(algorithm: str, steps: int, victim: int, fatal: int, seed: int) -> Non
         optimizer.zero_grad()
         while time.process_time() < busy:
             pass
-        if (rank, step) == (victim, fatal):
-            os.kill(os.getpid(), signal.SIGKILL)
         replica.step()
-        losses.append(loss.item())
         times.append(time.monotonic())
     replica.finish()
-    model_sum = [p.double().sum().item() for p in model.parameters()]
-    lost = replica.stats()["lost"]
-    found = {"losses": losses, "times": times, "model": model_sum, "lost": lost}
-    print(json.dumps(found))
+    print(json.dumps({"times": times, "lost": replica.stats()["lost"]}))
     replica.detach()
     dist.destroy_process_group()
 
 
-def run(
-    workers: int, *arguments: object, faults: Sequence[Fault] = (), expected: int = 0
-) -> dict[int, dict[str, Any]]:
+def run(workers: int, *arguments: object, faults: Sequence[Fault]) -> dict[int, dict[str, Any]]:
     """Train on emulated nodes; returns what each rank printed."""
     lines: list[tuple[int | None, str]] = []
     command = [sys.executable, "-m", "bench.sgp.regression", json.dumps(arguments)]
@@ -68,8 +58,8 @@ def run(
             keep_going=True,
             on_line=lambda *line: lines.append(line),
         )
-    if code != expected:
-        raise RuntimeError(f"exit code {code}, expected {expected}: {lines[-20:]}")
+    if code != 0:
+        raise RuntimeError(f"exit code {code}: {lines[-20:]}")
     return {rank: json.loads(line) for rank, line in lines if rank is not None and line[0] == "{"}
 
 

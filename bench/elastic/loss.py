@@ -1,0 +1,83 @@
+"""The loss of runs whose workers are killed, beside undisturbed runs of as many steps.
+
+A step takes a pause of 20 ms; every two seconds a worker is killed, and starts again after one.
+"""
+
+import multiprocessing as mp
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from math import hypot, inf
+from multiprocessing.context import BaseContext
+from statistics import fmean, stdev
+
+from bench.elastic.kills import RECIPES, RESOLVER
+from bench.elastic.runs import Case, Run, disturb
+from bench.harness.bench import Bench
+from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command
+from bench.harness.console import console
+from bench.harness.environment import environment
+
+PAUSE, EVERY = 0.02, 2.0  # seconds of a step, between two kills
+HEADINGS = ("method", "kills", "steps", "loss", "undisturbed", "difference")
+BENCH = Bench(
+    name="elastic/loss",
+    claim="Runs whose workers are killed reach the loss of undisturbed ones",
+    minutes=5,
+    full_minutes=20,
+)
+Pair = tuple[Run, Run]  # with kills and without, of as many steps
+
+
+def pair(context: BaseContext, case: Case) -> Pair:
+    """Make a run with kills, and one without."""
+    run = disturb(context, case)
+    calm = replace(case, every=inf, seconds=0.0, step=0.0, steps=run.steps)
+    return run, disturb(context, calm)
+
+
+def judge(text: str, pairs: Sequence[Pair]) -> tuple[tuple[str, ...], Claim]:
+    """One line of the table, and its claim."""
+    kills, steps = sum(run.kills for run, _ in pairs), fmean(run.steps for run, _ in pairs)
+    losses = [[each.heldout for each in side] for side in zip(*pairs, strict=True)]
+    (mean, error), (calm, calm_error) = ((fmean(x), stdev(x) / len(x) ** 0.5) for x in losses)
+    above, noise = mean / calm - 1, hypot(error, calm_error) / calm
+    faults = [run.fault for each in pairs for run in each if run.fault]
+    said = f"{100 * above:+.1f} ± {100 * noise:.1f} %{'; '.join(['', *faults])}"
+    row = (
+        text, f"{kills}", f"{steps:.0f}", f"{mean:.4f} ± {error:.4f}",
+        f"{calm:.4f} ± {calm_error:.4f}", said,
+    )  # fmt: skip
+    holds = not faults and above <= 2 * noise
+    return row, Claim(f"{text}: the loss after kills", "within noise", said, holds, GOAL)
+
+
+@command(
+    BENCH, "--full", "--seeds 5",
+    seconds="Of kills in each run.", seeds="Runs of each recipe.", jobs="At the same time.",
+    full="Six runs of a minute.",
+)  # fmt: skip
+def app(seconds: float = 30.0, seeds: int = 3, jobs: int = 4, full: bool = False) -> Result:
+    """Compare under each recipe."""
+    seconds, seeds = (60.0, 6) if full else (seconds, seeds)
+    os.environ |= environment() | RESOLVER
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["bench.elastic.runs", "bench.harness.command"])
+    rows, claims, found = [], [], {}
+    for text in RECIPES:
+        cases = [Case(text, EVERY, seconds, step=PAUSE, seed=seed) for seed in range(seeds)]
+        with ThreadPoolExecutor(jobs) as pool:
+            found[text] = list(pool.map(partial(pair, context), cases))
+        row, claim = judge(text, found[text])
+        console.print("  ".join(row), style="dim", markup=False)
+        rows.append(row)
+        claims.append(claim)
+    title = "The loss after kills, beside undisturbed runs of as many steps"
+    return Result(title, HEADINGS, rows, claims, found)
+
+
+if __name__ == "__main__":
+    app()
