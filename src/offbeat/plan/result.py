@@ -7,6 +7,7 @@ from typing import final
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.predict import Prediction
 from offbeat.plan.profile import Profile
+from offbeat.plan.worth import Worth
 
 
 @final
@@ -65,13 +66,15 @@ class Setup:
 class Row:
     """The prediction for one method and number of nodes.
 
-    ``faster`` is the baseline's time of a step divided by this method's.
+    ``faster`` is the baseline's time of a step divided by this method's; ``worth``: what its steps
+    are worth, where it was measured.
     """
 
     name: str
     nodes: int
     faster: float
     prediction: Prediction
+    worth: Worth | None = None
 
 
 @final

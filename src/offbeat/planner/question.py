@@ -12,6 +12,7 @@ from offbeat.plan.profile import Profile
 from offbeat.plan.recommend import choose, reason
 from offbeat.plan.result import Plan, Row, Setup
 from offbeat.plan.stragglers import Stragglers
+from offbeat.plan.worth import worth
 
 FACTORS = (1 / 30, 0.1, 1 / 3, 1.0, 3.0, 10.0, 30.0)  # of the rate, in a map
 
@@ -43,7 +44,10 @@ class Question:
                 raise ValueError(f"{method.text} on {layout}: {error}") from None
             progress()
         against = found[self.baseline].seconds
-        return [Row(m.text, fabric.nodes, against / p.seconds, p) for m, p in found.items()]
+        return [
+            Row(m.text, fabric.nodes, against / p.seconds, p, worth(m.text))
+            for m, p in found.items()
+        ]
 
     @property
     def floors(self) -> set[str]:

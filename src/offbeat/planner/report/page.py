@@ -52,7 +52,7 @@ def write_report(plan: Plan, winners: WinMap, path: Path) -> None:
         "facts": _facts(plan),
         "tiles": _tiles(plan),
         "headings": [column[:2] for column in COLUMNS],
-        "rows": [(row.name, cells(row, plan.baseline)) for row in plan.of(plan.at)],
+        "rows": [(row.name, cells(row)) for row in plan.of(plan.at)],
         "over_nodes": _nodes_chart(plan),
         "bars": _stacked_bars(plan),
         "map": _map_rows(plan, winners),

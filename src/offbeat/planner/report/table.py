@@ -6,40 +6,53 @@ from rich.table import Table
 
 from offbeat.kit import quantity
 from offbeat.kit.terminal import figures
-from offbeat.plan.predict import Prediction
 from offbeat.plan.recommend import WORDS
 from offbeat.plan.result import Plan, Row
+from offbeat.plan.worth import SOURCE
 
 UNKNOWN = (
-    "A plan knows times and bytes, not convergence: how the methods learn is measured on the page "
-    "Benchmarks of the documentation (docs/benchmarks), and offbeat compare measures it on "
-    "your script."
+    "A plan knows times and bytes, not convergence. What steps are worth was measured on "
+    f"{SOURCE}, with the settings in brackets; offbeat compare measures losses on your script."
 )
 # The heading of each column, its meaning, and its text.
-COLUMNS: tuple[tuple[str, str, Callable[[Prediction], str] | None], ...] = (
+COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     (
         "per step",
         "Mean time of a step on the slowest rank.",
-        lambda found: quantity.seconds(found.seconds),
+        lambda row: quantity.seconds(row.prediction.seconds),
     ),
-    ("x baseline", "Time of a step of the baseline divided by that of the method.", None),
+    (
+        "x baseline",
+        "Time of a step of the baseline divided by that of the method.",
+        lambda row: "1×" if row.faster == 1 else quantity.times(row.faster),
+    ),
+    (
+        "steps are worth",
+        f"Steps of ddp until a loss divided by those of the method, measured on {SOURCE} with the "
+        "settings in brackets.",
+        lambda row: "" if row.worth is None else str(row.worth),
+    ),
     (
         "sent by a node",
         "Bytes that leave a node in a step, without headers. 1 MB is 10⁶ bytes.",
-        lambda found: quantity.size(found.bytes_per_node),
+        lambda row: quantity.size(row.prediction.bytes_per_node),
     ),
     (
         "link busy",
         "Share of the step in which a node's link carries bytes.",
-        lambda found: quantity.percent(found.wire_share),
+        lambda row: quantity.percent(row.prediction.wire_share),
     ),
     (
         "extra memory",
         "What the exchange allocates on each rank, beside the model, its gradients and its "
         "optimizer.",
-        lambda found: quantity.size(found.memory),
+        lambda row: quantity.size(row.prediction.memory),
     ),
-    ("limited by", "The largest part of the step.", lambda found: WORDS[found.parts.limit]),
+    (
+        "limited by",
+        "The largest part of the step.",
+        lambda row: WORDS[row.prediction.parts.limit],
+    ),
 )
 
 
@@ -58,16 +71,15 @@ def details(plan: Plan) -> Table:
     """Return all quantities for the number of nodes that is shown in detail."""
     nodes = f"{plan.at} nodes" if plan.at > 1 else "1 node"
     heads = [heading for heading, *_ in COLUMNS]
-    rows = [[_name(row.name, plan), *cells(row, plan.baseline)] for row in plan.of(plan.at)]
+    rows = [[_name(row.name, plan), *cells(row)] for row in plan.of(plan.at)]
     table = figures(nodes, heads, rows, f"{plan.reason}\n{UNKNOWN}")
     table.columns[-1].justify = "left"
     return table
 
 
-def cells(row: Row, baseline: str) -> list[str]:
+def cells(row: Row) -> list[str]:
     """Return the cells of a row, below the headings."""
-    faster = "1×" if row.name == baseline else quantity.times(row.faster)
-    return [faster if text is None else text(row.prediction) for *_, text in COLUMNS]
+    return [text(row) for *_, text in COLUMNS]
 
 
 def title(plan: Plan) -> str:
