@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.util import find_spec
 from statistics import median
 
+from matplotlib.figure import Figure
+
 from bench.elastic.runs import Case, Run, disturb
+from bench.harness import files
 from bench.harness.bench import Bench
 from bench.harness.claim import GOAL, Claim
 from bench.harness.command import Result, command
@@ -29,6 +32,11 @@ LOST = (  # where the rest of the time goes
     "unfinished", "uncommitted", "detection", "agreement", "connecting", "admission", "waiting",
     "healing", "other",
 )  # fmt: skip
+SHOWN = {  # in the picture: of the lost workers, of the others and the newcomers
+    "not in an exchange": ("unfinished", "uncommitted"),
+    "going on": ("detection", "agreement", "connecting"),
+    "joining": ("admission", "waiting", "healing"),
+}
 HEADINGS = (
     "method", "kill every", "workers x step", "minutes", "kills", "useful", "longest gap",
     "back after", "steps lost", *LOST, "fault",
@@ -93,6 +101,28 @@ def claims(runs: Sequence[Run]) -> list[Claim]:
     return [*made, Claim("hangs, ends and models that differ", "none", said, not faults, GOAL)]
 
 
+def draw(runs: Sequence[Run]) -> None:
+    """Where the time of the living workers goes."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    for axes, every in zip(figure.subplots(1, 2, sharey=True), SHARES, strict=False):
+        found = [run for run in runs if (run.case.every, run.case.workers) == (every, 4)][::-1]
+        texts, left = [run.case.text for run in found], [0.0] * len(found)
+        for name in ("steps that count", *SHOWN, "other"):
+            shares = [100 * _seconds(run, name) / max(run.score.living, 1e-9) for run in found]
+            axes.barh(texts, shares, left=left, label=name)
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+        axes.axvline(100 * SHARES[every], color="k", linewidth=0.8, linestyle=":")
+        axes.set(xlim=(0, 100), title=f"a kill every {every:g} s", xlabel="% of the time")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.savefig(files.ASSETS / "elastic.png", dpi=110)
+
+
+def _seconds(run: Run, name: str) -> float:
+    if name == "steps that count":
+        return run.score.useful
+    return sum(run.score.parts.get(part, 0.0) for part in SHOWN.get(name, (name,)))
+
+
 @command(
     BENCH, "--full", "--seconds 60 --jobs 4",
     seconds="Of each run, after all workers have come in.", jobs="Runs at the same time.",
@@ -120,6 +150,7 @@ def app(seconds: float = 120.0, jobs: int = 20, full: bool = False) -> Result:
             runs.append(done.result())
             console.print("  ".join(row(runs[-1])), style="dim", markup=False)
     runs.sort(key=lambda run: chosen.index(run.case))
+    draw(runs)
     title = "Workers that are killed, and started again after a second; steps are pauses"
     return Result(title, HEADINGS, [*map(row, runs)], claims(runs), runs)
 
