@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,27 @@ def links() -> Iterator[Links]:
     made = Links.connect(World.at(HashStore(), size=1, rank=0), run=1)
     yield made
     made.close(at_once=True)
+
+
+@pytest.mark.usefixtures("still")
+@pytest.mark.parametrize("comes", [True, False])
+def test_members_with_slow_steps_wait_a_moment_for_a_lost_rank(
+    links: Links, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """It could not ask before all knew of its loss; once they go on, the next step is its first."""
+    monkeypatch.setattr("offbeat.elastic.admission.NEEDED", 0.0)
+    before = Admission(links)
+    links.world = replace(links.world, lost=(1,))
+    before._began -= 400.0 if comes else 2.0  # seconds of the step: a twentieth of it
+    admission, request = Admission(links, before), JoinRequest(1, 1)
+    assert admission.begin_step(), "somebody may come"
+    thread = threading.Timer(0.2, admission._acknowledge, [request])
+    thread.start()
+    assert admission.due(joins=True) == (request if comes else None)
+    thread.join()
+    links.heartbeat.next_call("step")
+    assert admission.begin_step()
+    assert admission.due(joins=True) == request
 
 
 @pytest.mark.usefixtures("still")

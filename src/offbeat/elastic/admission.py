@@ -11,6 +11,8 @@ from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
 
 POLL = 0.002  # seconds between two looks for the decision, at first
+PATIENCE = 0.05  # of a step, for which members wait for one that is back, where that is long enough
+NEEDED = 0.35  # heartbeats until it has asked and all have heard
 
 
 @final
@@ -33,8 +35,8 @@ class Admission:
     that waits for it.
     """
 
-    def __init__(self, links: Links | None, wants_to_leave: bool = False) -> None:
-        """Acknowledge requests from now on."""
+    def __init__(self, links: Links | None, before: "Admission | None" = None) -> None:
+        """Acknowledge requests from now on; ``before``: that of the ranks until now."""
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
         self._newcomer: Newcomer | None = None
@@ -45,10 +47,14 @@ class Admission:
         # By request: while this rank is in one, the next may come.
         self._decided: tuple[JoinRequest | None, int | None] = None, None
         self.refused: JoinRequest | None = None
-        self.wants_to_leave = wants_to_leave
+        self.wants_to_leave = before is not None and before.wants_to_leave
+        now = time.monotonic()
+        self._began, self._pace = (now, 0.0) if before is None else (before._began, before._pace)
+        self._may_return = False  # a lost rank, which can ask only since all know of its loss
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge
             links.heartbeat.expects = bool(links.run and links.world.lost)
+            self._may_return = before is not None and links.heartbeat.expects
 
     @property
     def is_asked(self) -> bool:
@@ -59,13 +65,18 @@ class Admission:
         """Note that a ``step()`` begins; return whether a rank waits, or one is lost."""
         if (links := self._links) is None:
             return False
+        now = time.monotonic()
+        self._began, self._pace = now, now - self._began
         with self._changing:
             # In one: who acknowledges after this must not count on the step.
             self._begun = links.heartbeat.phase.steps + 1
-            return self._request is not None or links.heartbeat.has_agreed_error
+            has_news = self._request is not None or links.heartbeat.has_agreed_error
+        return has_news or self._may_return
 
     def due(self, joins: bool) -> JoinRequest | None:
         """Return the request to join, or to leave, that is due now, if there is one."""
+        if joins and self._may_return and self._links is not None:
+            self._await_return(self._links)
         with self._changing:
             request, limit, links = self._request, self._limit, self._links
         if request is None or links is None or request == self.refused:
@@ -77,6 +88,21 @@ class Admission:
             self._decided = request, self._await_decision(request, links)
         decided, step = self._decided
         return request if decided == request and step is not None and number >= step else None
+
+    def _await_return(self, links: Links) -> None:
+        """Wait a moment for a lost rank that is back: of slow steps it would miss a whole one."""
+        self._may_return, seconds = False, PATIENCE * self._pace
+        if seconds < NEEDED * heartbeat.BEAT:
+            return
+        with self._changing:
+            self._begun -= 1  # who acknowledges meanwhile counts on this step
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._request is None:
+            if links.heartbeat.has_agreed_error:
+                break
+            time.sleep(POLL)
+        with self._changing:
+            self._begun += 1
 
     def _acknowledge(self, request: JoinRequest | None) -> None:
         links = self._links

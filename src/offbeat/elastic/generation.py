@@ -335,8 +335,7 @@ class Generation:
                 self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
         self.admission.close()
-        wants_to_leave, self._reconnected = self.admission.wants_to_leave, None
-        self.admission = Admission(found.connection.links, wants_to_leave)
+        self.admission, self._reconnected = Admission(found.connection.links, self.admission), None
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks, self.connection.world.rank)
         return [self._note(agreed) for agreed in found.agreements]
