@@ -75,10 +75,9 @@ def test_batches_are_those_of_the_reference(part: int, draws: random.Random) -> 
         assert plan.repeated(want.end) == sum(again)
         early, repeated = early + any(change.joined for change in changes), repeated + bool(again)
         resized += any(change.sizes for change in changes)
-        first = {r: sum((s, r) in want.given for s in range(want.end)) for r in start.ranks}
-        if not any(change.lost or change.joined for change in changes):
-            assert {r: want.end - plan.rested(r) for r in start.ranks} == first
-            rested += len({*first.values()}) > 1
+        steps = {sum((s, r) in want.given for s in range(want.end)) for r in start.ranks}
+        is_calm = not any(change.lost or change.joined for change in changes)
+        rested += is_calm and len(steps) > 1
     assert rested > 0, "some ranks make fewer steps"
     assert resized > 5, "some ranks get sizes of their own"
     assert early > 5, "some ranks join"

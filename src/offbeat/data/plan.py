@@ -110,13 +110,6 @@ class Plan:
         generation = self.at(step)
         return generation.batches(step, rank) if rank in generation.ranks else []
 
-    def rested(self, rank: int) -> int:
-        """Return in how many steps until the end a rank takes no batch, and others do."""
-        ends = [*(each.first for each in self.generations[1:]), self.end]
-        pairs = zip(self.generations, (min(end, self.end) for end in ends), strict=True)
-        spans = [(each, end - each.first) for each, end in pairs if rank in each.ranks]
-        return sum(n - each.made(n)[each.ranks.index(rank)] for each, n in spans if n > 0)
-
     def rests(self, step: int, rank: int) -> bool:
         """Return whether a rank takes no batch in a step, in which others do."""
         return not self.is_over(step) and not self.batches(step, rank)

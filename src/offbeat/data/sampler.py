@@ -133,10 +133,17 @@ class ElasticSampler(Sampler[list[int]]):
             step += 1
 
     def __len__(self) -> int:
-        """The number of batches of this rank in this epoch, if ranks and speeds stay the same."""
-        current, rank = self._current(), self._replica.world.rank
-        plan = self._plan(current)
-        return (plan.end - current.start.step - plan.rested(rank)) * self._layout.accumulate
+        """The number of batches of this rank in this epoch, if ranks stay the same.
+
+        Raises ``TypeError`` with ``window``, as for a stream: it follows the speeds.
+        """
+        if self._layout.window:
+            raise TypeError(
+                f"window={self._layout.window}: how many batches a rank has follows from its "
+                "speed; iterate to the end"
+            )
+        current = self._current()
+        return (self._plan(current).end - current.start.step) * self._layout.accumulate
 
     def rests(self, step: int) -> bool:
         """Return whether this rank makes the next step without a batch, after ``step`` steps.
