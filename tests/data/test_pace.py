@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,44 @@ def test_no_switch_to_gradients_while_ranks_rest(following: str) -> None:
             replica.detach()
 
     assert "use most= in place of window=" in alike(work)
+
+
+def until(world: World, folder: Path, end: int) -> tuple[list[int], Array]:
+    """Train up to a step or to the end, and save; return the samples used and the model."""
+    model, used = Quadratic(), list[int]()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    replica = offbeat.replicate(
+        model, offbeat.local_sgd(every=6), mesh=world, weighted=True, optimizer=optimizer
+    )
+    sampler = ElasticSampler(200, 4, replica, window=WINDOW)
+    parts = {"replica": replica, "optimizer": optimizer}
+    try:
+        offbeat.load_per_rank(folder, missing_ok=True, **parts)
+        for batch in sampler:
+            replica.set_weight(len(batch))
+            loss(model, world.rank, replica.steps).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            used += batch
+            if replica.steps >= end:
+                break
+        offbeat.save_per_rank(folder, **parts)
+    finally:
+        replica.detach()
+    return used, flat(snapshot(model))
+
+
+def test_a_save_in_the_middle_of_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 12 on rank 1 rests in each second step: both make 14, and only rank 0 makes 15."""
+    monkeypatch.setattr("offbeat.data.sampler.repaced", lambda *_: [6, 3])
+    said = alike(lambda world: until(world, tmp_path / "apart", 15), 2)
+    assert "after different numbers of steps: [15, 16]" in said
+    whole, first, second = (
+        ThreadWorld(2).run(lambda world, at=at: until(world, tmp_path / at[0], at[1]))
+        for at in (("whole", 99), ("parts", 14), ("parts", 99))
+    )
+    assert sorted(whole[0][0] + whole[1][0]) == [*range(200)]
+    for (used, end), (before, _), (after, resumed) in zip(whole, first, second, strict=True):
+        assert used == before + after
+        assert (end == resumed).all()
