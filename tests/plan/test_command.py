@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 from clusters import fabric, profile, seconds
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import offbeat
 from offbeat.cli import app
-from offbeat.plan import Stragglers, predict
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, Stragglers, predict
 from offbeat.plan.choose import CLOSE
 from offbeat.plan.recommend import choose
 from offbeat.plan.result import Row
@@ -184,6 +185,19 @@ def test_batches_that_follow_the_speeds_spare_the_wait_for_a_slow_rank() -> None
     compute = found.compute
     assert equal - alone == pytest.approx(compute, rel=0.01)
     assert balanced - alone == pytest.approx(compute / 7, rel=0.01), "4 / 3.5"
+
+
+def test_the_speed_that_is_kept_is_the_measured_one() -> None:
+    """Beside one of four workers at half speed, with equal batches, batches and steps by speed."""
+    results = Path(__file__).parents[2] / "bench" / "results" / "ddp" / "unequal.json"
+    step = Profile.by_size([Parameter("w", 65_792)], 0.32, 0.0, 0.0, Speeds.of_bandwidth(1e10))
+    where = Fabric(nodes=4, rate=1e10, latency=1e-4)
+    slow = {"equal": {"first_factor": 2.0}, "by speed": {"first_factor": 2.0, "balanced": True}}
+    for each in json.loads(results.read_text())["measured"]:
+        stragglers = Stragglers(**slow.get(each["batches"], {}))
+        kept = predict(offbeat.algorithm(each["method"]), step, where, stragglers).kept
+        found = [made / alone for made, alone in zip(each["samples"], each["alone"], strict=True)]
+        assert kept == pytest.approx(median(found), abs=0.05), each
 
 
 def test_4096_ranks_and_all_methods_take_seconds() -> None:

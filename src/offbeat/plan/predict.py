@@ -47,6 +47,9 @@ class Prediction:
 
     Attributes:
         seconds: the time of a step on the slowest rank.
+        kept: what all ranks train on in a second, relative to the sum of what each one would
+            without exchanges and waits. With ``stragglers`` that leave out the slow rank it is also
+            what is kept beside one that makes fewer steps: ``ElasticSampler(window=...)``.
         parts: where it goes.
         bytes_per_node: bytes that leave a node, without headers.
         wire_share: the share of the time in which a node's link sends or receives.
@@ -55,6 +58,7 @@ class Prediction:
     """
 
     seconds: float
+    kept: float
     parts: Parts
     bytes_per_node: float
     wire_share: float
@@ -90,8 +94,11 @@ def predict(
     after = [*before[1:], seconds]
     added = [max(0.0, b - a) for a, b in zip(before, after, strict=True)]
     crossed = float(clocks.crossed.max()) / counted
+    ranks = fabric.nodes * fabric.ranks_per_node
+    alone = profile.compute * ranks / stragglers.speed(ranks)
     return Prediction(
         seconds=seconds,
+        kept=alone / seconds if seconds else 1.0,
         parts=Parts(profile.compute, *added),
         bytes_per_node=crossed,
         wire_share=min(1.0, fabric.busy(crossed, crossed) / seconds) if seconds else 0.0,

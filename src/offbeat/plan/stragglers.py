@@ -56,6 +56,11 @@ class Stragglers:
             factors[:, 0, 0] *= self.first_factor
         return np.asarray(factors, np.float64)
 
+    def speed(self, ranks: int) -> float:
+        """Return the sum of the speeds of all ranks, in those of one that is never late."""
+        late = 1 + self.late_share * (self.late_factor - 1)
+        return (ranks - 1 + 1 / self.first_factor) / late
+
 
 def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, Any]:
     """Parse "measured", or a standard deviation such as "5%", into arguments of Stragglers.

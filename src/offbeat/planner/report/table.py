@@ -33,6 +33,12 @@ COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
         lambda row: "" if row.worth is None else str(row.worth),
     ),
     (
+        "speed kept",
+        "What all ranks train on in a second, relative to the sum of what each one would without "
+        "exchanges and waits.",
+        lambda row: quantity.percent(row.prediction.kept),
+    ),
+    (
         "sent by a node",
         "Bytes that leave a node in a step, without headers. 1 MB is 10⁶ bytes.",
         lambda row: quantity.size(row.prediction.bytes_per_node),
