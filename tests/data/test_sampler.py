@@ -250,6 +250,7 @@ def test_a_state_of_other_data_is_refused(changed: dict[str, Any], said: str) ->
         ({"shuffle": None}, "shuffle=None, expected"),
         ({"length": 91}, "rank 1: ElasticSampler got .*'length': 91.*, but rank 0: .*'length': 90"),
         ({"seed": 7}, "use the same data set and settings on all ranks"),
+        ({"batch_size": 5}, "rank 1: ElasticSampler got .*'batch_size': 5"),
     ],
 )
 def test_wrong_arguments_of_one_rank_are_one_error_on_all(
@@ -274,6 +275,9 @@ def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
     sampler = ElasticSampler(90, 4, newcomer)
     with pytest.raises(ValueError, match="has joined a run and does not know which samples"):
         next(iter(sampler))
+    other = ElasticSampler(90, 4, newcomer, prefetch=2)
+    with pytest.raises(ValueError, match="joins with prefetch=2, but the others have prefetch=0"):
+        other.load_state_dict(pickled(state))
     sampler.load_state_dict(pickled(state))
     assert len(next(iter(sampler))) == 4
 
@@ -343,8 +347,10 @@ def test_ranks_of_a_replica_divide_each_epoch() -> None:
 
 def test_a_large_data_set_takes_no_memory() -> None:
     length = 2**40 + 3
-    sampler = ElasticSampler(length, 8, alone(1000), prefetch=10)
+    replica = alone(1000)
+    sampler = ElasticSampler(length, 8, replica, prefetch=10)
     batches = iter_steps(sampler, 10)
+    assert replica.gathers == 1, "when it is made, and in no step"
     assert all(0 <= sample < length for batch in batches for sample in batch)
     assert len({sample for batch in batches for sample in batch}) == 80
     assert len(sampler) == -(-length // 8000)
