@@ -819,7 +819,8 @@ def test_a_compiled_model_hands_out_gradients_in_parts(monkeypatch: pytest.Monke
     in_parts_by_aot_eager(monkeypatch)
     model, parts = nn.Sequential(*layers(6)), dict[str, int]()
     for backend in ("aot_eager", "offbeat"):
-        nodes = [torch.compile(model, backend=backend)(batch(0, 0)).sum().grad_fn]
+        output = torch.compile(model, backend=backend)(batch(0, 0)).sum()  # keeps the graph
+        nodes = [output.grad_fn]
         parts[backend] = 0
         while nodes:
             node = nodes.pop()
