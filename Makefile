@@ -92,7 +92,7 @@ format: setup  ## format the code and fix what lint can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(DEMO)  ## compare five methods on a slow network (about 6 minutes)
+demo: $(DEMO)  ## compare five methods on a slow network (about 7 minutes)
 	$(BIN)/python examples/demo.py
 
 demo-hogwild: $(DEMO)  ## asynchronous Adam with one worker and with two (half a minute)
