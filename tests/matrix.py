@@ -32,7 +32,6 @@ EXTRAS = {
     "ray": ["integrations/test_ray.py"],
     "bench": ["bench"],
     "demo": ["test_examples.py"],
-    "docs": ["test_docs.py"],
 }
 DATA = {"ray": ["scikit-learn"]}  # of the example on its page
 ALONE = [f"3.11-2.13.0-{extra}" for extra in EXTRAS]
