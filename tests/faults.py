@@ -1,13 +1,13 @@
-"""The faults that tests prove: their tables in docs/faults.md, counted in docs/reliability.md.
+"""The faults that tests prove, as tables in docs/faults.md.
 
 A test names the row that it proves by ``@pytest.mark.fault(case, outcome)``; several tests may
-prove one row, and one test several. ``make faults`` runs all of them and writes both pages.
+prove one row, and one test several. ``make faults`` runs all of them and writes the page.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +16,10 @@ import pytest
 from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "faults.md"
+
+# What bad input ends with. The page counts these cases, whose errors say all there is to say.
+REFUSED = {"ValueError", "ValueError on all ranks"}
 
 # The headings of the tables, with the tests whose rows belong there unless a mark names a group.
 GROUPS = {
@@ -99,13 +103,16 @@ def collect() -> list[Row]:
     return sorted(collected.rows, key=lambda row: order.index(row.group))
 
 
-def shown(rows: Iterable[Row]) -> dict[str, str]:
-    """Return what each page shows, by its name: all rows of each group, and their number."""
-    groups = {group: [row for row in rows if row.group == group] for group in GROUPS}
-    return {
-        "faults.md": "\n\n".join(_table(group, found) for group, found in groups.items()),
-        "reliability.md": _summary(groups),
-    }
+def shown(rows: Sequence[Row]) -> str:
+    """Return what the page shows: how many rows there are, and those that are not refused."""
+    told = [row for row in rows if _brief(row.outcome) not in REFUSED]
+    real = sum(row.processes for row in rows)
+    counted = (
+        f"{len(rows)} cases, {real} of them with real processes. {len(rows) - len(told)} are bad "
+        "input that a ValueError refuses, on all ranks where several take part. The others:"
+    )
+    groups = {group: [row for row in told if row.group == group] for group in GROUPS}
+    return "\n\n".join([counted, *(_table(group, found) for group, found in groups.items())])
 
 
 def _table(group: str, rows: list[Row]) -> str:
@@ -137,22 +144,11 @@ def _joined(cases: list[str]) -> str:
     return "<br>".join(texts)
 
 
-def _summary(groups: dict[str, list[Row]]) -> str:
-    counts = [
-        (group, len(rows), sum(row.processes for row in rows)) for group, rows in groups.items()
-    ]
-    counts.append(("all", sum(all_ for _, all_, _ in counts), sum(real for *_, real in counts)))
-    lines = ["| faults | cases | with real processes |", "|---|---|---|"]
-    return "\n".join(lines + ["| {} | {} | {} |".format(*each) for each in counts])
-
-
-def write(rows: Iterable[Row]) -> None:
-    """Write the tables into the pages."""
-    for name, tables in shown(rows).items():
-        page = ROOT / "docs" / name
-        before, begin, after = page.read_text("utf-8").partition("<!-- faults -->\n")
-        _, end, rest = after.partition("<!-- end -->")
-        page.write_text(f"{before}{begin}\n{tables}\n\n{end}{rest}", encoding="utf-8")
+def write(rows: Sequence[Row]) -> None:
+    """Write the tables into the page."""
+    before, begin, after = PAGE.read_text("utf-8").partition("<!-- faults -->\n")
+    _, end, rest = after.partition("<!-- end -->")
+    PAGE.write_text(f"{before}{begin}\n{shown(rows)}\n\n{end}{rest}", encoding="utf-8")
 
 
 @dataclass
@@ -197,10 +193,10 @@ def run(seed: int, console: Console) -> Results:
 
 
 def main() -> None:
-    """Collect, run for every seed, print a summary, and write the pages if nothing failed."""
+    """Collect, run for every seed, print a summary, and write the page if nothing failed."""
     parser = argparse.ArgumentParser(description="Run the tests that prove docs/faults.md.")
     parser.add_argument("seeds", nargs="*", type=int, default=[0], help="one run for each")
-    parser.add_argument("--only-table", action="store_true", help="write the pages, run nothing")
+    parser.add_argument("--only-table", action="store_true", help="write the page, run nothing")
     arguments = parser.parse_args()
     rows, console = collect(), Console()
     if not arguments.only_table:
@@ -213,7 +209,7 @@ def main() -> None:
         if any(results.failed or results.hung for results in runs.values()):
             sys.exit(1)
     write(rows)
-    console.print("wrote the tables of docs/faults.md and docs/reliability.md")
+    console.print("wrote the tables of docs/faults.md")
 
 
 if __name__ == "__main__":
