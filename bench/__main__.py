@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import asdict
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from bench.harness.execute import execute
 RUN = "Run one: `python -m bench run sgp/speed`; a folder: `run sgp`; all: `run --all`."
 EXAMPLES = (
     "Examples: `python -m bench`, `python -m bench run ddp/overhead lags`, "
-    "`python -m bench run --all --full`, `python -m bench.sgp.speed --nodes 4 --steps 40`"
+    "`python -m bench run --all --full`, `python -m bench one sgp/speed --nodes 4`"
 )
 app = typer.Typer(
     help="List and run the benchmarks, and write their tables into the documentation.",
@@ -77,6 +78,20 @@ def run(
         console.print(f"failed: {', '.join(failed)}")
     if failed or len(outcomes) < len(chosen):
         raise typer.Exit(1)
+
+
+@app.command(
+    add_help_option=False,  # the benchmark has its own
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Examples: `python -m bench one sgp/speed --help`, `one sgp/speed --nodes 4`",
+)
+def one(context: typer.Context, name: Annotated[str, typer.Argument()]) -> None:
+    """Run one benchmark with options of its own, in this process."""
+    found = [bench for bench in benches() if bench.name == name]
+    if not found:
+        raise typer.BadParameter(f"got {name!r}: run `python -m bench list` for the names")
+    measure = import_module(found[0].module).app
+    measure(context.args, prog_name=f"python -m bench one {name}")
 
 
 @app.command(

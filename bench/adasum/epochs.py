@@ -7,10 +7,7 @@ ranks too, as in the paper; nothing is tuned for the large batch.
 
 from bench.adasum.mnist import real_or_exit
 from bench.adasum.to_target import NODES, Run, train_all
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.ranks import on_nodes
 
 TIMES = 8  # the small batch
@@ -51,7 +48,3 @@ def app(lr: float = 0.01, target: float = 96.0, epochs: int = 20, rate: str = "2
     headings = ("method", "batch", f"epochs to {target:.1f}%", "an epoch", "time", "best")
     title = f"LeNet-5 on {NODES} nodes, {rate}"
     return Result(title, headings, [run.row for run in found], claims(*found), raw=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -13,11 +13,8 @@ from pytorch_optimizer import Lamb
 
 import offbeat
 from bench.adasum import text
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.case import Case, Task
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.seeds import in_threads
 
 WORKERS, BATCH, CONTEXT, EVERY = 8, 4, 32, 10
@@ -99,7 +96,3 @@ def app(full: bool = False, steps: int = 200, seeds: int = 3) -> Result:
         judged.append(claim(kind, faster))
     title = f"GPT, {WORKERS} workers of {BATCH}, {steps} steps"
     return Result(title, HEADINGS, rows, judged, raw=curves)
-
-
-if __name__ == "__main__":
-    app()

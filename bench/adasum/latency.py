@@ -9,10 +9,7 @@ from itertools import product
 from typing import Any
 
 from bench.adasum.exchanges import ALL_REDUCE, LAYERS, MESSAGES, PASSES, measure
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command, numbers
+from bench.harness import GOAL, Bench, Claim, Result, command, files, numbers
 from bench.harness.compact import summary
 from bench.harness.ranks import on_nodes
 from offbeat.methods.adasum.method import choose
@@ -102,7 +99,3 @@ def app(
     judged = [claim for each in every for claim in claims(*each)]
     title = "Adasum, x an all-reduce"
     return Result(title, HEADINGS, rows, judged, measured=settings, raw=raw)
-
-
-if __name__ == "__main__":
-    app()

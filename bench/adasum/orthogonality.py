@@ -14,10 +14,8 @@ from torch.nn.functional import relu
 
 import offbeat
 from bench.adasum import text
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.case import Case, Data, Task
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.seeds import in_threads
 
 WORKERS, BATCH, CONTEXT, POINTS = 4, 16, 64, 24
@@ -119,7 +117,3 @@ def app(full: bool = False, steps: int = 480) -> Result:
     judged = [claim for name, curve in curves.items() for claim in claims(name, curve)]
     title = f"Orthogonality of {WORKERS} workers' updates over {steps} steps, mean (layers)"
     return Result(title, ("model", *MOMENTS), rows, judged, raw=curves)
-
-
-if __name__ == "__main__":
-    app()

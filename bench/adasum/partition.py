@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.adasum.update import BATCHES, measure, peaks
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
+from bench.harness import GOAL, Bench, Claim, Effect, Result, command
 from bench.harness.ranks import on_nodes
 
 NODES, RANKS, MICRO_BATCH = 2, 4, 8
@@ -80,7 +77,3 @@ def app(full: bool = False, rate: str | None = None) -> Result:
     judged = claims(of[PLAIN], of[SPLIT], found["apart"])
     where = rate or "links not limited"
     return Result(f"{title}, {where}", HEADINGS, rows, judged, measured=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -5,10 +5,8 @@ exists only after backward, so nothing of Adasum overlaps; its goal is computati
 an all-reduce that does not overlap either, which is `local_sgd(every=1)`.
 """
 
+from bench.harness import GOAL, Bench, Claim, Result, command, numbers
 from bench.harness.attached import ALONE
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command, numbers
 from bench.harness.gpt import BATCH, gpt
 from bench.harness.training import Training, times
 
@@ -53,7 +51,3 @@ def app(full: bool = False, nodes: str = "2,4,8", rate: str = "250mbit") -> Resu
             samples, share = f"{count * BATCH / step:.1f}", f"{seconds[REDUCE] / step:.2f}"
             rows.append((f"{count}", method, f"{step:.3f} s", samples, share))
     return Result(f"A step of a GPT, {rate}", HEADINGS, rows, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -10,10 +10,7 @@ from rich.progress import track
 from bench.async_adam.curves import Curve, timed, tuned
 from bench.async_adam.methods import Method, adam, baseline
 from bench.async_adam.sparse_problem import Problem, generate
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)  # the paper's; larger ones diverge here
 HEADINGS = ("rows", "method", "step size", "loss at the end", "test error", "ms a pass")
@@ -65,7 +62,3 @@ def app(full: bool = False) -> Result:
     rows = [(name, *curve.cells) for name, curves in drawn.items() for curve in curves]
     title = f"Sparser and dense rows, {passes} passes, {os.cpu_count()} cores"
     return Result(title, HEADINGS, rows, claims(drawn), raw=drawn)
-
-
-if __name__ == "__main__":
-    app()

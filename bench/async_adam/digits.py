@@ -11,10 +11,7 @@ import torch
 
 from bench.async_adam.digits_net import Case, Curve, data, work
 from bench.async_adam.spread import Spread
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from offbeat.hogwild import launch
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1)  # the paper's; larger ones diverge here
@@ -91,7 +88,3 @@ def app(full: bool = False, epochs: int = 8) -> Result:
     ]  # fmt: skip
     title = f"A net of 64-64-10 on the digits, {epochs} epochs, {seeds} seeds"
     return Result(title, HEADINGS, rows, claims(*ends.values()), raw=chosen)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,11 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from bench.harness import files, ranks
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console, files, ranks
 
 SCRIPT = files.EXAMPLES / "skipgram.py"
 RATE = "250mbit"
@@ -87,7 +83,3 @@ def app(steps: int = 3000) -> Result:
     ]
     title = f"Skip-gram, {steps} steps a node, {RATE}, {os.cpu_count()} cores for all workers"
     return Result(title, HEADINGS, rows, claims(found), raw=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -15,10 +15,7 @@ from bench.async_adam.methods import Method, adam
 from bench.async_adam.sparse_problem import Problem, generate
 from bench.async_adam.spread import Spread
 from bench.async_adam.turns import turns
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
@@ -103,7 +100,3 @@ def app(full: bool = False) -> Result:
     title = f"Losses by passes, {seeds} seeds, mean ± standard error"
     rows = [each.row for each in found]
     return Result(title, HEADINGS, rows, claims(small, medium, crowds), raw=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -16,11 +16,7 @@ from rich.progress import track
 from bench.async_adam.curves import Curve, draw, record, timed, tuned
 from bench.async_adam.methods import Method, adam, baseline
 from bench.async_adam.sparse_problem import generate, whole
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import GOAL, Bench, Claim, Result, command, console, files
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)  # section 4.2
 THREAD_GRID = (0.01, 0.03, 0.05, 0.075, 0.1, 0.3, 0.5, 0.75, 1.0)  # section 4.3.2
@@ -120,7 +116,3 @@ def app(full: bool = False) -> Result:
     draw({FIGURES[n]: c for n, c in rows.items()}, files.result(BENCH.name, ".png"))
     title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
     return Result(title, HEADINGS, table, claims(sparse, rows), picture=rows)
-
-
-if __name__ == "__main__":
-    app()

@@ -13,9 +13,7 @@ import torch
 
 from bench.async_adam.methods import Training, adam
 from bench.async_adam.sparse_problem import BATCH, Problem, generate
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.turns import in_turns, over
 from offbeat.hogwild import AsyncAdam
 
@@ -93,7 +91,3 @@ def app(full: bool = False) -> Result:
     measured = {"steps_per_second": {name: max(found) for name, found in steps.items()}}
     raw = {" ".join(map(str, case)): found for case, found in pace.items()} | steps
     return Result("The paper's problem", HEADINGS, rows, claims, measured, raw=raw)
-
-
-if __name__ == "__main__":
-    app()

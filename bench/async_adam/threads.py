@@ -12,10 +12,7 @@ from statistics import median_high
 from rich.progress import track
 
 from bench.async_adam.sparse_problem import L2, Problem, generate, words
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.turns import in_turns, over
 from offbeat.hogwild import AsyncAdamClassifier
 
@@ -96,7 +93,3 @@ def app(full: bool = False) -> Result:
             found.append(measured(name, problem, passes, turns))
     title = "One thread and two, shared moments, float32"
     return Result(title, HEADINGS, [each.row for each in found], claims(found), raw=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -12,9 +12,7 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 from bench.async_adam.curves import Curve, timed, tuned
 from bench.async_adam.methods import Method, Training, adam
 from bench.async_adam.sparse_problem import L2, Problem, Vector, generate
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 
 GRID = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1)
 NEAR = (1.05, 1.01)  # of the optimum's loss, to which all are timed
@@ -96,7 +94,3 @@ def judged(kind: str, goal: float, near: float, ms: list[float]) -> list[Claim]:
               f"{theirs[0]:.2f} ms", f"{ours:.2f} ms", ours < theirs[0])
         for threads, ours in (("1 thread", one), ("2 threads", two))
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    app()

@@ -7,9 +7,8 @@ from functools import cached_property
 from math import inf
 
 from bench.choose.tasks import LOOK, RATES, Course, follow, step_alone
-from bench.harness import files
+from bench.harness import Effect, files
 from bench.harness.case import Task
-from bench.harness.effect import Effect
 
 DDP = "ddp()"
 METHODS = {  # each with two values of its main setting, of which the first is tuned

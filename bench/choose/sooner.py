@@ -12,13 +12,8 @@ from matplotlib.figure import Figure
 import offbeat
 from bench.choose.runs import DDP, METHODS, Runs, Tuned
 from bench.choose.tasks import LOOK, TASKS, WORKERS, constant
-from bench.harness import files
-from bench.harness.bench import Bench
+from bench.harness import GOAL, NEAR, Bench, Claim, Effect, Result, command, console, files
 from bench.harness.case import Case
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
-from bench.harness.effect import NEAR, Effect
 from bench.harness.seeds import in_lab
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 
@@ -153,7 +148,3 @@ def app(
     judged = claims(found) + ([checked(found[0])] if check else [])
     title = f"How many times as soon as ddp, {WORKERS} workers, seeds: {seeds}"
     return Result(title, HEADINGS, rows, judged, picture=runs)
-
-
-if __name__ == "__main__":
-    app()

@@ -11,12 +11,8 @@ from collections.abc import Iterator
 import offbeat
 from bench.daso.course import Course, draw, follow
 from bench.daso.tasks import SHAPES, TASKS
-from bench.harness import files
-from bench.harness.bench import Bench
+from bench.harness import GOAL, NEAR, Bench, Claim, Result, command, files
 from bench.harness.case import Case, Outcome
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import NEAR
 from bench.harness.seeds import Runs, in_threads, over_seeds
 
 PER_NODE = 2
@@ -118,7 +114,3 @@ def app(full: bool = False, images: float = 1.0) -> Result:
     title = "Figures 7 and 9: held-out accuracy and IoU"
     raw = {", ".join(map(str, key)): runs for key, runs in found.items()}
     return Result(title, HEADINGS, rows, [*judged, figure_9(found)], picture=picture, raw=raw)
-
-
-if __name__ == "__main__":
-    app()

@@ -5,10 +5,7 @@ Computation is a pause, as on an accelerator.
 """
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
-from bench.harness.effect import Effect
+from bench.harness import Bench, Claim, Effect, Result, command, numbers
 from bench.harness.step_times import StepTime, Timed, step_times
 
 PER_NODE = 2
@@ -80,7 +77,3 @@ def app(
             rows.append((f"{count}", name, f"{steps}", *times))
     title = f"Figures 6 and 8: time of training, {PER_NODE} processes per node ({rate})"
     return Result(title, HEADINGS, rows, claims(found), measured=found)
-
-
-if __name__ == "__main__":
-    app()

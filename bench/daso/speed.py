@@ -5,9 +5,7 @@ gradients are averaged inside the nodes only.
 """
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
+from bench.harness import Bench, Claim, Result, command, numbers
 from bench.harness.step_times import StepTime, Timed, step_times
 from offbeat.methods import Mean
 
@@ -86,7 +84,3 @@ def app(full: bool = False, nodes: str = "2,4", rate: str = "250mbit", steps: in
         measured[count] = found
     title = f"A step of a GPT, two processes per node, {rate}"
     return Result(title, HEADINGS, rows, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

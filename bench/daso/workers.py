@@ -7,11 +7,8 @@ of workers. Virtual workers report no loss, so that B stays 4 between warm-up an
 from dataclasses import replace
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import NEAR, Bench, Claim, Result, command
 from bench.harness.case import Case
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import NEAR
 from bench.harness.rows import in_rows, signals_case
 from bench.harness.seeds import Runs, over_seeds
 
@@ -73,7 +70,3 @@ def app(full: bool = False, seeds: int = 5) -> Result:
             rows.append((f"{workers}", each.name, f"{each.steps}", str(scores), against))
     title = f"Figure 7: held-out accuracy, {PER_NODE} workers per node"
     return Result(title, HEADINGS, rows, claims(found), measured=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -12,10 +12,8 @@ from char_gpt import CHARACTERS, GPT
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.attached import TORCH, Task
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.training import Times, Training, times
 
 OURS = "ddp"
@@ -90,7 +88,3 @@ def app(full: bool = False, rounds: int = 120) -> Result:
     title = f"Seconds per step of ddp() relative to torch's DDP, {rounds} rounds"
     rows, claims = [row for row, _ in judged], [claim for _, claim in judged]
     return Result(title, HEADINGS, rows, claims, found)
-
-
-if __name__ == "__main__":
-    app()

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from bench.harness import attached
+from bench.harness import Bench, Claim, Result, attached, command
 from bench.harness.attached import TORCH, Attached, Build, Task
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.training import Found, Training, times
 
 ROWS, WIDTH, READ = 200_000, 32, 2_000  # of a step and rank
@@ -85,7 +82,3 @@ def app(nodes: int = 4, rate: str = "250mbit", rounds: int = 15) -> Result:
     headings = ("method", "a step", "x torch DDP", "sent a step")
     title = f"An embedding of {ROWS:,} rows, 1 % touched, {nodes} nodes, {rate}"
     return Result(title, headings, rows(found), claims(found), found)
-
-
-if __name__ == "__main__":
-    app()

@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
 from bench.harness.turns import over
 from offbeat.data import ElasticSampler
@@ -131,7 +129,3 @@ def app(rounds: int = 5) -> Result:
             claims.append(Claim(text, f"at least {KEPT:.0%}", said, holds, GOAL))
     title = f"{WORKERS} workers, one at half speed, {BATCH} samples each on average"
     return Result(title, HEADINGS, [each.row for each in found], claims, found)
-
-
-if __name__ == "__main__":
-    app()

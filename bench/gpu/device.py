@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 import typer
 
-from bench.harness.bench import Bench
-from bench.harness.console import console
+from bench.harness import Bench, console
 
 FLUSH = 2**28  # bytes, more than the cache of any GPU
 

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from bench.gpu.device import device_of, uncached
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
 from offbeat.functional.messages.narrowing import narrow, narrow_bytes
@@ -199,7 +196,3 @@ def measure(shape: Shape, large: int, rounds: int, device: torch.device, name: s
     title = f"Passes over {found[0].numel / 1e6:.0f} million elements, {name}, medians of {rounds}"
     measured = {"gpu": name, "passes": found}
     return Result(title, HEADINGS, rows(found), claims(found), measured)
-
-
-if __name__ == "__main__":
-    app()

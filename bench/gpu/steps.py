@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from bench.gpu.device import device_of
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.attached import ALONE, TORCH, Task
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.training import Found, Training, times
 
 OURS = "ddp()"
@@ -84,7 +82,3 @@ def app(processes: int = 4, turns: int = 20, rate: str = "") -> Result:
     found = times(training(SMALL, turns), processes, rate or None, gpu=True)
     title = f"GPT-2 small, {processes} processes share one {name}, {rate or 'loopback'}"
     return Result(title, HEADINGS, rows(found), claims(found), {"gpu": name, **found})
-
-
-if __name__ == "__main__":
-    app()

@@ -1,7 +1,7 @@
 """What all benchmarks share.
 
 A benchmark declares itself (``bench``), and a function that measures becomes its ``command``, whose
-result is reported, drawn into tables and held against claims. What is measured on the way:
+result is reported, drawn into tables and held against claims: the names below. Its engines:
 
 - time: ``training`` lets methods train in turns on emulated nodes (``attached`` is a model under a
   method, ``gpt`` and ``pause`` are models), ``step_times`` records runs one after the other, and
@@ -9,3 +9,13 @@ result is reported, drawn into tables and held against claims. What is measured 
 - growth over size: ``growth``;
 - memory: ``resident``.
 """
+
+from bench.harness.bench import Bench
+from bench.harness.claim import GOAL, Claim
+from bench.harness.command import Result, command, numbers
+from bench.harness.console import console
+from bench.harness.effect import NEAR, Effect
+
+__all__ = [
+    "GOAL", "NEAR", "Bench", "Claim", "Effect", "Result", "command", "console", "numbers",
+]  # fmt: skip

@@ -21,11 +21,10 @@ class Bench:
 
     @property
     def module(self) -> str:
-        """The module to run with ``python -m``."""
+        """The module whose ``app`` is the command."""
         return f"bench.{self.name.replace('/', '.')}"
 
     def examples(self, *options: str) -> str:
         """The last line of ``--help``: the plain command, and one for each set of options."""
-        commands = [f"`python -m {self.module}`"]
-        commands += [f"`python -m {self.module} {each}`" for each in options]
-        return f"Examples: {', '.join(commands)}"
+        commands = (f"`python -m bench one {self.name} {each}".rstrip() for each in ("", *options))
+        return f"Examples: {', '.join(f'{each}`' for each in commands)}"

@@ -36,7 +36,7 @@ class Outcome:
 def command_of(bench: Bench, full: bool) -> list[str]:
     """The command of a benchmark; ``--full`` where it has that option."""
     wanted = ["--full"] if full and bench.full_minutes is not None else []
-    return [sys.executable, "-m", bench.module, *wanted]
+    return [sys.executable, "-m", "bench", "one", bench.name, *wanted]
 
 
 def minutes(bench: Bench, full: bool) -> float:

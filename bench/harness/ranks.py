@@ -65,12 +65,5 @@ def on_nodes(
     with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate, **far) as runner:
         file = Path(folder, "case")
         file.write_bytes(pickle.dumps((work, case)))
-        command = [sys.executable, "-m", "bench.harness.rank", caller(), str(file)]
-        run(runner, command, gpu=gpu)
+        run(runner, [sys.executable, "-m", "bench.harness.rank", str(file)], gpu=gpu)
         return pickle.loads(file.read_bytes())
-
-
-def caller() -> str:
-    """The module that runs as ``__main__``, by which ranks find the functions that it defines."""
-    spec = sys.modules["__main__"].__spec__
-    return spec.name if spec is not None and spec.name.startswith("bench.") else "bench"

@@ -5,9 +5,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
-
-import torch
 
 from bench.harness import claim, files
 from bench.harness.bench import Bench
@@ -39,7 +38,7 @@ def report(
         console.print(terminal("At this scale", claim.HEADINGS, verdicts))
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "cpu_count": os.cpu_count(),
     }
     result = about | {"title": title, "headings": list(headings), "rows": [*map(list, rows)]}

@@ -11,10 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import offbeat
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command, files
 from bench.internet.sites import PAUSE, WIDTH
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
 
@@ -105,7 +102,3 @@ def app() -> Result:
                     f"{streaming[0]:.1%}", streaming[0] >= 0.95)]  # fmt: skip
     headings = ("model", "method", "10 Mbit/s", "100 Mbit/s", "1 Gbit/s")
     return Result("Predicted share of computing on three sites, 100 ms", headings, rows, claims)
-
-
-if __name__ == "__main__":
-    app()

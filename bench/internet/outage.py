@@ -14,10 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.elastic.score import Life, Score, score
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import GOAL, Bench, Claim, Result, command, console
 from bench.harness.environment import environment
 from bench.harness.ranks import nodes
 from bench.internet.sites import FAR, NEAR, SITES
@@ -103,7 +100,3 @@ def app() -> Result:
     title = f"14 ranks on three sites, {TEXT}; the second site is away for {AWAY:g} s"
     headings = ("ranks", "useful", "longest gap", "back after its imports")
     return Result(title, headings, rows, claims, {"stay": stays, "fail": fails})
-
-
-if __name__ == "__main__":
-    app()

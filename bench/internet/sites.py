@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes
 
@@ -104,7 +102,3 @@ def app() -> Result:
     ]
     title = "14 ranks on sites of 4, 4 and 6, 100 to 150 ms and 100 Mbit/s apart, a step of 1 s"
     return Result(title, ("method", "step", "computing", "waiting"), rows, claims, found)
-
-
-if __name__ == "__main__":
-    app()

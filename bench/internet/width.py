@@ -8,9 +8,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes
 from offbeat.lab.network.links import LinkOptions
@@ -95,7 +93,3 @@ def app() -> Result:
     title = "Two nodes, 250 Mbit/s, 6.4 MB; far: 100 ms there and back, 0.1 % loss"
     headings = ("network", "method", "1 connection", f"{WIDE} connections", "times faster")
     return Result(title, headings, rows, claims, runs)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,10 +9,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import offbeat
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command, files
 from bench.lags.networks import resnet
 from bench.lags.runs import DENSE, LAGS, SLGS, Runs, measure
 from bench.lags.training import LOOKS, MOMENTUM, Curve, Task, accuracy, digits
@@ -97,7 +94,3 @@ def app(full: bool = False, steps: int = 400, workers: int = 4, seeds: int = 3) 
         picture=curves,
         raw={runs.task.name: runs.curves for runs in found},
     )
-
-
-if __name__ == "__main__":
-    app()

@@ -7,9 +7,7 @@ is sent to zero, as in deep gradient compression. The LAGS paper measures none o
 from dataclasses import replace
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.lags.runs import DENSE, LAGS, Runs, measure
 from bench.lags.training import LSTM, MOMENTUM
 
@@ -51,7 +49,3 @@ def app(steps: int = 400, workers: int = 4, seeds: int = 3) -> Result:
     )
     headings = ("method", "perplexity", "against dense")
     return Result(title, headings, lines, claims(runs), runs.ends, raw=runs.curves)
-
-
-if __name__ == "__main__":
-    app()

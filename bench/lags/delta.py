@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import offbeat
+from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.attached import Task
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
 from bench.lags.networks import Reader
 from offbeat.methods import deltas
 from offbeat.testing import ThreadWorld
@@ -120,7 +117,3 @@ def app(full: bool = False) -> Result:
         console.print(f"{name}: trained", style="dim")
     title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
     return Result(title, HEADINGS, rows(found), claims(found), raw=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -6,8 +6,7 @@ times that of its convolutional nets. It is raised here as theirs is in
 """
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.command import Result, command
+from bench.harness import Bench, Result, command
 from bench.lags.runs import DENSE, LAGS, SLGS, measure
 from bench.lags.training import LSTM
 
@@ -39,7 +38,3 @@ def app(full: bool = False, steps: int = 1600, workers: int = 4, seeds: int = 6)
     title = f"held-out perplexity, {workers} workers, {steps} steps, seeds: {seeds}"
     headings = ("method", "perplexity", "against dense", "paper", "against dense, paper")
     return Result(title, headings, lines, judged, runs.ends, raw=runs.curves)
-
-
-if __name__ == "__main__":
-    app()

@@ -6,11 +6,8 @@ node. Overlap gains little where the cores compute: ``lags/pauses`` is beside ac
 
 from functools import partial
 
+from bench.harness import GOAL, Bench, Claim, Effect, Result, command
 from bench.harness.attached import ALONE
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.training import Training, times
 from bench.lags.networks import task
 from bench.lags.ways import attach, most
@@ -55,7 +52,3 @@ def app(
         "model", "dense", "SLGS", "LAGS", "alone", "S1 (paper)", "S2 (paper)", "S_max (paper)",
     )  # fmt: skip
     return Result(f"{nodes} nodes, {rate}", headings, rows, judged, measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -6,11 +6,8 @@ are such that eq. 19 allows about what it allows in the paper. One process per n
 
 from functools import partial
 
+from bench.harness import GOAL, Bench, Claim, Effect, Result, command
 from bench.harness.attached import ALONE
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.training import Found, Training, times
 from bench.lags.networks import task
 from bench.lags.ways import attach, most
@@ -80,7 +77,3 @@ def app(
         [claim for each in found.items() for claim in claims(*each)],
         measured=found,
     )
-
-
-if __name__ == "__main__":
-    app()

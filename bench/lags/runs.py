@@ -8,9 +8,7 @@ from statistics import fmean, stdev
 import torch
 
 import offbeat
-from bench.harness.claim import Claim
-from bench.harness.console import console
-from bench.harness.effect import Effect
+from bench.harness import Claim, Effect, console
 from bench.lags.training import Curve, Task, train
 from offbeat.testing import ThreadWorld
 

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.turns import in_turns
 from offbeat.functional import count_kept, sampled_top_k, top_k
 from offbeat.kernels.top_k import scanned_top_k
@@ -81,7 +78,3 @@ def app(full: bool = False) -> Result:
     title = f"The k largest magnitudes, one CPU thread, medians of {rounds}"
     claims = [claim(case) for case in cases if case["numel"] == max(SIZES)]
     return Result(title, headings, rows(cases), claims, cases)
-
-
-if __name__ == "__main__":
-    app()

@@ -5,11 +5,8 @@ A GPT of 3.2 million parameters and SGD with momentum, one process per node.
 
 from math import isnan
 
+from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.attached import ALONE, TORCH
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
 from bench.harness.gpt import gpt
 from bench.harness.training import Found, Training, times
 from bench.lags.ways import FLOOR, HOOK, POWER, TOGETHER, attach, most
@@ -94,7 +91,3 @@ def app(
     ]  # fmt: skip
     lines += rows(4, "unlimited", fast)
     return Result("A step of a GPT, SGD", HEADINGS, lines, judged, found)
-
-
-if __name__ == "__main__":
-    app()

@@ -15,10 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.ranks import on_nodes
 from bench.harness.resident import forget_peak, resident, return_large_tensors
 
@@ -154,7 +151,3 @@ def app() -> Result:
         [claim("whole models", extra[0], RANKS), claim("shards", extra[1], RANKS // SHARDS)],
         measured={"whole": whole, "sharded": sharded},
     )
-
-
-if __name__ == "__main__":
-    app()

@@ -4,9 +4,7 @@ Four nodes with one rank each. The methods take turns in the same processes; a m
 have taken its budget of seconds stops, so that fast ones make more steps.
 """
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.outer.rounds import Rounds, race
 
 ALONE, DDP = "alone", "ddp"
@@ -76,7 +74,3 @@ def app(
     headings = ("method", "a step", "x alone", "sent a step", "steps", *losses)
     title = f"A GPT, {nodes} nodes, {rate}; steps in {seconds:g} s, held-out losses"
     return Result(title, headings, rows(found), claims(found), found.rounds)
-
-
-if __name__ == "__main__":
-    app()

@@ -14,11 +14,8 @@ from char_gpt import GPT, loss_of, read_corpus
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from bench.harness import attached
+from bench.harness import Bench, Claim, Result, attached, command
 from bench.harness.attached import Attached, Build, Task
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.training import Found, Training, times
 from bench.outer.rounds import EVERY, LEAD
 
@@ -116,7 +113,3 @@ def app(nodes: int = 4, rate: str = "250mbit", rounds: int = 30) -> Result:
     headings = ("inner", "rate", "a step", "sent a step", *ends)
     title = f"DiLoCo, a GPT, {nodes} nodes, {rate}; a step with Muon takes {over:.2f} x AdamW's"
     return Result(title, headings, rows(found), judged, found)
-
-
-if __name__ == "__main__":
-    app()

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bench.harness import attached, files
+from bench.harness import attached, console, files
 from bench.harness.attached import Attached, Build, adamw
-from bench.harness.console import console
 from bench.harness.gpt import gpt_with_heldout
 from bench.harness.training import Found, Times, Training, times
 

@@ -6,10 +6,7 @@ a replica group of its own, with a manager; rank 0 hosts the lighthouse.
 
 from importlib.util import find_spec
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from bench.outer.rounds import Rounds, race
 
 ALONE, DDP, DILOCO, LOCAL = "alone", "ddp", "diloco(every=8)", "local_sgd(every=8)"
@@ -84,7 +81,3 @@ def app(
                 f"loss after {found.common_steps} steps")  # fmt: skip
     title = f"A GPT, {nodes} nodes, {rate}; held-out losses"
     return Result(title, headings, rows(found), claims(found), found.rounds)
-
-
-if __name__ == "__main__":
-    app()

@@ -10,10 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command, files
 from bench.harness.ranks import on_nodes
 from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
 from bench.plan.network import METHODS
@@ -115,7 +112,3 @@ def app(rounds: int = 1, resume: bool = False) -> Result:
         rows.append(tuple(line))
     title = "Seconds of a step, and the error of its prediction; 1.6 MB, 0.2 s of computing"
     return Result(title, ("method", *NETWORKS), rows, claims, [*map(asdict, found)])
-
-
-if __name__ == "__main__":
-    app()

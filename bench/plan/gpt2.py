@@ -9,11 +9,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 import offbeat
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console, files
 from offbeat.kit.quantity import parse_rate
 from offbeat.plan import Fabric, Prediction, Stragglers, predict, read_profile
 
@@ -85,7 +81,3 @@ def app(steps: int = 200) -> Result:
     headings = ("rate", "method", *(f"{nodes:,} nodes" for nodes in NODES))
     title = "Predicted seconds of a step, 124 M parameters, 0.25 s alone"
     return Result(title, headings, rows, claims)
-
-
-if __name__ == "__main__":
-    app()

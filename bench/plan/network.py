@@ -7,11 +7,7 @@ Computing is a pause, so that two cores do not decide. The link is measured once
 from collections.abc import Sequence
 from statistics import median
 
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console, files
 from bench.plan.cells import Cell, Layout, case, cells, check, dump, load
 from offbeat.plan import Speeds
 
@@ -112,7 +108,3 @@ def app(
     headings += [f"{rate}, {kind}" for rate in shown for kind in ("measured", "predicted", "error")]
     title = "Seconds of a step, eight layers of 1.6 MB together, 0.2 s of computing"
     return Result(title, headings, rows(found, shown), claims(found), found)
-
-
-if __name__ == "__main__":
-    app()

@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import offbeat
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console, files, numbers
 from bench.scale.picture import draw
 from bench.scale.spread import amplification, gap
 from offbeat.testing.virtual import VirtualWorkers
@@ -179,7 +175,3 @@ def app(full: bool = False, worlds: str = "4,16,64,256,1024", steps: int = 200) 
     headings = ("graph", "workers", "gap", "distance", "predicted", "loss of the mean")
     title = f"Distance of workers and loss after {count} steps"
     return Result(title, headings, rows, claims(found, tree), found)
-
-
-if __name__ == "__main__":
-    app()

@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.growth import exponent, sweep
 from bench.scale.lifetime import PHASES, WAIT, Sample, run_rank
 from offbeat.testing import ThreadWorld
@@ -128,7 +126,3 @@ def app(ranks: list[int] | None = None, full: bool = False) -> Result:
     worlds = sweep(cases, measure, lambda world: world.row)
     title = "From attach to detach, on two cores that all ranks share"
     return Result(title, HEADINGS, [each.row for each in worlds], claims(worlds), worlds)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from math import inf
 from statistics import median
 
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.growth import sweep
 from bench.scale.churn import Run, churn
 from bench.scale.worker import PATIENCE
@@ -92,7 +90,3 @@ def app(seeds: int = 3, seconds: float = 60.0, workers: int = 6, full: bool = Fa
     runs = sweep(cases, churn, row)
     title = f"{workers} workers of sgp(overlap=1), kills and joins for {length:.0f} s"
     return Result(title, HEADINGS, [*map(row, runs)], claims(runs), runs)
-
-
-if __name__ == "__main__":
-    app()

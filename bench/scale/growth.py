@@ -14,10 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import Bench, Claim, Result, command, console
 from bench.scale.laws import EVERY, LAWS, Law
 from bench.scale.lifetime import WAIT, sockets
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
@@ -147,7 +144,3 @@ def app() -> Result:
     ]
     title = "Models of bytes sent per step and rank, and sockets per rank"
     return Result(title, HEADINGS, rows, claims(worlds), worlds)
-
-
-if __name__ == "__main__":
-    app()

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.growth import sweep
 from bench.scale.swarm import VICTIMS, Swarm, cores
 
@@ -115,7 +113,3 @@ def app(
     swarms = sweep(cases, measure, lambda swarm: swarm.row)
     title = "Heartbeats on one TCPStore, rates per rank and second"
     return Result(title, HEADINGS, [each.row for each in swarms], claims(swarms), swarms)
-
-
-if __name__ == "__main__":
-    app()

@@ -5,9 +5,7 @@ at least the pause, and at least the time of the model's bytes on the link.
 """
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
+from bench.harness import Bench, Claim, Result, command, numbers
 from bench.harness.pause import Paused
 from bench.harness.step_times import StepTime, Timed, step_times
 from offbeat.kit.quantity import parse_rate
@@ -70,7 +68,3 @@ def app(
             rows.append((f"{count}", name, f"{pace.step:.3f} s", f"{faster:.2f}", *over))
     title = f"A step of {pause:g} s of computation on accelerators, {rate}"
     return Result(title, HEADINGS, rows, judged, measured=found)
-
-
-if __name__ == "__main__":
-    app()

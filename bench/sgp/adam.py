@@ -3,11 +3,8 @@
 The GPT of the examples instead of a translation model, held-out loss instead of BLEU, 8 nodes.
 """
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.comparison import SCRIPT, compare, figures, middle, seconds
-from bench.harness.effect import Effect
 from offbeat.compare import Experiment, parse_methods
 from offbeat.compare import Result as Measured
 
@@ -58,7 +55,3 @@ def app(full: bool = False, nodes: int = 8, rate: str = "50mbit", steps: int = 5
         found[size] = figures(comparison)
     title = f"Figure 3: Adam on a transformer, {nodes} nodes, {rate}"
     return Result(title, HEADINGS, rows, judged, measured=found)
-
-
-if __name__ == "__main__":
-    app()

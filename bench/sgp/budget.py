@@ -7,11 +7,8 @@ accelerator; virtual workers then take as many steps as fit, on MNIST-1D.
 from statistics import fmean
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.case import Pause
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.rows import in_rows, signals_case
 from bench.harness.seeds import Runs, over_seeds
 from bench.sgp.task import LINK, times
@@ -60,7 +57,3 @@ def app(full: bool = False, nodes: int = 8, seeds: int = 5, passes: float = 20.0
     measured = {name: {"seconds": timed[name], "fit": fit[name], **found[name]} for name in found}
     title = f"Table 5: in the time of all-reduce, {LINK}"
     return Result(title, HEADINGS, rows, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,11 +9,7 @@ import sys
 from importlib.util import find_spec
 from statistics import fmean
 
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command, numbers
-from bench.harness.console import console
-from bench.harness.effect import Effect
+from bench.harness import GOAL, Bench, Claim, Effect, Result, command, console, numbers
 from bench.harness.ranks import nodes as emulated
 from bench.harness.ranks import run
 from bench.harness.turns import turn_of
@@ -68,7 +64,3 @@ def app(full: bool = False, nodes: str = "4,8", steps: int = 25, rounds: int = 4
     ]
     judged = [claim(n, each, kind) for n, each in found.items() for kind in STATEMENTS]
     return Result(f"Beside decent-dp, {RATE}", HEADINGS, rows, judged, measured=found)
-
-
-if __name__ == "__main__":
-    app()

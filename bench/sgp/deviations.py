@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.case import Case
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
 from bench.harness.seeds import in_threads
 from bench.sgp.task import digits_case
 
@@ -81,7 +79,3 @@ def app(full: bool = False, workers: int = 16, steps: int = 4) -> Result:
     headings = ("epoch", "learning rate", *GRAPHS)
     raw = {graph: each.tolist() for graph, each in found.items()}
     return Result(title, headings, rows, claims(np.array(rates), found), raw=raw)
-
-
-if __name__ == "__main__":
-    app()

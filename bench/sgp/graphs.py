@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.case import Pause
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import Effect
 from bench.harness.rows import in_rows, signals_case
 from bench.harness.seeds import Runs, over_seeds
 from bench.sgp.task import LINK, Times, times
@@ -98,7 +95,3 @@ def app(full: bool = False, seeds: int = 15, nodes: int = 8, runs: int = 5) -> R
     judged += [faster_if_uneven(uneven, name) for name in ("1P-SGP", "2P-SGP")]
     title = f"Table 3: accuracy, and how much faster than all-reduce ({LINK})"
     return Result(title, HEADINGS, rows, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -8,9 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.sgp.regression import RATE, run
 from offbeat.lab import Cut, Fault, Straggler
 
@@ -76,7 +74,3 @@ def app() -> Result:
     judged = [each.claim for each in found if each.fault != "none"]
     title = f"{WORKERS} workers, {STEPS} steps, {RATE}"
     return Result(title, HEADINGS, [each.row for each in found], judged, measured=found)
-
-
-if __name__ == "__main__":
-    app()

@@ -12,11 +12,8 @@ from statistics import fmean
 import numpy as np
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import NEAR, Bench, Claim, Effect, Result, command
 from bench.harness.case import Pause
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import NEAR, Effect
 from bench.harness.seeds import Runs, in_threads
 from bench.sgp.task import DIGITS, LINK, Times, digits_case, times
 
@@ -98,7 +95,3 @@ def app(full: bool = False, nodes: int = 8, seeds: int = 3, samples: int = 20_00
     rows.append((ALONE, *[""] * 4, f"{seconds[ALONE] * 1e3:.0f} ms"))
     measured = {"seconds": seconds, **found}
     return Result(f"Table 4: {LINK}", HEADINGS, rows, claims(found, seconds), measured=measured)
-
-
-if __name__ == "__main__":
-    app()

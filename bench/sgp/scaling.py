@@ -6,10 +6,7 @@ MNIST-1D.
 """
 
 import offbeat
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
-from bench.harness.effect import NEAR, Effect
+from bench.harness import NEAR, Bench, Claim, Effect, Result, command, numbers
 from bench.harness.rows import in_rows, signals_case
 from bench.harness.seeds import Runs, over_seeds
 from bench.sgp.task import LINK, Times, times
@@ -90,7 +87,3 @@ def app(full: bool = False, nodes: str = "4,8,16", seeds: int = 5) -> Result:
     title = f"Table 1: accuracy, and how much faster than all-reduce ({LINK})"
     measured = {"seconds": timed, "accuracy": found}
     return Result(title, HEADINGS, lines, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

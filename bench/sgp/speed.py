@@ -4,9 +4,7 @@ A GPT of 3.2 million parameters, one process per node. The floor of a method is 
 communication or its bytes on the link, whichever takes longer.
 """
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command, numbers
+from bench.harness import Bench, Claim, Result, command, numbers
 from bench.harness.comparison import beside_torch, figures, rows, seconds
 from offbeat.compare import Comparison
 
@@ -45,7 +43,3 @@ def app(full: bool = False, nodes: str = "4,8", rate: str = "250mbit", steps: in
     judged = [claim for count, each in found.items() for claim in claims(count, each)]
     measured = {count: figures(each) for count, each in found.items()}
     return Result(f"A step of a GPT, {rate}", HEADINGS, lines, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -8,11 +8,8 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 import offbeat
-from bench.harness.bench import Bench
+from bench.harness import NEAR, Bench, Claim, Effect, Result, command
 from bench.harness.case import Pause
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
-from bench.harness.effect import NEAR, Effect
 from bench.harness.seeds import Runs, in_lab
 from bench.sgp.task import DIGITS, digits_case
 
@@ -86,7 +83,3 @@ def app(full: bool = False, seeds: int = 20, samples: int = 15_360, stall: float
             measured.append({"world": world, "method": name, **runs})
     title = f"Table 2: mean ± standard deviation of {seeds} runs"
     return Result(title, ("nodes", "method", "paper", "ours"), rows, judged, measured=measured)
-
-
-if __name__ == "__main__":
-    app()

@@ -4,9 +4,7 @@ Between ranks of any node, every second exchange sends both models of a node ove
 ``within="local"`` averages gradients inside a node and sends one model.
 """
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.command import Result, command
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.comparison import beside_torch, figures, rows, seconds
 
 NODES, RANKS = 2, 2
@@ -33,7 +31,3 @@ def app(full: bool = False, rate: str = "250mbit", steps: int = 16) -> Result:
     lines = [(name, step, faster, sent) for name, step, faster, _, sent in rows(found)]
     title = f"A step of a GPT, {NODES} nodes with {RANKS} ranks each, {rate}"
     return Result(title, HEADINGS, lines, judged, measured=figures(found))
-
-
-if __name__ == "__main__":
-    app()

@@ -14,12 +14,6 @@ from reference.async_adam import async_adam
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
-
-
 @pytest.fixture
 def sparse() -> ModuleType:
     """The problem."""

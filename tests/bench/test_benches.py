@@ -12,6 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from bench.__main__ import app
+from bench.harness import Bench, Claim, execute, files, page
+from bench.harness.case import Case, Outcome, Pause, Task
+from bench.harness.catalogue import select
+from bench.harness.report import report
+from bench.harness.rows import MNIST1D, in_rows, signals_case
+from bench.harness.seeds import in_threads, over_seeds
+from bench.harness.step_times import StepTime
+from bench.harness.training import Times
+from bench.sgp.task import digits_case, net
 from typer.testing import CliRunner
 
 import offbeat
@@ -34,42 +44,19 @@ MEASURED = [n for n in BENCHES if n not in UNMEASURED or (RESULTS / f"{n}.json")
 FILES = sorted((ROOT / "bench").glob("*/*.py"))
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
-
-
-@pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder that results go into instead of the committed ones."""
-    from bench.harness import files
-
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
-    return tmp_path
-
-
 @pytest.fixture
 def noise() -> Any:
     """The net of the SGP benches, which learns ten labels instead of digits."""
-    from bench.harness.case import Task
-    from bench.sgp.task import net
-
     labels = torch.arange(40) % 10
     part = torch.nn.functional.one_hot(labels, 196).float(), labels
     return Task("noise", net, lambda: (part, {"train": part, "heldout": part}), 16)
 
 
 def case(task: Any, algorithm: offbeat.Algorithm, steps: int, **settings: Any) -> Any:
-    from bench.harness.case import Case
-
     return Case("test", task, algorithm, 2, steps, 0.1 * 2 * 16 / 256, **settings)
 
 
 def test_the_learning_rate_warms_up_and_falls_three_times(noise: Any) -> None:
-    from bench.sgp.task import digits_case
-
     full = 0.1 * 2 * 16 / 256
     expected = {0: full / 5, 4: full, 29: full, 30: full / 10, 60: full / 100, 80: full / 1000}
     for run in (case(noise, offbeat.sgp(), 90), digits_case("", offbeat.sgp(), 2, 90)):
@@ -77,8 +64,6 @@ def test_the_learning_rate_warms_up_and_falls_three_times(noise: Any) -> None:
 
 
 def test_virtual_workers_learn_and_are_looked_at_before_and_after_the_gossip(noise: Any) -> None:
-    from bench.harness.seeds import in_threads
-
     before: dict[int, dict[int, torch.Tensor]] = {}
     after: dict[int, dict[int, torch.Tensor]] = {}
 
@@ -96,9 +81,6 @@ def test_virtual_workers_learn_and_are_looked_at_before_and_after_the_gossip(noi
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(noise: Any) -> None:
-    from bench.harness.case import Pause
-    from bench.harness.seeds import in_threads
-
     first, again, other = (
         in_threads(case(noise, offbeat.sgp(overlap=1), 5, seed=s, pause=Pause(1e-4, uneven=True)))
         for s in (0, 0, 1)
@@ -108,9 +90,6 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(noise: Any) 
 
 
 def test_runs_of_several_seeds_are_compared_seed_by_seed(noise: Any) -> None:
-    from bench.harness.case import Outcome
-    from bench.harness.seeds import over_seeds
-
     run = case(noise, offbeat.sgp(), 5)
     ours = over_seeds(lambda run: Outcome({"heldout": 90.0 + run.seed}), run, 3)
     theirs = over_seeds(lambda run: Outcome({"heldout": 88.0 + run.seed}), run, 3)
@@ -123,10 +102,6 @@ def test_runs_of_several_seeds_are_compared_seed_by_seed(noise: Any) -> None:
 def test_a_report_holds_every_row_and_verdict(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench.harness.bench import Bench
-    from bench.harness.claim import Claim
-    from bench.harness.report import report
-
     false = Claim("faster", "2 x", "0.9 x", holds=False)
     bench = Bench(name="sgp/some", claim="", minutes=1)
     steps = {4: [3.0, 1.0, 2.0, 2.0]}
@@ -150,8 +125,6 @@ def test_benches_stay_short(path: Path) -> None:
 
 
 def test_every_bench_is_listed_with_its_minutes() -> None:
-    from bench.__main__ import app
-
     listed = CliRunner().invoke(app, ["list", "--json"])
     assert listed.exit_code == 0, listed.output
     found = {bench["name"]: bench for bench in json.loads(listed.output)}
@@ -169,15 +142,13 @@ def test_a_bench_declares_its_own_name_and_options(name: str) -> None:
     pytest.importorskip("pytorch_optimizer", reason="LAMB comes from the bench extra")
     module = importlib.import_module(f"bench.{name.replace('/', '.')}")
     assert module.BENCH.name == name
-    done = CliRunner().invoke(module.app, ["--help"])
+    done = CliRunner().invoke(app, ["one", name, "--help"])
     assert done.exit_code == 0, done.output
-    assert "Examples" in done.output
+    assert f"python -m bench one {name}" in done.output
     assert ("--full" in done.output.split("Examples")[0]) == (module.BENCH.full_minutes is not None)
 
 
 def test_benches_are_chosen_by_name_folder_or_module() -> None:
-    from bench.harness.catalogue import select
-
     assert [bench.name for bench in select(["sgp/speed", "daso.speed"])] == [
         "sgp/speed", "daso/speed"
     ]  # fmt: skip
@@ -187,9 +158,6 @@ def test_benches_are_chosen_by_name_folder_or_module() -> None:
 
 
 def test_a_bench_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.__main__ import app
-    from bench.harness import execute, page
-
     ran = []
 
     def command(bench: Any, full: bool) -> list[str]:
@@ -209,8 +177,6 @@ def test_a_bench_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
 def test_the_tables_of_the_pages_are_those_of_the_committed_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bench.harness import files, page
-
     committed = [path.read_text("utf-8") for path in files.PAGES]
     copies = tuple(tmp_path / str(number) for number, _ in enumerate(committed))
     for copy, text in zip(copies, committed, strict=True):
@@ -228,8 +194,6 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_results(
 
 
 def test_a_claim_that_needs_other_hardware_is_no_failure() -> None:
-    from bench.harness.claim import Claim
-
     verdicts = [Claim("", "", "", holds, needs="8 cores").row[-1] for holds in (False, True)]
     assert verdicts == ["needs 8 cores"] * 2
     assert [Claim("", "", "", holds).row[-1] for holds in (False, True)] == ["NO", "yes"]
@@ -237,8 +201,6 @@ def test_a_claim_that_needs_other_hardware_is_no_failure() -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_committed_result_has_its_bench_and_its_verdicts(name: str) -> None:
-    from bench.harness.claim import Claim
-
     claims = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["claims"]
     lines = (RESULTS / f"{name}.md").read_text("utf-8").splitlines()[2:]
     verdicts = [Claim(**each).row for each in claims]
@@ -260,8 +222,6 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
 
     def fetch(name: str) -> ModuleType:
         from bench.daso.course import Course
-        from bench.harness.case import Outcome
-        from bench.harness.step_times import StepTime
         from bench.sgp import task
 
         def made_up(case: Any) -> Any:
@@ -379,8 +339,6 @@ def test_what_takes_a_third_of_the_time_is_faster_and_keeps_its_share(
 def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bench.harness.case import Outcome
-
     module = bench("daso/workers")
     lost = {("DASO", 64): 12.0, ("ddp", 64): 3.0}
 
@@ -398,8 +356,6 @@ def test_accuracy_that_only_many_workers_lose_is_found_to_be_lost(
 
 
 def test_rows_learn_signals_as_often_as_they_pass_over_them() -> None:
-    from bench.harness.rows import MNIST1D, in_rows, signals_case
-
     labels = torch.arange(40) % 10
     part = torch.nn.functional.one_hot(labels, 40).float(), labels
     case = signals_case("test", offbeat.sgp(), 4, passes=1.6)
@@ -447,8 +403,6 @@ def test_what_is_worse_with_more_workers_is_found_to_be_and_drawn(
 
 
 def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
-    from bench.harness.step_times import StepTime
-
     from offbeat.telemetry.recording import Recording, Step
 
     def recording(seconds: float, *spans: tuple[str, float, float]) -> Recording:
@@ -546,8 +500,6 @@ def test_verdicts_on_lags_follow_from_the_times(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from bench.harness.training import Times
-
     module = bench(f"lags/{name}")
     times = {**METHODS, "lags": lags}
 

@@ -1,27 +1,17 @@
 """The bench behind the guide: steps until a loss, the same tuning for all, and what is recorded."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.choose import runs
+from bench.choose.runs import needed
+from bench.choose.tasks import TASKS, Course
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
-    from bench.harness import files
-
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
+pytestmark = pytest.mark.usefixtures("results")
 
 
 def test_steps_are_counted_between_two_looks() -> None:
-    from bench.choose.runs import needed
-
     assert needed([3.0, 2.0, 1.0], 1.5) == 25
     assert needed([3.0, 2.0, 2.5], 2.2) == 18  # the first time
     assert needed([3.0, 2.0], 3.5) == 10
@@ -31,9 +21,6 @@ def test_steps_are_counted_between_two_looks() -> None:
 def test_rates_are_tuned_beyond_the_grid_once_and_runs_are_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bench.choose import runs
-    from bench.choose.tasks import TASKS, Course
-
     made: list[tuple[str, float, int]] = []
 
     def follow(task: Any, recipe: str, rate: float, seed: int, target: float) -> Course:

@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-
 
 def written(path: Path, *events: Any) -> Path:
     path.write_text("".join(json.dumps(each) + "\n" for each in events), "utf-8")

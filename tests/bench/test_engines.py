@@ -5,20 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench.harness import Bench, Result, command, turns
+from bench.harness.gpt import gpt
+from bench.harness.growth import exponent
+from bench.harness.training import Times, Training
 from typer.testing import CliRunner
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
 
 
 def test_ways_take_turns_in_an_order_that_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.harness import turns
-
     clock, ran = [0.0], []
 
     def way(name: str, seconds: float) -> turns.Work:
@@ -39,9 +33,6 @@ def test_ways_take_turns_in_an_order_that_alternates(monkeypatch: pytest.MonkeyP
     ("limits", "turns"), [({"rounds": 3}, 3), ({"seconds": 25.0}, 2), ({"seconds": 0.0}, 1)]
 )
 def test_turns_end_after_their_number_or_their_seconds(limits: Any, turns: int) -> None:
-    from bench.harness.gpt import gpt
-    from bench.harness.training import Times, Training
-
     training, found = Training(gpt, ("ddp",), steps=2, **limits), Times()
     while found.is_due(training):
         found.steps.append(2)
@@ -50,27 +41,13 @@ def test_turns_end_after_their_number_or_their_seconds(limits: Any, turns: int) 
 
 
 def test_the_exponent_of_growth() -> None:
-    from bench.harness.growth import exponent
-
     assert exponent([2, 4, 16], [3 * n**1.5 for n in (2, 4, 16)]) == pytest.approx(1.5)
 
 
-def test_parameters_of_a_measurement_are_the_options_of_its_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from bench.harness import files
-    from bench.harness.bench import Bench
-    from bench.harness.command import Result, command
+def test_parameters_of_a_measurement_are_the_options_of_its_command(results: Path) -> None:
+    bench = Bench(name="sgp/some", claim="", minutes=1)
 
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
-
-    @command(
-        Bench(name="sgp/some", claim="", minutes=1),
-        "--nodes 2",
-        full="Twice the steps.",
-        ranks="Sizes.",
-    )
+    @command(bench, "--nodes 2", full="Twice the steps.", ranks="Sizes.")
     def app(full: bool = False, nodes: int = 4, ranks: list[int] | None = None) -> Result:
         """Measure something."""
         return Result("title", ("a",), [(f"{nodes} {ranks} {full}",)], [])
@@ -79,4 +56,4 @@ def test_parameters_of_a_measurement_are_the_options_of_its_command(
     assert all(text in done.output for text in ("Measure something", "Twice", "Emulated nodes"))
     done = CliRunner().invoke(app, ["--nodes", "8", "--full", "--ranks", "1", "--ranks", "2"])
     assert "8 [1, 2] True" in done.output
-    assert (tmp_path / "sgp/some.json").exists()
+    assert (results / "sgp/some.json").exists()

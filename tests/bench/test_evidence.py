@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.__main__ import app
+from bench.harness import GOAL, Bench, Claim, Effect, execute, files, page
+from bench.harness.evidence import collect, due
+from bench.harness.page import _listed
 from typer.testing import CliRunner
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -33,17 +29,11 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_third_of_the_papers_effect_is_needed(
     paper: float, ours: float, unit: str, holds: bool
 ) -> None:
-    from bench.harness.claim import Claim
-    from bench.harness.effect import Effect
-
     claim = Claim.effect("", Effect(paper, unit), Effect(ours, unit))
     assert claim.holds == holds
 
 
 def test_an_effect_within_two_standard_errors_of_none_does_not_hold() -> None:
-    from bench.harness.claim import Claim
-    from bench.harness.effect import Effect
-
     clear, noise = (Effect.mean(sizes) for sizes in ([2.0, 3.0, 4.0], [-2.0, 3.0, 8.0]))
     assert (clear.size, noise.size) == (3.0, 3.0)
     assert clear.error == pytest.approx(1 / 3**0.5)
@@ -53,14 +43,11 @@ def test_an_effect_within_two_standard_errors_of_none_does_not_hold() -> None:
 
 
 @pytest.fixture
-def evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+def evidence(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[..., Any]:
     """Writes the result of a bench with two sources, and returns what is said about the first."""
-    from bench.harness import evidence, files
-    from bench.harness.bench import Bench
-    from bench.harness.claim import Claim
+    from bench.harness import evidence
 
     bench = Bench(name="sgp/some", claim="", minutes=2, evidence={"Table 1": "a", "Table 2": "b"})
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
     monkeypatch.setattr(evidence, "benches", lambda: [bench])
 
     def fetch(*claims: Claim, date: str = "2026-11-20T08:00:00+00:00") -> Any:
@@ -74,8 +61,6 @@ def evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
 def test_the_verdict_counts_statements_that_this_hardware_can_show(
     evidence: Callable[..., Any],
 ) -> None:
-    from bench.harness.claim import GOAL, Claim
-
     yes, no = (Claim("", "", "", holds, "Table 1") for holds in (True, False))
     other, goal = Claim("", "", "", False, "Table 2"), Claim("", "", "", False, GOAL)
     many = Claim("", "", "", False, "Table 1", needs="8 cores")
@@ -95,10 +80,6 @@ def test_the_verdict_counts_statements_that_this_hardware_can_show(
 def test_the_list_counts_statements_that_this_hardware_can_show(
     evidence: Callable[..., Any],
 ) -> None:
-    from bench.harness.bench import Bench
-    from bench.harness.claim import Claim
-    from bench.harness.page import _listed
-
     yes, no, many = (Claim("", "", "", holds, needs=needs) for holds, needs in (
         (True, ""), (False, ""), (False, "8 cores")
     ))  # fmt: skip
@@ -111,8 +92,6 @@ def test_a_claim_without_source_is_about_the_only_one_of_its_bench(
     evidence: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench.harness import evidence as module
-    from bench.harness.bench import Bench
-    from bench.harness.claim import Claim
 
     plain = Claim("", "", "", True)
     assert evidence(plain).verdict == "not yet measured"
@@ -124,9 +103,6 @@ def test_a_claim_without_source_is_about_the_only_one_of_its_bench(
 def test_results_count_as_done_unless_they_are_older_than_asked(
     evidence: Callable[..., Any],
 ) -> None:
-    from bench.harness import files
-    from bench.harness.evidence import due
-
     evidence()
     assert [len(found) for found in (due(), due("2026-11-20"), due("2026-11-21"))] == [0, 0, 1]
     assert len(due(again=True)) == 1
@@ -137,9 +113,6 @@ def test_results_count_as_done_unless_they_are_older_than_asked(
 def test_the_command_runs_what_is_due_and_shows_all_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bench.__main__ import app
-    from bench.harness import execute, page
-
     ran = []
 
     def command(bench: Any, full: bool) -> list[str]:
@@ -158,8 +131,6 @@ def test_the_command_runs_what_is_due_and_shows_all_claims(
 
 
 def test_the_papers_make_23_claims() -> None:
-    from bench.harness.evidence import collect
-
     found = collect()
     assert len(found) == 23
     assert len({each.where for each in found}) == 23

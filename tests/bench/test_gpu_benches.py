@@ -10,15 +10,16 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
+from bench.gpu import steps
+from bench.gpu.gpt2 import Shape
+from bench.harness import page
+from bench.harness.catalogue import benches
+from bench.harness.environment import environment
+from bench.harness.training import Times, alternate
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
 
 
 @pytest.fixture
@@ -52,8 +53,6 @@ def test_without_a_gpu_a_bench_says_so(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_kernel_is_judged_by_the_bandwidth_of_a_copy(kernels: ModuleType) -> None:
-    from bench.gpu.gpt2 import Shape
-
     result = kernels.measure(Shape(16, 1, 2, 16, 64), 1000, 2, CPU, "none")
     assert [row[-1] for row in result.rows[:2]] == ["100%", f"{14 / 8 / 3:.0%}"]
     holding = [claim.text for claim in result.claims if claim.holds]
@@ -64,10 +63,6 @@ def test_a_kernel_is_judged_by_the_bandwidth_of_a_copy(kernels: ModuleType) -> N
 
 @pytest.mark.usefixtures("world_of_one")
 def test_all_methods_train_in_turns() -> None:
-    from bench.gpu import steps
-    from bench.gpu.gpt2 import Shape
-    from bench.harness.training import alternate
-
     found = alternate(steps.training(Shape(8, 1, 2, 8, 16), turns=1, device="cpu"))
     assert list(found) == ["alone", "torch DDP", *steps.METHODS]
     assert all(each.steps == [16, 8] and len(each.paces) == 1 for each in found.values())
@@ -75,9 +70,6 @@ def test_all_methods_train_in_turns() -> None:
 
 
 def test_ddp_may_take_three_percent_longer() -> None:
-    from bench.gpu import steps
-    from bench.harness.training import Times
-
     def times(*seconds: float) -> Times:
         return Times([1, 1, 1], [9.0, *seconds])
 
@@ -87,17 +79,12 @@ def test_ddp_may_take_three_percent_longer() -> None:
 
 
 def test_only_a_bench_of_a_gpu_sees_one() -> None:
-    from bench.harness.catalogue import benches
-    from bench.harness.environment import environment
-
     assert environment()["CUDA_VISIBLE_DEVICES"] == ""
     assert "CUDA_VISIBLE_DEVICES" not in environment(gpu=True)
     assert {b.name for b in benches() if b.gpu} == {"gpu/kernels", "gpu/steps"}
 
 
 def test_the_page_says_what_was_not_measured() -> None:
-    from bench.harness import page
-
     block = "<!-- table: gpu/none -->\n\nold\n\n<!-- end -->"
     with pytest.raises(ValueError, match="run it first"):
         page.BLOCK.sub(page._block, block)

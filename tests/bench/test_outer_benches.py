@@ -8,26 +8,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from bench.harness.training import Times
+from bench.outer.rounds import Rounds
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("results")
 Paces = Callable[[str], tuple[float, float]]  # seconds and bytes of a step
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for folder in (ROOT, ROOT / "examples"):
-        monkeypatch.syspath_prepend(str(folder))
-    from bench.harness import files
-
-    monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(files, "RAW", tmp_path / "raw")
 
 
 def course(step: float, sent: float = 0.0, turns: int = 4, loss: float = 3.0) -> Any:
     """A lead of 15 slower steps, then equal turns; the loss falls by 0.1 in each."""
-    from bench.harness.training import Times
-
     steps = [15] + [8] * turns
     seconds = [30 * step] + [8 * step] * turns
     losses = [loss - 0.1 * turn for turn in range(turns + 1)]
@@ -35,8 +25,6 @@ def course(step: float, sent: float = 0.0, turns: int = 4, loss: float = 3.0) ->
 
 
 def test_the_lead_counts_for_losses_but_not_for_the_time_of_a_step() -> None:
-    from bench.outer.rounds import Rounds
-
     found = {"a": course(2.0, 5.0), "b": course(1.0, turns=6)}
     rounds = Rounds([found], seconds=84.0)
     assert rounds.step("a") == 2.0
@@ -50,8 +38,6 @@ def test_the_lead_counts_for_losses_but_not_for_the_time_of_a_step() -> None:
 
 
 def test_ratios_compare_the_same_turns_whatever_the_load() -> None:
-    from bench.outer.rounds import Rounds
-
     slow, fast = course(2.0), course(1.0, turns=7)
     for one in (slow, fast):  # other load doubles the third turn, and later ones of the fast one
         one.seconds[3] *= 2
@@ -87,8 +73,6 @@ def judged(
     name: str, pace: Paces, monkeypatch: pytest.MonkeyPatch, folder: Path, *, found: bool = True
 ) -> tuple[dict[str, Any], dict[str, bool]]:
     """The result of a bench whose methods take the given time, and which claims hold."""
-    from bench.outer.rounds import Rounds
-
     module = importlib.import_module(f"bench.outer.{name}")
     if hasattr(module, "find_spec"):
         monkeypatch.setattr(module, "find_spec", lambda package: object() if found else None)

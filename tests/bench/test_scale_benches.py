@@ -6,6 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.scale.agreement import adasum_step
+from bench.scale.churn import _longest
+from bench.scale.growth import predicted
+from bench.scale.laws import LAWS
+from bench.scale.spread import amplification, gap
+from bench.scale.stall import Watch
 
 import offbeat
 from offbeat.topology import Topology
@@ -18,8 +24,6 @@ from offbeat.topology.graph import mixing_matrix
     ids=str,
 )
 def test_the_prediction_is_what_noise_comes_to(topology: Topology) -> None:
-    from bench.scale.spread import amplification
-
     size, steps, shrink = 8, 12, 0.9
     noise = np.random.default_rng(0).normal(size=(steps, size, 40_000))
     x = np.zeros((size, 40_000))
@@ -30,25 +34,18 @@ def test_the_prediction_is_what_noise_comes_to(topology: Topology) -> None:
 
 
 def test_gaps() -> None:
-    from bench.scale.spread import gap
-
     assert gap(offbeat.Complete(), 8) == pytest.approx(1)
     assert gap(offbeat.Exponential(), 8) == pytest.approx(1, abs=1e-4)  # three exchanges: the mean
     assert gap(offbeat.Ring(), 8) == pytest.approx(1 - (1 + 2 * np.cos(np.pi / 4)) / 3)
 
 
 def test_the_step_of_adasum_lies_between_the_mean_and_the_sum() -> None:
-    from bench.scale.agreement import adasum_step
-
     for ratio in adasum_step(4, steps=8):
         assert 1 < ratio < 4
 
 
 @pytest.mark.parametrize("ranks", [8, 128])
 def test_the_laws_of_growth_say_what_plan_predicts(ranks: int) -> None:
-    from bench.scale.growth import predicted
-    from bench.scale.laws import LAWS
-
     for method, law in LAWS.items():
         if method == "ad_psgd" or (method == "adasum" and ranks > 8):
             continue  # a bound; seconds
@@ -59,9 +56,6 @@ def test_the_laws_of_growth_say_what_plan_predicts(ranks: int) -> None:
 
 
 def test_a_stall_is_the_longest_call_around_an_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.scale.churn import _longest
-    from bench.scale.stall import Watch
-
     now, replica = 0.0, SimpleNamespace(steps=10, lost=[])
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     given: Any = replica
