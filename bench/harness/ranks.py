@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from bench.harness.console import console
 from bench.harness.environment import environment
 from offbeat.compare import open_runner
-from offbeat.lab import Runner
+from offbeat.lab import Fault, Runner
 from offbeat.lab.network.links import LinkOptions
 
 LAST = 30  # lines of output that an error shows
@@ -28,7 +28,12 @@ def nodes(count: int, procs: int, rate: str | None, **far: Unpack[LinkOptions]) 
 
 
 def run(
-    runner: Runner, command: Sequence[str], *, show: bool = True, gpu: bool = False
+    runner: Runner,
+    command: Sequence[str],
+    *,
+    show: bool = True,
+    gpu: bool = False,
+    faults: Sequence[Fault] = (),
 ) -> list[str]:
     """Run a command on every rank; returns what rank 0 printed. With ``gpu`` ranks see GPUs.
 
@@ -43,7 +48,7 @@ def run(
             if show:
                 console.print(line, style="dim", markup=False)
 
-    if runner.run(command, env=environment(gpu), on_line=on_line):
+    if runner.run(command, env=environment(gpu), faults=faults, on_line=on_line):
         raise RuntimeError("a rank failed:\n" + "\n".join(last))
     return printed
 
@@ -55,6 +60,7 @@ def on_nodes(
     procs: int = 1,
     rate: str | None = None,
     gpu: bool = False,
+    faults: Sequence[Fault] = (),
     **far: Unpack[LinkOptions],
 ) -> Any:
     """Call ``work(case)`` on every rank; returns the result of rank 0. With ``gpu`` all see GPUs.
@@ -65,5 +71,5 @@ def on_nodes(
     with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate, **far) as runner:
         file = Path(folder, "case")
         file.write_bytes(pickle.dumps((work, case)))
-        run(runner, [sys.executable, "-m", "bench.harness.rank", str(file)], gpu=gpu)
+        run(runner, [sys.executable, "-m", "bench.harness.rank", str(file)], gpu=gpu, faults=faults)
         return pickle.loads(file.read_bytes())

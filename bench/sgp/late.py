@@ -3,16 +3,22 @@
 One of 4 workers loses its link for 5 s, or gets a quarter of its CPU time. Needs root.
 """
 
+import time
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
 
+import offbeat
 from bench.harness import Bench, Claim, Result, command
-from bench.sgp.regression import RATE, run
+from bench.harness.ranks import on_nodes
 from offbeat.lab import Cut, Fault, Straggler
 
-WORKERS, STEPS, LATE = 4, 150, 1
+RATE, WORKERS, STEPS, LATE = "250mbit", 4, 150, 1
+WORK = 0.02  # seconds of CPU time that a step computes; a stopped process makes no progress
 CUT_AT, CUT_SECONDS, SHARE = 8.0, 5.0, 0.25  # ranks take about 5 s to start
 OVERLAPS = (0, 1, 4)
 CUT, SLOW = f"no link for {CUT_SECONDS:g} s", f"{SHARE:.0%} of its CPU"
@@ -58,13 +64,38 @@ class Lateness:
 
 
 def measure(overlap: int, fault: str) -> Lateness:
-    algorithm = f"sgp(overlap={overlap})"
-    printed = run(WORKERS, algorithm, STEPS, faults=FAULTS[fault])
-    steps = {rank: np.diff(worker["times"]) for rank, worker in printed.items()}
+    ended = on_nodes(train, f"sgp(overlap={overlap})", WORKERS, rate=RATE, faults=FAULTS[fault])
+    steps = [*map(np.diff, ended)]
     own = steps.pop(LATE)
-    mean = float(own.mean()), max(float(each.mean()) for each in steps.values())
-    longest = float(own.max()), max(float(each.max()) for each in steps.values())
+    mean = float(own.mean()), max(float(each.mean()) for each in steps)
+    longest = float(own.max()), max(float(each.max()) for each in steps)
     return Lateness(fault, overlap, mean, longest)
+
+
+def train(algorithm: str) -> list[list[float]]:
+    """A small regression, on every rank; when the steps of each rank ended."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
+    teacher = torch.randn(64, 8) / 8
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    replica = offbeat.replicate(model, offbeat.algorithm(algorithm))
+    torch.manual_seed(dist.get_rank())
+    times = [time.monotonic()]
+    for _ in range(STEPS):
+        busy = time.process_time() + WORK
+        x = torch.randn(32, 64)
+        (model(x) - x @ teacher).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        while time.process_time() < busy:
+            pass
+        replica.step()
+        times.append(time.monotonic())
+    replica.finish()
+    replica.detach()
+    everyone: list[list[float]] = [[]] * WORKERS
+    dist.all_gather_object(everyone, times)
+    return everyone
 
 
 @command(BENCH)
