@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 
 from bench.async_adam.methods import Method, Training
 from bench.async_adam.sparse_problem import Problem
@@ -32,11 +29,6 @@ class Curve:
         """Of a table: the method, its step size, how it ends and milliseconds of a pass."""
         ends = f"{self.loss[-1]:.4f}", f"{self.error[-1]:.4f}"
         return self.label, f"{self.alpha:g}", *ends, f"{1e3 * self.pace:.2f}"
-
-    @property
-    def seconds(self) -> list[float]:
-        """When each pass ended."""
-        return [self.pace * k for k in range(len(self.loss))]
 
     def passes_to(self, loss: float) -> float:
         """Passes until the loss was reached, interpolated; inf for never."""
@@ -80,18 +72,3 @@ def tuned(
 ) -> Curve:  # fmt: skip
     """The curve of the step size that is best: with the lowest loss at the end."""
     return min((record(method(problem, alpha), problem, passes) for alpha in grid), key=by)
-
-
-def draw(drawn: dict[str, list[Curve]], file: Path) -> None:
-    """Training loss and test error of every figure, over seconds."""
-    canvas, axes = plt.subplots(
-        2, len(drawn), figsize=(3.6 * len(drawn), 6), layout="constrained", squeeze=False
-    )
-    for column, (name, curves) in zip(axes.T, drawn.items(), strict=True):
-        for curve in curves:
-            column[0].semilogy(curve.seconds, curve.loss, label=f"{curve.label}, {curve.alpha:g}")
-            column[1].plot(curve.seconds, curve.error)
-        column[0].set(title=name, ylabel="training loss")
-        column[1].set(xlabel="seconds", ylabel="test error")
-        column[0].legend(fontsize="x-small")
-    canvas.savefig(file, dpi=80)

@@ -16,9 +16,7 @@ RATE = "250mbit"
 CASES = ((1, 1, "alone()"), (1, 2, "alone()"), (2, 1, "sgp()"), (2, 2, "sgp()"), (2, 2, "alone()"))
 HEADINGS = ("nodes x workers", "between nodes", "steps/s of a node", "held-out loss", "s in all")
 BENCH = Bench(
-    name="async_adam/lab",
-    claim="Nodes that exchange train as far as one worker",
-    minutes=2,
+    name="async_adam/lab", claim="Nodes that exchange train as far as one worker", minutes=2
 )
 
 

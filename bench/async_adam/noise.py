@@ -13,9 +13,8 @@ from rich.progress import track
 from bench.async_adam.curves import record
 from bench.async_adam.methods import Method, adam
 from bench.async_adam.sparse_problem import Problem, generate
-from bench.async_adam.spread import Spread
 from bench.async_adam.turns import turns
-from bench.harness import Bench, Claim, Result, command, console
+from bench.harness import Bench, Claim, Effect, Result, command, console
 
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
@@ -40,8 +39,8 @@ class Course:
 
     alpha: float
     label: str
-    early: Spread
-    end: Spread
+    early: Effect
+    end: Effect
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -53,7 +52,7 @@ def course(problem: Problem, alpha: float, seeds: list[Method]) -> Course:
     curves = [record(method(problem, alpha), problem, PASSES) for method in seeds]
     early = [fmean(curve.loss[EARLY]) for curve in curves]
     end = [fmean(curve.loss[-LAST:]) for curve in curves]
-    return Course(alpha, curves[0].label, Spread(early), Spread(end))
+    return Course(alpha, curves[0].label, Effect.mean(early), Effect.mean(end))
 
 
 def cases(seeds: int) -> list[tuple[float, list[Method]]]:
@@ -84,7 +83,7 @@ def claims(small: list[Course], medium: list[Course], crowds: list[Course]) -> l
     ]  # fmt: skip
 
 
-def above(text: str, ours: Spread, serial: Spread, paper: str, source: str) -> Claim:
+def above(text: str, ours: Effect, serial: Effect, paper: str, source: str) -> Claim:
     """The difference must be beyond the noise of the seeds."""
     shown = f"{ours:.4f}; serial {serial:.4f}"
     return Claim(text, paper, shown, ours.is_above(serial), source)

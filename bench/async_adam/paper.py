@@ -13,10 +13,10 @@ import os
 
 from rich.progress import track
 
-from bench.async_adam.curves import Curve, draw, record, timed, tuned
+from bench.async_adam.curves import Curve, record, timed, tuned
 from bench.async_adam.methods import Method, adam, baseline
 from bench.async_adam.sparse_problem import generate, whole
-from bench.harness import GOAL, Bench, Claim, Result, command, console, files
+from bench.harness import GOAL, Bench, Claim, Result, command, console
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)  # section 4.2
 THREAD_GRID = (0.01, 0.03, 0.05, 0.075, 0.1, 0.3, 0.5, 0.75, 1.0)  # section 4.3.2
@@ -106,13 +106,12 @@ def claims(sparse: Drawn, rows: Drawn) -> list[Claim]:
 
 @command(BENCH, "--full", full="Five times the passes.")
 def app(full: bool = False) -> Result:
-    """Tune every method on the paper's grid and draw figures 1, 3 and 4."""
+    """Tune every method on the paper's grid for figures 1, 3 and 4."""
     sparse, rows = figures(100 if full else 20)
     table = [
         (FIGURES[name], *curve.cells, f"{whole.pace * 1e3:.0f}")
         for name, curves in sparse.items()
         for curve, whole in zip(curves, rows[name], strict=True)
     ]
-    draw({FIGURES[n]: c for n, c in rows.items()}, files.result(BENCH.name, ".png"))
     title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
-    return Result(title, HEADINGS, table, claims(sparse, rows), picture=rows)
+    return Result(title, HEADINGS, table, claims(sparse, rows), raw=rows)

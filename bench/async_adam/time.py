@@ -17,11 +17,7 @@ from bench.harness import Bench, Claim, Result, command
 GRID = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1)
 NEAR = (1.05, 1.01)  # of the optimum's loss, to which all are timed
 HEADINGS = ("loss", "method", "step size", "passes", "ms a pass", "ms")
-BENCH = Bench(
-    name="async_adam/time",
-    claim="Two threads reach a loss sooner than one",
-    minutes=1,
-)
+BENCH = Bench(name="async_adam/time", claim="Two threads reach a loss sooner than one", minutes=1)
 
 
 class HeldOut(Problem):

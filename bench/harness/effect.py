@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 from statistics import fmean, stdev
 
 SHARE = 1 / 3  # of a paper's effect, at least, that ours must have
@@ -39,6 +39,13 @@ class Effect:
     def is_beyond_noise(self) -> bool:
         """Whether it is some standard errors away from no effect."""
         return abs(self.gain) > ERRORS * self.error
+
+    def is_above(self, other: "Effect") -> bool:
+        """Whether it is larger than that of other runs by more than noise."""
+        return self.size - other.size > ERRORS * hypot(self.error, other.error)
+
+    def __format__(self, form: str) -> str:
+        return f"{self.size:{form}} ± {self.error:{form}}" if form else str(self)
 
     def __str__(self) -> str:
         size = f"{self.size:.2f}" if self.unit == "x" else f"{self.size:+.1f}"

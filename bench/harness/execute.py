@@ -1,4 +1,4 @@
-"""Running benchmarks one after the other, each in a process of its own, with live progress."""
+"""Running benchmarks one after the other, each in a process of its own."""
 
 import os
 import signal
@@ -7,14 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from bench.harness import files
 from bench.harness.bench import Bench
@@ -50,53 +42,30 @@ def execute(
     """Run all, whichever of them fail; those that an interrupt prevents are left out."""
     total = sum(minutes(bench, full) for bench in benches)
     console.print(f"{len(benches)} benchmarks, about {total:g} minutes")
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24)
-    times = TimeElapsedColumn(), TextColumn("of about {task.total:g} min")
     outcomes: list[Outcome] = []
-    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=total)
-        try:
-            for number, bench in enumerate(benches, 1):
-                shown = f"{number} of {len(benches)}, {bench.name}, {minutes(bench, full):g} min"
-                progress.update(bar, description=shown)
-                outcomes.append(_run(bench, command(bench, full)))
-                progress.advance(bar, minutes(bench, full))
-        except KeyboardInterrupt:
-            console.print("interrupted")
+    try:
+        for number, bench in enumerate(benches, 1):
+            about = f"{number} of {len(benches)}, about {minutes(bench, full):g} minutes"
+            console.rule(f"{bench.name}: {about}")
+            outcomes.append(_run(bench, command(bench, full)))
+    except KeyboardInterrupt:
+        console.print("interrupted")
     return outcomes
 
 
 def _run(bench: Bench, command: Sequence[str]) -> Outcome:
-    """Run one benchmark; what it prints appears above the progress."""
-    console.rule(bench.name)
+    """Run one benchmark, which prints to this terminal."""
     began = time.monotonic()
-    shown = {"PYTHONUNBUFFERED": "1", "COLUMNS": f"{console.width}"}
-    env = os.environ | environment(bench.gpu) | shown
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command,
-        cwd=files.ROOT,
-        env=env,
-        stdout=pipe,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # a terminal would interrupt it too, and twice ends its clean-up
-    ) as process:
+    env = os.environ | environment(bench.gpu) | {"PYTHONUNBUFFERED": "1"}
+    # In a session of its own: a terminal would interrupt it too, and twice ends its clean-up.
+    with subprocess.Popen(command, cwd=files.ROOT, env=env, start_new_session=True) as process:
         try:
-            _show(process)
+            process.wait()
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
-            _show(process)
+            process.wait()
             raise
     outcome = Outcome(bench, process.returncode, time.monotonic() - began)
     ended = "done" if outcome.code == 0 else f"failed, exit code {outcome.code}"
     console.print(f"{bench.name}: {ended} after {outcome.seconds:.0f} s")
     return outcome
-
-
-def _show(process: subprocess.Popen[str]) -> None:
-    """Print what the process prints until it ends."""
-    assert process.stdout is not None, "output is piped"
-    for line in process.stdout:
-        console.print(line.rstrip("\n"), markup=False, soft_wrap=True)
-    process.wait()

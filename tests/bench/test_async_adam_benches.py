@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.harness import Effect
 from sklearn.linear_model import LogisticRegression
 
 from reference.async_adam import async_adam
@@ -39,7 +40,6 @@ def test_a_loss_is_reached_between_two_looks(curves: ModuleType) -> None:
     reached = [curve.passes_to(loss) for loss in (0.5, 0.375, 0.25, 0.2)]
     assert reached == pytest.approx([1.0, 1.5, 2.0, float("inf")])
     assert curve.seconds_to(0.375) == pytest.approx(3.0)
-    assert curve.seconds == [0.0, 2.0, 4.0]
 
 
 def test_methods_are_compared_within_a_turn(
@@ -85,11 +85,10 @@ def test_workers_in_turns_compute_at_one_theta_and_update_after_each_other(
 
 
 def test_a_difference_counts_beyond_two_standard_errors() -> None:
-    spread = importlib.import_module("bench.async_adam.spread").Spread
-    near, far = spread([1.0, 2.0, 3.0]), spread([3.0, 4.0, 5.0])  # errors 0.58
+    near, far = Effect.mean([1.0, 2.0, 3.0]), Effect.mean([3.0, 4.0, 5.0])  # errors 0.58
     assert far.is_above(near)
     assert not near.is_above(far)
-    assert not spread([2.0, 3.0, 4.0]).is_above(near)
+    assert not Effect.mean([2.0, 3.0, 4.0]).is_above(near)
     assert f"{near:.2f}" == "2.00 ± 0.58"
 
 
