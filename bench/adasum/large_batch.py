@@ -12,17 +12,13 @@ from char_gpt import GPT
 from pytorch_optimizer import Lamb
 
 import offbeat
-from bench.adasum import text
-from bench.harness import Bench, Claim, Effect, Result, command
+from bench.harness import Bench, Claim, Effect, Result, command, text
 from bench.harness.case import Case, Task
 from bench.harness.seeds import in_threads
 
 WORKERS, BATCH, CONTEXT, EVERY = 8, 4, 32, 10
 METHODS = {"ddp": offbeat.ddp(), "adasum": offbeat.adasum()}
-OPTIMIZERS = {
-    "Adam": (torch.optim.Adam, (1e-3, 3e-3, 1e-2)),
-    "LAMB": (Lamb, (3e-3, 1e-2, 3e-2)),
-}
+OPTIMIZERS = {"Adam": (torch.optim.Adam, (1e-3, 3e-3, 1e-2)), "LAMB": (Lamb, (3e-3, 1e-2, 3e-2))}
 HEADINGS = ("optimizer", "method", "lr", "loss at the end", "fewer steps to all-reduce's")
 BENCH = Bench(
     name="adasum/large_batch",

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 import offbeat
-from bench.adasum import text
-from bench.harness import Bench, Claim, Result, command
+from bench.harness import Bench, Claim, Result, command, text
 from bench.harness.case import Case, Data, Task
 from bench.harness.seeds import in_threads
 

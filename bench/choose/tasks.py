@@ -10,28 +10,18 @@ import digits_cnn
 import torch
 from char_gpt import CHARACTERS, GPT
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 import offbeat
+from bench.harness import text
 from bench.harness.case import SGD, Case, Data, Model, Task
 from bench.harness.seeds import in_threads
 from bench.lags.networks import Reader
-from bench.lags.training import LENGTH, text
+from bench.lags.training import LENGTH, TEXT
 
 WORKERS, STEPS, MOST, LOOK = 4, 160, 320, 10  # steps of ddp, of others at most, between looks
 WORST = 99.0  # the loss of a run that has diverged
 IN_NAMES = torch.tensor([c.isalpha() or c == "_" for c in CHARACTERS])
-
-
-def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of classes, or of the characters that follow."""
-    return cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-
-@torch.no_grad()
-def score(model: Model, x: Tensor, labels: Tensor) -> float:
-    return loss(model(x), labels).item()
 
 
 @torch.no_grad()
@@ -40,12 +30,6 @@ def identifiers(model: Model, x: Tensor, following: Tensor) -> float:
     inside = IN_NAMES[x[:, :-1]] & IN_NAMES[x[:, 1:]] & IN_NAMES[following[:, 1:]]
     right = model(x)[:, 1:].argmax(-1) == following[:, 1:]
     return 100 * right[inside].double().mean().item()
-
-
-@cache
-def characters() -> Data:
-    train, heldout = text()
-    return train, {"heldout": heldout}
 
 
 @cache
@@ -68,9 +52,9 @@ def lstm() -> nn.Module:
 
 ADAM = partial(AdamW, lr=0.0)
 TASKS = (
-    Task("GPT", gpt, characters, 8, score, loss, ADAM),
-    Task("digits", digits_cnn.net, images, 8, score, loss, SGD),
-    Task("LSTM", lstm, characters, 8, score, loss, ADAM),
+    Task("GPT", gpt, TEXT, 8, text.score, text.loss, ADAM),
+    Task("digits", digits_cnn.net, images, 8, text.score, text.loss, SGD),
+    Task("LSTM", lstm, TEXT, 8, text.score, text.loss, ADAM),
 )
 RATES = {"GPT": (1e-3, 3e-3, 9e-3), "digits": (0.01, 0.03, 0.09), "LSTM": (1e-3, 3e-3, 9e-3)}
 

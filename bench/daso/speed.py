@@ -13,10 +13,7 @@ WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
 DDP, FLOOR = "torch DDP", "mean in the node only"
 HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum in flight")
 BENCH = Bench(
-    name="daso/speed",
-    claim="A step of DASO behind slow links",
-    minutes=5,
-    full_minutes=12,
+    name="daso/speed", claim="A step of DASO behind slow links", minutes=5, full_minutes=12
 )
 Found = dict[str, StepTime]
 

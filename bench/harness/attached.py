@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import nan
 from typing import Any
@@ -48,6 +49,7 @@ class Attached:
     module: nn.Module
     after: Callable[[Tensor], object] = _nothing
     sent: Callable[[], float] = lambda: nan  # bytes so far
+    stalled: Callable[[], float] = lambda: nan  # seconds so far
     shown: Callable[[], AbstractContextManager[None]] = nullcontext  # for an evaluation
     finish: Callable[[], object] = _nothing  # of what is in flight
     close: Callable[[], object] = _nothing
@@ -81,25 +83,27 @@ Attach = Callable[[str, nn.Module, Build], Attached]
 
 
 def attach(
-    method: str | offbeat.Algorithm, model: nn.Module, build: Build, elastic: bool = False
-) -> Attached:
+    method: str | offbeat.Algorithm, model: nn.Module, build: Build, mesh: Any = None,
+    elastic: bool = False,
+) -> Attached:  # fmt: skip
     """A recipe of this library, or torch's own; held-out losses are those of the average."""
     if method == TORCH:
         return wrapped(model, build)
     optimizer = build(model.parameters())
     algorithm = offbeat.algorithm(method) if isinstance(method, str) else method
-    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=elastic)
+    replica = offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer, elastic=elastic)
 
     def after(loss: Tensor) -> None:
         replica.report_loss(loss)
         replica.step()
 
-    def sent() -> float:
-        return float(replica.stats()["total"]["bytes_sent"])
+    def total(name: str) -> float:
+        return float(replica.stats()["total"][name])
 
     return Attached(
-        model, optimizer, model, after, sent, replica.consensus, replica.finish, replica.detach
-    )
+        model, optimizer, model, after, partial(total, "bytes_sent"),
+        partial(total, "seconds_stalled"), replica.consensus, replica.finish, replica.detach,
+    )  # fmt: skip
 
 
 def wrapped(

@@ -9,14 +9,7 @@ from typing import Any
 from bench.harness.console import console
 from bench.harness.environment import environment
 from bench.harness.files import EXAMPLES
-from offbeat.compare import (
-    Comparison,
-    Experiment,
-    Result,
-    Session,
-    open_runner,
-    parse_methods,
-)
+from offbeat.compare import Comparison, Experiment, Result, Session, open_runner, parse_methods
 from offbeat.compare.result import Spread
 from offbeat.kit.quantity import size
 
@@ -26,12 +19,7 @@ FIGURES = ("seconds_per_step", "share_of_floor", "bytes_per_step", "stall_per_st
            "final_loss", "heldout_loss", "seconds_to_target")  # fmt: skip
 
 
-def compare(
-    experiment: Experiment,
-    nodes: int,
-    rate: str,
-    procs: int = 1,
-) -> Comparison:
+def compare(experiment: Experiment, nodes: int, rate: str, procs: int = 1) -> Comparison:
     """Run all methods of the plan in turns.
 
     Raises RuntimeError with the last lines of a method that failed.

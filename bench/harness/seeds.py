@@ -73,7 +73,7 @@ def work(
     """
     model, task, ((x, y), scored) = copy.deepcopy(start), case.task, data
     optimizer = task.optimizer(model.parameters())
-    replica = offbeat.replicate(model, case.algorithm, mesh=mesh)
+    replica = offbeat.replicate(model, case.algorithm, mesh=mesh, optimizer=optimizer)
     random = torch.Generator().manual_seed(1000 * case.seed + replica.world.rank)
     ends, losses = [], []
     for step in range(case.steps):
@@ -105,7 +105,7 @@ def in_threads(case: Case, before: Hook = nothing, after: Hook = nothing) -> Out
     torch.set_num_threads(1)
     start, data = case.start(), case.task.data()  # not in threads, which share torch's generator
     world = ThreadWorld(nodes=case.nodes)
-    workers = world.run(lambda mesh: work(case, start, data, mesh, before, after), timeout=600)
+    workers = world.run(lambda mesh: work(case, start, data, mesh, before, after), timeout=1000)
     return shown(case, Outcome.of(workers))
 
 
@@ -132,6 +132,7 @@ def train_all(question: tuple[list[Case], Data]) -> list[Outcome]:
 
 def shown(case: Case, outcome: Outcome) -> Outcome:
     """The outcome, whose scores are also printed."""
-    scores = ", ".join(f"{name} {score:.4g}" for name, score in outcome.scores.items())
-    console.print(f"{case}: {scores}", style="dim")
+    if outcome.scores:
+        scores = ", ".join(f"{name} {score:.4g}" for name, score in outcome.scores.items())
+        console.print(f"{case}: {scores}", style="dim")
     return outcome

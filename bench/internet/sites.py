@@ -4,9 +4,9 @@ Sites of 4, 4 and 6 ranks are 100 to 150 ms apart, by links of 100 Mbit/s. A mod
 for a second in a step, which is the computing; it is that of two rounds after the first one.
 """
 
-import copy
 import time
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import offbeat
 from bench.harness import GOAL, Bench, Claim, Result, command
+from bench.harness.attached import attach
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes
 
@@ -59,24 +60,18 @@ def race(methods: list[str]) -> list[Share]:
 def share(method: str, world: offbeat.World) -> Share:
     """The mean over ranks, of two rounds after the first one; of ``ddp`` of few steps."""
     task, rare = paused(PAUSE, WIDTH), method not in ("ddp", "alone")
-    model = copy.deepcopy(task.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     algorithm = offbeat.algorithm(method)
-    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, mesh=world)
+    run = attach(algorithm, task.model, partial(torch.optim.SGD, lr=1e-3), world)
     every = max(4, getattr(algorithm.parameters, "every", 1))
     lead, counted = (every, 2 * every) if rare else (2, 4)
-    random, began, stalled = torch.Generator(), 0.0, 0.0
-    for step in range(lead + counted):
-        if step == lead:
-            began, stalled = time.perf_counter(), replica.stats()["total"]["seconds_stalled"]
-        optimizer.zero_grad()
-        task.loss(model, random).backward()
-        optimizer.step()
-        replica.step()
-    took = time.perf_counter() - began
-    stalled = replica.stats()["total"]["seconds_stalled"] - stalled
-    replica.finish()
-    replica.detach()
+    for _ in range(lead):
+        run.step(task.loss)
+    began, before = time.perf_counter(), run.stalled()
+    for _ in range(counted):
+        run.step(task.loss)
+    took, stalled = time.perf_counter() - began, run.stalled() - before
+    run.finish()
+    run.close()
     ranks: list[tuple[float, float]] = [(0.0, 0.0)] * dist.get_world_size()
     dist.all_gather_object(ranks, (took, stalled))
     took, stalled = (fmean(column) for column in zip(*ranks, strict=True))

@@ -3,12 +3,13 @@
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-import offbeat
 from bench.harness import GOAL, Bench, Claim, Result, command
+from bench.harness.attached import attach
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes
 from offbeat.lab.network.links import LinkOptions
@@ -50,21 +51,17 @@ def train(network: str, method: str, count: int) -> Run:
     """Count the steps after the first exchange."""
     os.environ[CONNECTIONS] = str(count)
     task, steps = paused(PAUSE, WIDTH), METHODS[method] * (1 if network == "far" else 5)
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=1e-4)
-    replica = offbeat.replicate(task.model, offbeat.algorithm(method), optimizer=optimizer)
-    random, began = torch.Generator(), 0.0
-    for step in range(2 + steps):
-        if step == 2:
-            dist.barrier()
-            began = time.perf_counter()
-        optimizer.zero_grad()
-        task.loss(task.model, random).backward()
-        optimizer.step()
-        replica.step()
+    run = attach(method, task.model, partial(torch.optim.SGD, lr=1e-4))
+    for _ in range(2):
+        run.step(task.loss)
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        run.step(task.loss)
     dist.barrier()
     found = Run(network, method, count, (time.perf_counter() - began) / steps)
-    replica.finish()
-    replica.detach()
+    run.finish()
+    run.close()
     if dist.get_rank() == 0:
         print(found, flush=True)
     return found

@@ -5,14 +5,16 @@ paper's nets take about 14,000 steps at density 0.001; here density is higher in
 steps are fewer.
 """
 
-from matplotlib.figure import Figure
+from functools import partial
+
 from torch import nn
 
 import offbeat
-from bench.harness import GOAL, Bench, Claim, Result, command, files
+from bench.harness import GOAL, Bench, Claim, Result, command
+from bench.harness.case import Task
 from bench.lags.networks import resnet
 from bench.lags.runs import DENSE, LAGS, SLGS, Runs, measure
-from bench.lags.training import LOOKS, MOMENTUM, Curve, Task, accuracy, digits
+from bench.lags.training import MOMENTUM, Learnt, accuracy, digits
 
 TRICKS = "LAGS, warm-up, momentum correction"
 BENCH = Bench(
@@ -34,9 +36,9 @@ def vgg(width: int = 16) -> nn.Module:
 
 
 TASKS = (
-    Task("ResNet", lambda: resnet(8, 1), digits, 16, 0.05, (0.9092, 0.9024, 0.8985),
-         accuracy, True),
-    Task("VGG", vgg, digits, 16, 0.05, (0.9278, 0.9227, 0.9255), accuracy, True),
+    Learnt(Task("ResNet", partial(resnet, 8, 1), digits, 16, accuracy), 0.05,
+           (0.9092, 0.9024, 0.8985)),
+    Learnt(Task("VGG", vgg, digits, 16, accuracy), 0.05, (0.9278, 0.9227, 0.9255)),
 )  # fmt: skip
 
 
@@ -51,18 +53,6 @@ def methods(steps: int) -> dict[str, offbeat.Algorithm]:
     }
 
 
-def draw(curves: dict[str, dict[str, Curve]], steps: int) -> None:
-    """Figure 3."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(TASKS))
-    for axis, task in zip(axes, TASKS, strict=True):
-        for name, curve in curves[task.name].items():
-            axis.plot([steps * (i + 1) / LOOKS for i in range(len(curve))], curve, label=name)
-        axis.set(title=task.name, xlabel="steps", ylabel=task.score.__name__)
-    axes[-1].legend(fontsize="small")
-    figure.savefig(files.result(BENCH.name, ".png"), dpi=110)
-
-
 def claims(runs: Runs) -> list[Claim]:
     """Table 1 and Figure 3; what the tricks do is supposed in the paper, not measured."""
     return [
@@ -75,14 +65,12 @@ def claims(runs: Runs) -> list[Claim]:
 
 @command(BENCH, "--seeds 1", "--full", full="Four times the steps, 16 workers.")
 def app(full: bool = False, steps: int = 400, workers: int = 4, seeds: int = 3) -> Result:
-    """Train two kinds of models under four methods, and draw their scores."""
+    """Train two kinds of models under four methods."""
     steps, workers = (4 * steps, 16) if full else (steps, workers)
     algorithms = methods(steps)
     found = [measure(task, algorithms, steps, workers, seeds) for task in TASKS]
-    curves = {runs.task.name: runs.means for runs in found}
-    draw(curves, steps)
     lines = [
-        (runs.task.name, *(runs.end(name, 4) for name in algorithms), str(runs.task.paper))
+        (runs.learnt.task.name, *(runs.end(name, 4) for name in algorithms), str(runs.learnt.paper))
         for runs in found
     ]
     return Result(
@@ -90,7 +78,5 @@ def app(full: bool = False, steps: int = 400, workers: int = 4, seeds: int = 3) 
         ("model", *algorithms, "paper: dense, SLGS, LAGS"),
         lines,
         [claim for runs in found for claim in claims(runs)],
-        measured={runs.task.name: runs.ends for runs in found},
-        picture=curves,
-        raw={runs.task.name: runs.curves for runs in found},
+        {runs.learnt.task.name: runs.ends for runs in found},
     )

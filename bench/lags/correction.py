@@ -22,11 +22,7 @@ METHODS = {
     "clipping before the residual": offbeat.lags(DENSITY, clip_norm=1.0),
     NARROW: offbeat.lags(DENSITY, wire="bf16"),
 }
-BENCH = Bench(
-    name="lags/correction",
-    claim="Masking trains worse, 16-bit values do not",
-    minutes=4,
-)
+BENCH = Bench(name="lags/correction", claim="Masking trains worse, 16-bit values do not", minutes=4)
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -48,4 +44,4 @@ def app(steps: int = 400, workers: int = 4, seeds: int = 3) -> Result:
         f"held-out perplexity, {workers} workers, {steps} steps, density {DENSITY}, seeds: {seeds}"
     )
     headings = ("method", "perplexity", "against dense")
-    return Result(title, headings, lines, claims(runs), runs.ends, raw=runs.curves)
+    return Result(title, headings, lines, claims(runs), runs.ends)

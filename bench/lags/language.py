@@ -32,9 +32,9 @@ def app(full: bool = False, steps: int = 1600, workers: int = 4, seeds: int = 6)
     runs = measure(LSTM, methods(steps), steps, workers, seeds)
     lines = [
         (name, runs.end(name, 2), str(runs.change(name)), f"{paper}", str(runs.printed(name)))
-        for name, paper in zip(runs.curves, LSTM.paper, strict=True)
+        for name, paper in zip(runs.ends, LSTM.paper, strict=True)
     ]
     judged = [runs.near(LAGS), runs.near(SLGS), runs.near(LAGS, SLGS)]
     title = f"held-out perplexity, {workers} workers, {steps} steps, seeds: {seeds}"
     headings = ("method", "perplexity", "against dense", "paper", "against dense, paper")
-    return Result(title, headings, lines, judged, runs.ends, raw=runs.curves)
+    return Result(title, headings, lines, judged, runs.ends)

@@ -17,10 +17,7 @@ ADAPTIVE = "lags(density='adaptive')"
 PROTOTYPE = {4: (0.85, 0.258, 0.243), 8: (1.22, 0.55, 0.50)}
 HEADINGS = ("nodes", "rate", "method", "a step", "x dense", "alone / step", "sent a step")
 BENCH = Bench(
-    name="lags/speed",
-    claim="A step of LAGS behind slow links",
-    minutes=4,
-    full_minutes=12,
+    name="lags/speed", claim="A step of LAGS behind slow links", minutes=4, full_minutes=12
 )
 
 

@@ -8,14 +8,12 @@ optimizer at three rates.
 from functools import partial
 from math import inf
 
-import torch
-import torch.distributed as dist
-from char_gpt import GPT, loss_of, read_corpus
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from bench.harness import Bench, Claim, Result, attached, command
-from bench.harness.attached import Attached, Build, Task
+from bench.harness.attached import Attached, Build
+from bench.harness.gpt import gpt_with_heldout
 from bench.harness.training import Found, Training, times
 from bench.outer.rounds import EVERY, LEAD
 
@@ -23,27 +21,9 @@ RECIPE = f"diloco(every={EVERY})"
 RATES = (1e-3, 3e-3, 1e-2)
 OPTIMIZERS = ("AdamW", "Muon")
 METHODS = tuple(f"{name} {rate:g}" for name in OPTIMIZERS for rate in RATES)
-WARM_UP, CONTEXT, BATCH = 10, 64, 4  # steps, characters, windows of a step and rank
-BENCH = Bench(
-    name="outer/muon",
-    claim="Muon inside DiLoCo beside AdamW, at equal bytes",
-    minutes=5,
-)
-
-
-def task() -> Task:
-    """Windows of text, of which every rank draws its own, and its share of held-out ones."""
-    text, other = read_corpus()
-    torch.manual_seed(0)
-
-    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
-        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=random)
-        return loss_of(module, text, starts, CONTEXT)
-
-    starts = torch.linspace(0, len(other) - CONTEXT - 1, 256).long()
-    share = starts[dist.get_rank() :: dist.get_world_size()]
-    heldout = partial(loss_of, text=other, starts=share, context=CONTEXT)
-    return Task(GPT(128, 2, 4, CONTEXT), loss, heldout)
+WARM_UP = 10  # steps
+TASK = partial(gpt_with_heldout, 256, context=64, width=128, depth=2, batch=4)
+BENCH = Bench(name="outer/muon", claim="Muon inside DiLoCo beside AdamW, at equal bytes", minutes=5)
 
 
 class Together(Optimizer):
@@ -99,7 +79,7 @@ def rows(found: Found) -> list[tuple[str, ...]]:
 @command(BENCH, "--rounds 60")
 def app(nodes: int = 4, rate: str = "250mbit", rounds: int = 30) -> Result:
     """Train a GPT by DiLoCo with both inner optimizers, at three rates each."""
-    training = Training(task, METHODS, EVERY, rounds, inf, LEAD, attach=attach)
+    training = Training(TASK, METHODS, EVERY, rounds, inf, LEAD, attach=attach)
     found = times(training, nodes, rate)
     (adamw, theirs), (muon, ours) = (best(found, name) for name in OPTIMIZERS)
     over = found[muon].over(found[adamw])

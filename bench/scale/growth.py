@@ -31,9 +31,7 @@ HEADINGS = (
     f"memory, {LARGE:,}, modelled",
 )  # fmt: skip
 BENCH = Bench(
-    name="scale/growth",
-    claim="What a method sends and connects grows as stated",
-    minutes=3,
+    name="scale/growth", claim="What a method sends and connects grows as stated", minutes=3
 )
 
 

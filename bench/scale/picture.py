@@ -8,9 +8,7 @@ from matplotlib.figure import Figure
 
 
 def draw(
-    runs: Mapping[str, Mapping[int, Any]],
-    adasum: Mapping[int, tuple[float, float]],
-    file: Path,
+    runs: Mapping[str, Mapping[int, Any]], adasum: Mapping[int, tuple[float, float]], file: Path
 ) -> None:
     """Distance and loss of the runs of every graph, as predicted too, and the step of Adasum."""
     figure = Figure(figsize=(12, 4), layout="constrained")

@@ -29,11 +29,7 @@ FAULTS: dict[str, list[Fault]] = {
 }
 BOUND = 1.05  # times as long as the late node
 HEADINGS = ("node 1 has", "overlap", "its mean step", "others'", "its longest", "others'")
-BENCH = Bench(
-    name="sgp/late",
-    claim="Others wait no longer than a rank is late",
-    minutes=4,
-)
+BENCH = Bench(name="sgp/late", claim="Others wait no longer than a rank is late", minutes=4)
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,7 @@ def test_a_report_holds_every_row_and_verdict(
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_benches_stay_short(path: Path) -> None:
-    limit = 150 if path.parent.name in ("sgp", "daso", "async_adam", "harness") else 220
-    assert path.read_text("utf-8").count("\n") <= limit
+    assert path.read_text("utf-8").count("\n") <= 200
 
 
 def test_every_bench_is_listed_with_its_minutes() -> None:
@@ -221,7 +220,6 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
     """Imports a bench whose runs are made up, and whose results go into ``results``."""
 
     def fetch(name: str) -> ModuleType:
-        from bench.daso.course import Course
         from bench.sgp import task
 
         def made_up(case: Any) -> Any:
@@ -244,8 +242,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, results: Path) -> Callable[[str], Mod
             return Outcome({"heldout": quality - rare}, (2.0, 1.0))
 
         def follow(case: Any) -> Any:
-            course = Course((2.0, 1.0), [0.1, 0.1], [4, 4], [(1, 50.0), (2, 90.0)])
-            return learnt(case), course
+            return learnt(case), 0.1
 
         module = importlib.import_module(f"bench.{name.replace('/', '.')}")
         runs: dict[str, Callable[..., Any]] = {
@@ -392,14 +389,13 @@ def test_digits_that_cannot_be_fetched_leave_the_bench_out(
     assert not (tmp_path / "adasum/lenet.json").exists()
 
 
-def test_what_is_worse_with_more_workers_is_found_to_be_and_drawn(
+def test_what_is_worse_with_more_workers_is_found_to_be(
     bench: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
     found = claims_of(bench, "daso/accuracy", tmp_path)
     assert {text for text, holds in found.items() if not holds} == {
         f"{task}: DASO comes near ddp but with the most workers" for task in ("digits", "shapes")
     }
-    assert (tmp_path / "daso/accuracy.png").stat().st_size > 10_000
 
 
 def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
@@ -418,19 +414,15 @@ def test_a_step_time_is_that_of_the_slowest_rank_after_the_warm_up() -> None:
     )
 
 
-def test_virtual_workers_on_nodes_learn_and_their_course_is_recorded(noise: Any) -> None:
-    from bench.daso.course import follow
+def test_replicas_are_apart_at_the_end_of_a_run_without_a_cool_down(noise: Any) -> None:
+    from bench.daso.accuracy import follow
 
-    algorithm = offbeat.daso(every=8, total_steps=48, warmup_steps=4, cooldown_steps=4)
-    run = replace(case(noise, algorithm, 48), workers=4, per_node=2, rate=0.4)
-    outcome, course = follow(run)
-    assert outcome.heldout > 50
-    apart = course.distance
-    assert apart[:4] == apart[-4:] == [0.0] * 4  # warm-up and cool-down
-    assert min(apart[4:-4]) > 0
-    assert course.every == [1] * 4 + [8] * 40 + [1] * 4
-    assert course.losses == outcome.losses
-    assert [step for step, _ in course.quality] == [*range(1, 49, 3)]
+    for cool_down in (0, 4):
+        algorithm = offbeat.daso(every=8, total_steps=46, warmup_steps=4, cooldown_steps=cool_down)
+        run = replace(case(noise, algorithm, 46), workers=4, per_node=2, rate=0.4)
+        outcome, apart = follow(run)
+        assert outcome.heldout > 50
+        assert (apart > 0) == (cool_down == 0)
 
 
 def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
@@ -529,16 +521,10 @@ def ends(bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) ->
     """Scores at the end by algorithm and seed, for the benches of LAGS that train; 1 by default."""
     found: dict[Any, Any] = {}
 
-    def train(world: Any, task: Any, start: Any, algorithm: Any, steps: int, seed: int) -> Any:
-        return [2.0, found.get(algorithm, (1.0,) * 3)[seed % 3]]
+    def train(task: Any, name: str, algorithm: Any, steps: int, workers: int, seed: int) -> Any:
+        return found.get(algorithm, (1.0,) * 3)[seed % 3]
 
     monkeypatch.setattr(bench("lags/runs"), "train", train)
-    monkeypatch.setattr(bench("lags/convergence"), "TASKS", [
-        replace(task, parts=tuple) for task in bench("lags/convergence").TASKS
-    ])  # fmt: skip
-    for name, task in (("language", "LSTM"), ("correction", "TASK")):
-        module = bench(f"lags/{name}")
-        monkeypatch.setattr(module, task, replace(getattr(module, task), parts=tuple))
     return found
 
 
@@ -552,7 +538,6 @@ def test_accuracy_near_that_of_dense_sgd_is_told_from_less_by_its_mean_over_seed
     assert len(found) == 8
     for text, holds in found.items():
         assert holds == ("LAGS is" not in text or "SLGS" in text), text
-    assert (tmp_path / "lags/convergence.png").stat().st_size > 1000
     claims = json.loads((tmp_path / "lags/convergence.json").read_text("utf-8"))["claims"]
     assert claims[0]["ours"] == "-1.3 ± 0.7 % accuracy"
     assert [claim["source"] for claim in claims] == ["", "", "", "goal"] * 2
