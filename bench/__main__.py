@@ -1,8 +1,7 @@
 """The command line of the benchmarks: ``python -m bench``."""
 
-import json
 import os
-from dataclasses import asdict
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bench.harness import evidence, page
+from bench.harness import Bench, evidence, page
 from bench.harness.catalogue import benches, select
 from bench.harness.console import console
 from bench.harness.execute import execute
@@ -36,19 +35,13 @@ def main(context: typer.Context) -> None:
         show()
 
 
-@app.command(name="list", epilog="Examples: `python -m bench list --json`")
-def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+@app.command(name="list")
+def show() -> None:
     """List all benchmarks, what each tests and how many minutes it takes."""
-    found = benches()
-    if as_json:
-        typer.echo(json.dumps([asdict(bench) for bench in found], indent=1))
-        return
     table = Table("name", "what it tests", box=None, padding=(0, 1, 0, 0))
     table.add_column("min", justify="right")
     table.add_column("full", justify="right")
-    for bench in found:
+    for bench in benches():
         full = "" if bench.full_minutes is None else f"{bench.full_minutes:g}"
         table.add_row(bench.name, escape(bench.claim), f"{bench.minutes:g}", full)
     console.print(table)
@@ -65,10 +58,7 @@ def run(
 
     One that fails does not stop the others; the exit code is then 1.
     """
-    try:
-        chosen = benches() if everything else select(names or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    chosen = benches() if everything else _selected(names or [])
     if not chosen:
         raise typer.BadParameter(f"no benchmark was named. {RUN}")
     outcomes = execute(chosen, full)
@@ -87,11 +77,10 @@ def run(
 )
 def one(context: typer.Context, name: Annotated[str, typer.Argument()]) -> None:
     """Run one benchmark with options of its own, in this process."""
-    found = [bench for bench in benches() if bench.name == name]
-    if not found:
-        raise typer.BadParameter(f"got {name!r}: run `python -m bench list` for the names")
-    measure = import_module(found[0].module).app
-    measure(context.args, prog_name=f"python -m bench one {name}")
+    bench, *more = _selected([name])
+    if more:
+        raise typer.BadParameter(f"got a folder, {name!r}; `python -m bench run` runs all of it")
+    import_module(bench.module).app(context.args, prog_name=f"python -m bench one {bench.name}")
 
 
 @app.command(
@@ -125,6 +114,13 @@ def tables() -> None:
     """Write the tables of the documentation from bench/results."""
     written = ", ".join(os.path.relpath(path) for path in page.rewrite())
     console.print(f"tables written: {written}" if written else "the tables are up to date")
+
+
+def _selected(names: Sequence[str]) -> list[Bench]:
+    try:
+        return select(names)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

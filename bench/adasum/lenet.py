@@ -8,10 +8,8 @@ those of one worker, as in the paper: all-reduce's mean gradient takes them time
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-import digits
 import torch
 
 import offbeat
@@ -94,21 +92,10 @@ def claims(untuned: Chosen, tuned: Chosen, again: Sequence[tuple[Run, Run]]) -> 
     ]  # fmt: skip
 
 
-def images(folder: str) -> Data:
-    """MNIST's IDX files of a folder, or those that are fetched."""
-    if not folder:
-        return real_or_exit(BENCH)
-    train, heldout = digits.mnist(Path(folder))
-    return train, {"heldout": heldout}
-
-
-@command(
-    BENCH, "--data-dir mnist", full="Tune at every batch.", data_dir="With MNIST's IDX files.",
-    seeds="Runs of what is compared at batch 1024.",
-)  # fmt: skip
-def app(full: bool = False, data_dir: str = "", seeds: int = 3) -> Result:
+@command(BENCH, full="Tune at every batch.", seeds="Runs of what is compared at batch 1024.")
+def app(full: bool = False, seeds: int = 3) -> Result:
     """Train LeNet-5 with 1 to 32 workers."""
-    data = images(data_dir)
+    data = real_or_exit(BENCH)
     run = partial(train, data)
     runs = [run(REDUCE, 1, rate) for rate in RATES]
     lr = best(runs).lr
@@ -129,7 +116,6 @@ def app(full: bool = False, data_dir: str = "", seeds: int = 3) -> Result:
         tuple(run(each.method, each.workers, each.lr, seed) for each in compared)
         for seed in range(1, seeds)
     ]
-    source = "MNIST" if data_dir else f"{len(data[0][0])} real digits"
-    title = f"LeNet-5 on {source}, rate {lr:g} tuned at batch {BATCH}"
+    title = f"LeNet-5 on {len(data[0][0])} real digits, rate {lr:g} tuned at batch {BATCH}"
     measured = [each._asdict() for each in [*runs, *(each for pair in again for each in pair)]]
     return Result(title, HEADINGS, rows, claims(untuned, tuned, again), measured=measured)

@@ -9,13 +9,13 @@ from functools import partial
 import digits
 import torch
 from char_gpt import GPT
-from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch import nn
 
 import offbeat
 from bench.harness import Bench, Claim, Result, command, text
 from bench.harness.case import Case, Data, Task
 from bench.harness.seeds import in_threads
+from bench.lags.networks import Residual
 
 WORKERS, BATCH, CONTEXT, POINTS = 4, 16, 64, 24
 FALLS = (POINTS // 2, 3 * POINTS // 4)
@@ -37,23 +37,10 @@ BENCH = Bench(
 Curve = list[dict[str, float]]  # what Adasum measures, at POINTS moments
 
 
-class Residual(nn.Module):
-    """Two convolutions with BatchNorm, and the input beside them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        kinds = [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
-        again = [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
-        self.layers = nn.Sequential(*kinds, nn.ReLU(), *again)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return relu(x + self.layers(x))
-
-
 def resnet() -> nn.Module:
     """Three residual blocks on 28 x 28 images."""
-    blocks = [nn.Sequential(Residual(16), nn.MaxPool2d(2)) for _ in range(2)]
-    head = [Residual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
+    blocks = [nn.Sequential(Residual(16, 16, 1), nn.MaxPool2d(2)) for _ in range(2)]
+    head = [Residual(16, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
     return nn.Sequential(nn.Conv2d(1, 16, 3, stride=2), *blocks, *head)
 
 

@@ -5,10 +5,12 @@ exists only after backward, so nothing of Adasum overlaps; its goal is computati
 an all-reduce that does not overlap either, which is `local_sgd(every=1)`.
 """
 
+from collections.abc import Iterator
+
 from bench.harness import GOAL, Bench, Claim, Result, command, numbers
 from bench.harness.attached import ALONE
 from bench.harness.gpt import BATCH, gpt
-from bench.harness.training import Training, times
+from bench.harness.training import Found, Training, times
 
 REDUCE, DDP, FP32, BF16 = "local_sgd(every=1)", "ddp", "adasum", "adasum(wire='bf16')"
 METHODS = (ALONE, REDUCE, DDP, FP32, BF16)
@@ -22,7 +24,14 @@ BENCH = Bench(
 )
 
 
-def claims(nodes: int, seconds: dict[str, float]) -> list[Claim]:
+def rows(nodes: int, found: Found) -> Iterator[tuple[str, ...]]:
+    for method, each in found.items():
+        samples, share = nodes * BATCH / each.step, found[REDUCE].step / each.step
+        yield f"{nodes}", method, f"{each.step:.3f} s", f"{samples:.1f}", f"{share:.2f}"
+
+
+def claims(nodes: int, found: Found) -> list[Claim]:
+    seconds = {method: each.step for method, each in found.items()}
     reduce = seconds[REDUCE] - seconds[ALONE]
     over = (seconds[FP32] - seconds[ALONE]) / reduce
     lost = seconds[FP32] / seconds[REDUCE] - 1
@@ -40,14 +49,8 @@ def claims(nodes: int, seconds: dict[str, float]) -> list[Claim]:
 @command(BENCH, "--nodes 4", full="Four times the rounds.", nodes="Numbers of emulated nodes.")
 def app(full: bool = False, nodes: str = "2,4,8", rate: str = "250mbit") -> Result:
     """Time whole training steps of a GPT behind slow links."""
-    rows, judged, measured = [], [], {}
+    found = {}
     for count in numbers(nodes):
         rounds = (4 if count < 8 else 2) * (4 if full else 1)
-        found = times(Training(gpt, METHODS, steps=2, rounds=rounds), count, rate)
-        seconds = {method: found[method].step for method in METHODS}
-        measured[count] = found
-        judged += claims(count, seconds)
-        for method, step in seconds.items():
-            samples, share = f"{count * BATCH / step:.1f}", f"{seconds[REDUCE] / step:.2f}"
-            rows.append((f"{count}", method, f"{step:.3f} s", samples, share))
-    return Result(f"A step of a GPT, {rate}", HEADINGS, rows, judged, measured=measured)
+        found[count] = times(Training(gpt, METHODS, steps=2, rounds=rounds), count, rate)
+    return Result.by_case(f"A step of a GPT, {rate}", HEADINGS, found, rows, claims)

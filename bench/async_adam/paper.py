@@ -11,12 +11,10 @@ from core to core is a larger share. Therefore passes are timed with whole rows 
 
 import os
 
-from rich.progress import track
-
 from bench.async_adam.curves import Curve, record, timed, tuned
-from bench.async_adam.methods import Method, adam, baseline
+from bench.async_adam.methods import Method, adam
 from bench.async_adam.sparse_problem import generate, whole
-from bench.harness import GOAL, Bench, Claim, Result, command, console
+from bench.harness import GOAL, Bench, Claim, Result, command
 
 GRID = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)  # section 4.2
 THREAD_GRID = (0.01, 0.03, 0.05, 0.075, 0.1, 0.3, 0.5, 0.75, 1.0)  # section 4.3.2
@@ -44,22 +42,15 @@ def figures(passes: int) -> tuple[Drawn, Drawn]:
     """All curves by figure, timed on sparse and on whole rows."""
     problem = generate()
     methods: list[Method] = [adam(), adam("shared", 2), adam("private", 2)]
-    methods += [baseline(svrg=False), baseline(svrg=True)]
     crowds = [adam(threads=count) for count in THREADS]
-    work = track(range(len(methods) + len(crowds)), "tuning", console=console)
-    best = [
-        tuned(method, problem, passes, GRID if k < len(methods) else THREAD_GRID)
-        for k, method in zip(work, methods + crowds, strict=True)
-    ]
-    small = [record(crowd(problem, SMALL), problem, passes) for crowd in crowds]
-    cases = {"1": (best[: len(methods)], methods), "3": (small, crowds),
-             "4": (best[len(methods) :], crowds)}  # fmt: skip
-    rows = whole(problem)
-    work = track(cases.items(), "timing", console=console)
-    both = {name: (timed(*case, problem), timed(*case, rows)) for name, case in work}
-    return {name: sparse for name, (sparse, _) in both.items()}, {
-        name: dense for name, (_, dense) in both.items()
+    cases = {
+        "1": ([tuned(method, problem, passes, GRID) for method in methods], methods),
+        "3": ([record(crowd(problem, SMALL), problem, passes) for crowd in crowds], crowds),
+        "4": ([tuned(crowd, problem, passes, THREAD_GRID) for crowd in crowds], crowds),
     }
+    rows = whole(problem)
+    sparse = {name: timed(*case, problem) for name, case in cases.items()}
+    return sparse, {name: timed(*case, rows) for name, case in cases.items()}
 
 
 def gains(curves: list[Curve], loss: float | None = None) -> list[float]:
@@ -71,7 +62,7 @@ def gains(curves: list[Curve], loss: float | None = None) -> list[float]:
 
 def early(curves: list[Curve]) -> list[float]:
     """Gains at half of the first curve's descent."""
-    return gains(curves[:3], (curves[0].loss[0] + curves[0].loss[-1]) / 2)
+    return gains(curves, (curves[0].loss[0] + curves[0].loss[-1]) / 2)
 
 
 def listed(values: list[float]) -> str:
@@ -81,7 +72,7 @@ def listed(values: list[float]) -> str:
 def claims(sparse: Drawn, rows: Drawn) -> list[Claim]:
     """Verdicts are those on whole rows; a gain must be a third of the paper's."""
     enough = 1 + SHARE * (LINEAR - 1)
-    start, end = early(rows["1"]), gains(rows["1"][:3])
+    start, end = early(rows["1"]), gains(rows["1"])
     small, best = gains(rows["3"]), gains(rows["4"])
     more, needs = listed(best[2:]) if best[2:] else "", "" if THREADS[2:] else "4 cores"
 

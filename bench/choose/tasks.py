@@ -9,7 +9,7 @@ import digits
 import digits_cnn
 import torch
 from char_gpt import CHARACTERS, GPT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 
 import offbeat
@@ -42,19 +42,12 @@ def constant(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 20)
 
 
-def gpt() -> nn.Module:
-    return GPT(64, 2, 4, LENGTH)
-
-
-def lstm() -> nn.Module:
-    return Reader(len(CHARACTERS), 96)
-
-
 ADAM = partial(AdamW, lr=0.0)
+GPT_64, LSTM = partial(GPT, 64, 2, 4, LENGTH), partial(Reader, len(CHARACTERS), 96)
 TASKS = (
-    Task("GPT", gpt, TEXT, 8, text.score, text.loss, ADAM),
+    Task("GPT", GPT_64, TEXT, 8, text.score, text.loss, ADAM),
     Task("digits", digits_cnn.net, images, 8, text.score, text.loss, SGD),
-    Task("LSTM", lstm, TEXT, 8, text.score, text.loss, ADAM),
+    Task("LSTM", LSTM, TEXT, 8, text.score, text.loss, ADAM),
 )
 RATES = {"GPT": (1e-3, 3e-3, 9e-3), "digits": (0.01, 0.03, 0.09), "LSTM": (1e-3, 3e-3, 9e-3)}
 

@@ -4,6 +4,9 @@ A GPT of 3.2 million parameters, two processes per node. The floor of cycling is
 gradients are averaged inside the nodes only.
 """
 
+from collections.abc import Iterator
+from functools import partial
+
 import offbeat
 from bench.harness import Bench, Claim, Result, command, numbers
 from bench.harness.step_times import StepTime, Timed, step_times
@@ -42,15 +45,15 @@ def cases(nodes: int, steps: int, rounds: int) -> list[Timed]:
     return [*turns * rounds, Timed("ddp()", offbeat.ddp(), 4, 1), whole(WAITS[nodes], steps)]
 
 
-def row(nodes: int, name: str, found: Found) -> tuple[str, ...]:
-    pace = found[name]
-    ratios = [f"{found[other].step / pace.step:.2f}" for other in (DDP, FLOOR)]
-    waiting = "" if name == DDP else f"{pace.stalled:.3f} s"
-    flight = f"{pace.in_flight:.2f} s" if pace.in_flight else ""
-    return f"{nodes}", name, f"{pace.step:.3f} s", *ratios, waiting, flight
+def rows(nodes: int, found: Found) -> Iterator[tuple[str, ...]]:
+    for name, pace in found.items():
+        ratios = [f"{found[other].step / pace.step:.2f}" for other in (DDP, FLOOR)]
+        waiting = "" if name == DDP else f"{pace.stalled:.3f} s"
+        flight = f"{pace.in_flight:.2f} s" if pace.in_flight else ""
+        yield f"{nodes}", name, f"{pace.step:.3f} s", *ratios, waiting, flight
 
 
-def claims(nodes: int, found: Found, steps: int) -> list[Claim]:
+def claims(steps: int, nodes: int, found: Found) -> list[Claim]:
     wait, where = WAITS[nodes], f"{nodes} nodes of 2"
     cycle = found[cycling(8, wait).name]
     share = found[FLOOR].step / cycle.step
@@ -73,11 +76,7 @@ def claims(nodes: int, found: Found, steps: int) -> list[Claim]:
 )  # fmt: skip
 def app(full: bool = False, nodes: str = "2,4", rate: str = "250mbit", steps: int = 20) -> Result:
     """Time DASO on a GPT behind slow links, beside torch's DDP and a hierarchical mean."""
-    rows, judged, measured = [], [], {}
-    for count in numbers(nodes):
-        found = step_times(cases(count, steps, 5 if full else 2), count, 2, rate)
-        rows += [row(count, name, found) for name in found]
-        judged += claims(count, found, steps)
-        measured[count] = found
+    rounds = 5 if full else 2
+    found = {n: step_times(cases(n, steps, rounds), n, 2, rate) for n in numbers(nodes)}
     title = f"A step of a GPT, two processes per node, {rate}"
-    return Result(title, HEADINGS, rows, judged, measured=measured)
+    return Result.by_case(title, HEADINGS, found, rows, partial(claims, steps))

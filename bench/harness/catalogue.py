@@ -40,15 +40,8 @@ def select(names: Sequence[str]) -> list[Bench]:
     for name in (given.strip("/").replace(".", "/") for given in names):
         found = {bench.name for bench in known if name in (bench.name, bench.name.split("/")[0])}
         if not found:
-            raise ValueError(f"bench: got {name!r}, {_suggestion(name, known)}")
+            near = get_close_matches(name, [*METHODS, *(bench.name for bench in known)])
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"got {name!r}: {meant}`python -m bench list` shows the names")
         chosen |= found
     return [bench for bench in known if bench.name in chosen]
-
-
-def _suggestion(name: str, known: Sequence[Bench]) -> str:
-    valid = [*METHODS, *(bench.name for bench in known)]
-    near = get_close_matches(name, valid, n=3, cutoff=0.4)
-    near += [each for each in valid if each.endswith(f"/{name}") and each not in near]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "run `python -m bench list` for the names"

@@ -1,7 +1,7 @@
 """The command of a benchmark: it measures, and reports what it returns."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -35,6 +35,17 @@ class Result:
     measured: Any = None
     picture: Any = None
     raw: Any = None
+
+    @classmethod
+    def by_case(
+        cls, title: str, headings: Row, found: Mapping[Any, Any],
+        rows: Callable[..., Iterable[tuple[str, ...]]], claims: Callable[..., Iterable[Claim]],
+    ) -> "Result":  # fmt: skip
+        """The rows and claims of each case and what was found in it, one after the other."""
+        lines, judged = (
+            [line for case in found.items() for line in made(*case)] for made in (rows, claims)
+        )
+        return cls(title, headings, lines, judged, found)
 
 
 def command(

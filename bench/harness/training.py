@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from statistics import median
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from bench.harness import turns
 from bench.harness.attached import Attach, Attached, Build, Task, attach, momentum
 from bench.harness.ranks import on_nodes
+from offbeat.lab.network.links import LinkOptions
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,17 @@ class Times:
     backward: list[float] = field(default_factory=list)  # share of the seconds, mean of the ranks
     sent: list[float] = field(default_factory=list)  # bytes of a rank, at most
     losses: list[float] = field(default_factory=list)  # on held-out data, after each turn
+    core: list[float] = field(default_factory=list)  # seconds of a core, mean of the ranks
 
     @property
     def paces(self) -> list[float]:
         """Seconds of a step in each turn."""
         return [s / n for s, n in zip(self.seconds[1:], self.steps[1:], strict=True)]
+
+    @property
+    def cores(self) -> list[float]:
+        """Seconds of a core that a rank needs for a step in each turn."""
+        return [s / n for s, n in zip(self.core[1:], self.steps[1:], strict=True)]
 
     @property
     def step(self) -> float:
@@ -80,13 +88,19 @@ Found = dict[str, Times]  # by method
 
 
 def times(
-    training: Training, nodes: int, rate: str | None, procs: int = 1, gpu: bool = False
+    training: Training,
+    nodes: int,
+    rate: str | None,
+    procs: int = 1,
+    gpu: bool = False,
+    **far: Unpack[LinkOptions],
 ) -> Found:
     """All methods in turns, in processes that start once.
 
+    ``far`` are further options of :class:`offbeat.lab.Lab`.
     Raises RuntimeError if one of them fails.
     """
-    found: Found = on_nodes(alternate, training, nodes, procs, rate, gpu)
+    found: Found = on_nodes(alternate, training, nodes, procs, rate, gpu, **far)
     return found
 
 
@@ -117,17 +131,18 @@ def alternate(training: Training) -> Found:
 def turn(run: Attached, task: Task, steps: int, found: Times) -> None:
     """Train for a turn, which all ranks start together."""
     dist.barrier()
-    before, began = run.sent(), time.perf_counter()
+    before, core, began = run.sent(), time.process_time(), time.perf_counter()
     backward = sum(run.step(task.loss) for _ in range(steps))
     task.ended()
     seconds = time.perf_counter() - began
     most = torch.tensor([seconds, run.sent() - before], dtype=torch.float64)
-    share = torch.tensor(backward / seconds)
+    sums = torch.tensor([backward / seconds, time.process_time() - core])
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    dist.all_reduce(share)
+    dist.all_reduce(sums)
     found.steps.append(steps)
     found.seconds.append(most[0].item())
-    found.backward.append(share.item() / dist.get_world_size())
+    for means, total in ((found.backward, sums[0]), (found.core, sums[1])):
+        means.append(total.item() / dist.get_world_size())
     found.sent.append(most[1].item())
     if task.heldout is not None:
         found.losses.append(run.evaluate(task.heldout))

@@ -1,29 +1,25 @@
-"""One connection between two nodes against eight: whole runs, far away and on a local network."""
+"""One connection between two nodes against eight, far away and on a local network."""
 
 import os
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
-import torch
-import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
 
-from bench.harness import GOAL, Bench, Claim, Result, command
-from bench.harness.attached import attach
+from bench.harness import GOAL, Bench, Claim, Result, attached, command
+from bench.harness.attached import Attached, Build
 from bench.harness.pause import paused
-from bench.harness.ranks import on_nodes
+from bench.harness.training import Found, Training, times
 from offbeat.lab.network.links import LinkOptions
 from offbeat.transport.links import CONNECTIONS
 
-WIDE, GAIN, KEPT = 8, 4.0, 0.95
-PAUSE, WIDTH = 0.05, 448  # seconds of a step, and 6.4 MB
-METHODS = {  # an all-reduce, gossip and an outer exchange in every step or every second one
-    "ddp(bucket_mb=100)": 4,
-    "sgp": 4,
-    "diloco(every=2)": 4,
-}
-FAR: tuple[str, LinkOptions] = "250mbit", {"latency": "50ms", "loss": "0.1%"}
-NEAR: tuple[str, LinkOptions] = "250mbit", {}
+WIDE, GOALS = 8, {"far": 4.0, "near": 0.95}
+PAUSE, WIDTH, RATE = 0.05, 448, "250mbit"  # seconds of a step, and 6.4 MB
+FAR: LinkOptions = {"latency": "50ms", "loss": "0.1%"}
+# An all-reduce, gossip and an outer exchange in every step or every second one.
+METHODS = ("ddp(bucket_mb=100)", "sgp", "diloco(every=2)")
+WAYS = tuple(f"{method} {count}" for method in METHODS for count in (1, WIDE))
 BENCH = Bench(
     name="internet/width",
     claim="Eight connections carry four times what one does where packets are lost, and no less "
@@ -32,61 +28,38 @@ BENCH = Bench(
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """The seconds of the steps of a run."""
-
-    network: str
-    method: str
-    connections: int
-    seconds: float
+def attach(way: str, model: nn.Module, build: Build) -> Attached:
+    """A method, and its number of connections."""
+    method, os.environ[CONNECTIONS] = way.split()
+    return attached.attach(method, model, build)
 
 
-def race(network: str) -> list[Run]:
-    """Train under every method with one connection and with eight, on every rank."""
-    return [train(network, method, count) for method in METHODS for count in (1, WIDE)]
+def gains(found: Found) -> dict[str, float]:
+    """How many times less time a step takes beside computing."""
+    sending = {way: each.step - PAUSE for way, each in found.items()}
+    return {method: sending[f"{method} 1"] / sending[f"{method} {WIDE}"] for method in METHODS}
 
 
-def train(network: str, method: str, count: int) -> Run:
-    """Count the steps after the first exchange."""
-    os.environ[CONNECTIONS] = str(count)
-    task, steps = paused(PAUSE, WIDTH), METHODS[method] * (1 if network == "far" else 5)
-    run = attach(method, task.model, partial(torch.optim.SGD, lr=1e-4))
-    for _ in range(2):
-        run.step(task.loss)
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(steps):
-        run.step(task.loss)
-    dist.barrier()
-    found = Run(network, method, count, (time.perf_counter() - began) / steps)
-    run.finish()
-    run.close()
-    if dist.get_rank() == 0:
-        print(found, flush=True)
-    return found
+def rows(network: str, found: Found) -> Iterator[tuple[str, ...]]:
+    for method, gain in gains(found).items():
+        steps = (f"{found[f'{method} {count}'].step:.2f} s" for count in (1, WIDE))
+        yield network, method, *steps, f"{gain:.2f}"
+
+
+def claims(network: str, found: Found) -> Iterator[Claim]:
+    goal, (method, least) = GOALS[network], min(gains(found).items(), key=lambda item: item[1])
+    yield Claim(f"time beside computing, 1 connection over {WIDE}, {network}",
+                f"at least {goal:g}", f"{least:.2f} ({method})", least >= goal, GOAL)  # fmt: skip
 
 
 @command(BENCH)
 def app() -> Result:
     """Train between two nodes on both networks."""
-    runs: list[Run] = []
-    for name, (rate, far) in {"far": FAR, "near": NEAR}.items():
-        runs += on_nodes(race, name, 2, 1, rate, **far)
-    rows, claims = [], []
-    for network, goal in (("far", GAIN), ("near", KEPT)):
-        gains = {}
-        for method in METHODS:
-            one, wide = (r for r in runs if (r.network, r.method) == (network, method))
-            sending = [run.seconds - PAUSE for run in (one, wide)]
-            gains[method] = sending[0] / sending[1]
-            rows.append((network, method, f"{one.seconds:.2f} s", f"{wide.seconds:.2f} s",
-                         f"{gains[method]:.2f}"))  # fmt: skip
-        least = min(gains, key=lambda method: gains[method])
-        claims.append(
-            Claim(f"time beside computing, 1 connection over {WIDE}, {network}",
-                  f"at least {goal:g}", f"{gains[least]:.2f} ({least})", gains[least] >= goal, GOAL)
-        )  # fmt: skip
+    turns = partial(
+        Training, partial(paused, PAUSE, WIDTH), WAYS, rounds=1, lead=2,
+        optimizer=partial(SGD, lr=1e-4), attach=attach,
+    )  # fmt: skip
+    found = {"far": times(turns(4), 2, RATE, **FAR), "near": times(turns(20), 2, RATE)}
     title = "Two nodes, 250 Mbit/s, 6.4 MB; far: 100 ms there and back, 0.1 % loss"
     headings = ("network", "method", "1 connection", f"{WIDE} connections", "times faster")
-    return Result(title, headings, rows, claims, runs)
+    return Result.by_case(title, headings, found, rows, claims)

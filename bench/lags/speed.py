@@ -9,9 +9,9 @@ from bench.harness import Bench, Claim, Result, command, console
 from bench.harness.attached import ALONE, TORCH
 from bench.harness.gpt import gpt
 from bench.harness.training import Found, Training, times
-from bench.lags.ways import FLOOR, HOOK, POWER, TOGETHER, attach, most
+from bench.lags.ways import FLOOR, HOOK, POWER, attach, most
 
-METHODS = (TORCH, "ddp", HOOK, "slgs", "lags", ALONE, TOGETHER, FLOOR)
+METHODS = (TORCH, "ddp", HOOK, "slgs", "lags", ALONE, FLOOR)
 ADAPTIVE = "lags(density='adaptive')"
 # Seconds per step of a prototype on this kind of machine: DDP, LAGS and computation alone.
 PROTOTYPE = {4: (0.85, 0.258, 0.243), 8: (1.22, 0.55, 0.50)}

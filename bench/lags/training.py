@@ -60,7 +60,7 @@ def perplexity(model: Model, x: Tensor, following: Tensor) -> float:
 # Plain SGD, as in the paper's Algorithm 1; its rate for an LSTM is 22. Of the rates 1, 3, 6, 12 and
 # 22 this is the best for dense SGD.
 LSTM = Learnt(
-    Task("LSTM", lambda: Reader(len(CHARACTERS), 96), TEXT, 8, perplexity, text.loss),
+    Task("LSTM", partial(Reader, len(CHARACTERS), 96), TEXT, 8, perplexity, text.loss),
     12.0, (106.7, 109.4, 105.7), more_is_better=False, momentum=0.0,
 )  # fmt: skip
 

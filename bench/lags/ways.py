@@ -19,7 +19,6 @@ PAPER = {  # S1, S2 and S_max of Table 2
     "Inception-v4": (3.08, 1.28, 1.29),
     "LSTM-PTB": (8.52, 1.11, 1.28),
 }
-TOGETHER = "alone, a barrier a step"  # the cost of waiting for the slowest rank
 # What no selection with error feedback does without: gradients are added to residuals, all of them
 # are read once, the dense gradients are cleared for those that arrive, and ranks meet once a step.
 FLOOR = "alone, a barrier and three passes a step"
@@ -35,9 +34,8 @@ def attach(method: str, model: nn.Module, build: Build) -> Attached:
         state = LagsState(run.module, optimizer=run.optimizer)
         run.module.register_comm_hook(state, lags_hook)  # type: ignore[operator]
         return run
-    if method in (TOGETHER, FLOOR):
-        after = three_passes(model) if method == FLOOR else lambda _: dist.barrier()
-        return Attached(model, build(model.parameters()), model, after)
+    if method == FLOOR:
+        return Attached(model, build(model.parameters()), model, three_passes(model))
     run = attached.attach(method, model, build)
     run.lead = OBSERVED if "adaptive" in method else None
     return run

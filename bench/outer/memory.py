@@ -22,7 +22,6 @@ from bench.harness.resident import forget_peak, resident, return_large_tensors
 WIDTH, DEPTH = 2048, 12  # of 12 linear layers, 50.4 million parameters
 RANKS, SHARDS, STEPS = 4, 2, 4
 ALONE = "alone"
-STREAMING = "diloco(every=2,fragments=2,delay=1)"
 _NARROW = "diloco(every=2,fragments=2,delay=1,wire='{}')".format
 # What the docstrings say is held, in models, for n participants.
 SAID: dict[str, tuple[str, Callable[[int], float]]] = {

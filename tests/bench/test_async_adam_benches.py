@@ -1,50 +1,27 @@
-"""The benches of asynchronous Adam: baselines that converge, times that are read off correctly."""
+"""The benches of asynchronous Adam: times that are read off correctly, workers in turns."""
 
-import importlib
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from bench.harness import Effect
-from sklearn.linear_model import LogisticRegression
+from bench.async_adam import curves
+from bench.async_adam import sparse_problem as sparse
+from bench.async_adam import turns as crowd
+from bench.async_adam.methods import Training
+from bench.harness import Effect, turns
 
 from reference.async_adam import async_adam
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.fixture
-def sparse() -> ModuleType:
-    """The problem."""
-    return importlib.import_module("bench.async_adam.sparse_problem")
-
-
-@pytest.fixture
-def methods(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The baselines, interpreted: compiling takes longer than they do."""
-    from bench.async_adam import methods
-
-    monkeypatch.setattr(methods, "sgd_pass", getattr(methods.sgd_pass, "py_func", None))
-    return methods
-
-
-@pytest.fixture
-def curves() -> ModuleType:
-    return importlib.import_module("bench.async_adam.curves")
-
-
-def test_a_loss_is_reached_between_two_looks(curves: ModuleType) -> None:
+def test_a_loss_is_reached_between_two_looks() -> None:
     curve = curves.Curve("some", 0.1, [1.0, 0.5, 0.25], [0.5, 0.4, 0.3], pace=2.0)
     reached = [curve.passes_to(loss) for loss in (0.5, 0.375, 0.25, 0.2)]
     assert reached == pytest.approx([1.0, 1.5, 2.0, float("inf")])
     assert curve.seconds_to(0.375) == pytest.approx(3.0)
 
 
-def test_methods_are_compared_within_a_turn(
-    curves: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_are_compared_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is twice and three times as slow in some turns, and at a time only for one."""
     clock, slower = [0.0], iter([1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0])
 
@@ -55,21 +32,17 @@ def test_methods_are_compared_within_a_turn(
         return lambda problem, alpha: SimpleNamespace(go=go)
 
     monkeypatch.setattr(curves, "TURNS", 5)
-    turns = importlib.import_module("bench.harness.turns")
     monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     plain = curves.Curve("some", 0.1, [], [])
     one, two = curves.timed([plain, plain], [method(0.5), method(2.0)], None)
     assert (one.pace, two.pace) == (0.5, 2.0)
 
 
-def test_workers_in_turns_compute_at_one_theta_and_update_after_each_other(
-    sparse: ModuleType,
-) -> None:
+def test_workers_in_turns_compute_at_one_theta_and_update_after_each_other() -> None:
     """Two batches of all rows: a worker that waited for the other would compute at its theta."""
-    turns = importlib.import_module("bench.async_adam.turns")
     problem, alpha = sparse.generate(0.5, n=2 * sparse.BATCH, d=6), 0.1
-    training = turns.turns("private", 2, seed=3)(problem, alpha)
-    model, (_, decay, _) = turns.begin(problem, "private", 2, alpha, 3)
+    training = crowd.turns("private", 2, seed=3)(problem, alpha)
+    model, (_, decay, _) = crowd.begin(problem, "private", 2, alpha, 3)
     hands = model.descent_._deal(2 * sparse.BATCH, sparse.BATCH, 2)
     theta, steps = np.zeros(6), []
     for t in (1, 2):
@@ -93,13 +66,10 @@ def test_a_difference_counts_beyond_two_standard_errors() -> None:
 
 
 def test_ratios_are_medians_over_turns() -> None:
-    turns = importlib.import_module("bench.harness.turns")
     assert turns.over([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == 2.0
 
 
-def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(
-    sparse: ModuleType, methods: ModuleType, curves: ModuleType
-) -> None:
+def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken() -> None:
     problem = sparse.generate(0.5, n=8, d=3)
 
     def away(problem: Any, alpha: float) -> Any:
@@ -109,22 +79,10 @@ def test_the_step_size_with_the_lowest_loss_at_the_end_is_taken(
         def go(count: int) -> None:
             theta[:] += count * alpha
 
-        return methods.Training("away", alpha, theta, go)
+        return Training("away", alpha, theta, go)
 
     problem.y[:] = np.asarray(problem.x.sum(1)).ravel() < 0
     curve = curves.tuned(away, problem, 2, (3.0, 1.0, 2.0))
     assert curve.alpha == 1.0
     assert len(curve.loss) == len(curve.error) == 3
     assert curve.loss == sorted(curve.loss)
-
-
-@pytest.mark.parametrize(("svrg", "near"), [(False, 1.05), (True, 1.001)])
-def test_the_baselines_find_the_optimum(
-    sparse: ModuleType, methods: ModuleType, curves: ModuleType, svrg: bool, near: float
-) -> None:
-    problem = sparse.generate(0.3, n=64, d=10)
-    best = LogisticRegression(C=1 / (sparse.L2 * 64), fit_intercept=False, tol=1e-8)
-    optimum = problem.loss(best.fit(problem.x, problem.y).coef_[0])
-    curve = curves.record(methods.baseline(svrg=svrg)(problem, 0.5), problem, 100)
-    assert curve.loss[-1] < near * optimum  # SGD: noise of small batches at a constant step
-    assert curve.loss[0] == pytest.approx(np.log(2))

@@ -15,7 +15,7 @@ import torch
 from bench.__main__ import app
 from bench.harness import Bench, Claim, execute, files, page
 from bench.harness.case import Case, Outcome, Pause, Task
-from bench.harness.catalogue import select
+from bench.harness.catalogue import benches, select
 from bench.harness.report import report
 from bench.harness.rows import MNIST1D, in_rows, signals_case
 from bench.harness.seeds import in_threads, over_seeds
@@ -124,14 +124,11 @@ def test_benches_stay_short(path: Path) -> None:
 
 
 def test_every_bench_is_listed_with_its_minutes() -> None:
-    listed = CliRunner().invoke(app, ["list", "--json"])
-    assert listed.exit_code == 0, listed.output
-    found = {bench["name"]: bench for bench in json.loads(listed.output)}
-    assert sorted(found) == BENCHES
-    for bench in found.values():
-        assert bench["claim"]
-        assert 0 < bench["minutes"] <= 10
-        assert bench["full_minutes"] is None or bench["full_minutes"] > bench["minutes"]
+    assert sorted(bench.name for bench in benches()) == BENCHES
+    for bench in benches():
+        assert bench.claim
+        assert 0 < bench.minutes <= 10
+        assert bench.full_minutes is None or bench.full_minutes > bench.minutes
     table = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
     assert all(f"{name} " in table.output for name in BENCHES)
 
@@ -286,9 +283,9 @@ def test_sgp_is_no_slower_than_decent_dp_if_it_is_so_in_the_mean_of_all_turns(
 ) -> None:
     pytest.importorskip("decent_dp", reason="decent-dp comes from the bench extra")
     module = bench("sgp/decent_dp")
-    ours = {"step": [0.9, 1.05], "core": [0.1, 0.12]}
-    theirs = {"step": [1.0, 1.0], "core": [0.1, 0.11]}
-    monkeypatch.setattr(module, "measure", lambda *_: {module.OURS: ours, module.THEIRS: theirs})
+    ours = Times([5, 1, 1], [1.0, 0.9, 1.05], core=[1.0, 0.1, 0.12])
+    theirs = Times([5, 1, 1], [1.0, 1.0, 1.0], core=[1.0, 0.1, 0.11])
+    monkeypatch.setattr(module, "times", lambda *_: {module.OURS: ours, module.THEIRS: theirs})
     found = claims_of(bench, "sgp/decent_dp", tmp_path)
     assert [*found.values()] == [True, False] * 2
 
@@ -430,9 +427,14 @@ def test_adasum_is_held_against_an_all_reduce_that_does_not_overlap_either(
 ) -> None:
     module = bench("adasum/throughput")
     seconds = {module.ALONE: 1.0, module.REDUCE: 3.0, module.DDP: 2.5, module.FP32: 3.1}
+
+    def found(**other: float) -> Any:
+        paces = seconds | {getattr(module, name): pace for name, pace in other.items()}
+        return {method: Times([1, 1], [1.0, pace]) for method, pace in paces.items()}
+
     for narrow, over, faster in ((2.4, 3.1, True), (2.6, 3.2, False)):
-        found = module.claims(4, seconds | {module.BF16: narrow, module.FP32: over})
-        assert [claim.holds for claim in found] == [True, faster, faster]
+        claims = module.claims(4, found(BF16=narrow, FP32=over))
+        assert [claim.holds for claim in claims] == [True, faster, faster]
 
 
 def test_failing_above_256_and_holding_at_1024_are_read_from_the_accuracies(
