@@ -79,12 +79,12 @@ def work(
     for step in range(case.steps):
         optimizer.param_groups[0]["lr"] = case.lr(step)
         chosen = torch.randint(len(x), (task.batch,), generator=random)
+        optimizer.zero_grad()
         loss = task.loss(model(x[chosen]), y[chosen])
         if case.pause is not None:
             case.pause.sleep(random)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
         before(replica, step)
         replica.report_loss(loss)
         replica.step()

@@ -4,21 +4,20 @@ The assumption holds where delta is at most 1. A convolutional net on noisy patt
 characters, 16 virtual workers.
 """
 
-import copy
+from collections import defaultdict
+from functools import partial
 from statistics import median
 
 import torch
-from char_gpt import CHARACTERS, read_corpus
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from char_gpt import CHARACTERS
+from torch import nn
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, console
-from bench.harness.attached import Task
+from bench.harness import Bench, Claim, Result, command, text
+from bench.harness.case import Case, Data, Task
+from bench.harness.seeds import in_threads
 from bench.lags.networks import Reader
 from offbeat.methods import deltas
-from offbeat.testing import ThreadWorld
-from offbeat.transport.world import World
 
 WORKERS, LOSS = 16, "loss"
 HEADINGS = ("model", "layer", "first", "median", "largest", "above 1")
@@ -32,55 +31,48 @@ BENCH = Bench(
 Found = dict[str, dict[str, list[float]]]  # by model and layer; the loss beside the layers
 
 
-def images() -> Task:
-    """A small convolutional net, batches of 8 x 8 patterns made from ten noisy prototypes."""
-    prototypes = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    net = nn.Sequential(
+def net() -> nn.Module:
+    return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
     )  # fmt: skip
 
-    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
-        labels = torch.randint(10, (16,), generator=random)
-        noise = torch.randn(16, 1, 8, 8, generator=random)
-        return cross_entropy(module(prototypes[labels] + noise), labels)
 
-    return Task(net, loss)
-
-
-def text() -> Task:
-    """A language model of two LSTM layers, windows of 24 characters."""
-    train, _ = read_corpus()
-
-    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
-        starts = torch.randint(len(train) - 25, (8,), generator=random)
-        window = train[starts[:, None] + torch.arange(25)]
-        return cross_entropy(module(window[:, :-1]), window[:, 1:].flatten())
-
-    return Task(Reader(len(CHARACTERS), 96, 32), loss)
+def images() -> Data:
+    """8 x 8 patterns made from ten noisy prototypes."""
+    random = torch.Generator().manual_seed(1)
+    prototypes = torch.randn(10, 1, 8, 8, generator=random)
+    labels = torch.randint(10, (40_000,), generator=random)
+    return (prototypes[labels] + torch.randn(40_000, 1, 8, 8, generator=random), labels), {}
 
 
-TASKS = {"conv": (images, 0.05), "lstm": (text, 0.5)}  # and learning rates
+def windows() -> Data:
+    """Of 24 characters."""
+    return text.windows(24)[0], {}
 
 
-def train(world: World, task: Task, lr: float, steps: int) -> dict[str, list[float]]:
-    """One worker: delta of every layer, 15 times, and its loss."""
-    model = copy.deepcopy(task.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    replica = offbeat.replicate(model, offbeat.lags(density=0.001), mesh=world, optimizer=optimizer)
-    random = torch.Generator().manual_seed(world.rank)
-    seen: dict[str, list[float]] = {}
-    for step in range(steps):
-        loss = task.loss(model, random)
-        loss.backward()
-        if step % (steps // 15) == 0:
-            for name, value in {**deltas(replica.gradients), LOSS: loss.item()}.items():
-                seen.setdefault(name, []).append(value)
-        optimizer.step()
-        optimizer.zero_grad()
-        replica.step()
-    replica.detach()
-    return seen
+SGD = partial(torch.optim.SGD, lr=0.0)
+TASKS = {  # and learning rates
+    Task("conv", net, images, 16, optimizer=SGD): 0.05,
+    Task("lstm", partial(Reader, len(CHARACTERS), 96, 32), windows, 8, loss=text.loss,
+         optimizer=SGD): 0.5,
+}  # fmt: skip
+
+
+def follow(task: Task, rate: float, steps: int) -> dict[str, list[float]]:
+    """Delta of every layer, 15 times, and the loss."""
+    seen, every = defaultdict[str, list[float]](list), steps // 15
+
+    def look(replica: offbeat.Replica, step: int) -> None:
+        if step % every == 0:
+            for name, value in deltas(replica.gradients).items():
+                if replica.world.rank == 0:
+                    seen[name].append(value)
+
+    lags = offbeat.lags(density=0.001)
+    case = Case("lags", task, lags, WORKERS, steps, rate, schedule=lambda *_: 1.0)
+    losses = in_threads(case, before=look).losses
+    return {**seen, LOSS: [*losses[::every]]}
 
 
 def rows(found: Found) -> list[tuple[str, ...]]:
@@ -106,14 +98,7 @@ def claims(found: Found) -> list[Claim]:
 @command(BENCH, "--full", full="Ten times the steps.")
 def app(full: bool = False) -> Result:
     """Train both models and record delta."""
-    torch.set_num_threads(1)
     steps = 1500 if full else 150
-    found: Found = {}
-    for name, (build, lr) in TASKS.items():
-        task = build()
-        found[name] = ThreadWorld(WORKERS).run(
-            lambda world, task=task, lr=lr: train(world, task, lr, steps), timeout=3600
-        )[0]
-        console.print(f"{name}: trained", style="dim")
+    found = {task.name: follow(task, rate, steps) for task, rate in TASKS.items()}
     title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
     return Result(title, HEADINGS, rows(found), claims(found), raw=found)
