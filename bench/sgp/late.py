@@ -4,16 +4,18 @@ One of 4 workers loses its link for 5 s, or gets a quarter of its CPU time. Need
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import SGD
 
-import offbeat
 from bench.harness import Bench, Claim, Result, command
+from bench.harness.attached import attach
 from bench.harness.ranks import on_nodes
 from offbeat.lab import Cut, Fault, Straggler
 
@@ -30,42 +32,35 @@ FAULTS: dict[str, list[Fault]] = {
 BOUND = 1.05  # times as long as the late node
 HEADINGS = ("node 1 has", "overlap", "its mean step", "others'", "its longest", "others'")
 BENCH = Bench(name="sgp/late", claim="Others wait no longer than a rank is late", minutes=4)
+Case, Found = tuple[str, int], dict[str, tuple[float, float]]  # fault and overlap; seconds
 
 
-@dataclass(frozen=True)
-class Lateness:
-    """Seconds per step of the late node and of the slowest other one."""
-
-    fault: str
-    overlap: int
-    mean: tuple[float, float]
-    longest: tuple[float, float]
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        mean = [f"{seconds * 1e3:.0f} ms" for seconds in self.mean]
-        longest = [f"{seconds:.2f} s" for seconds in self.longest]
-        return self.fault, f"{self.overlap}", *mean, *longest
-
-    @property
-    def claim(self) -> Claim:
-        """Of the longest step where a link was cut: connections wait for their own TCP timers."""
-        text = f"overlap {self.overlap}, {self.fault}: others wait hardly longer than node 1"
-        if self.fault == CUT:
-            bound, others = BOUND * self.longest[0], self.longest[1]
-            return Claim(text, f"at most {bound:.2f} s", f"{others:.2f} s", others <= bound)
-        bound, others = BOUND * self.mean[0], self.mean[1]
-        paper = f"at most {bound * 1e3:.0f} ms a step"
-        return Claim(text, paper, f"{others * 1e3:.0f} ms", others <= bound)
-
-
-def measure(overlap: int, fault: str) -> Lateness:
+def measure(overlap: int, fault: str) -> Found:
+    """Mean and longest step of the late node, and of the slowest other one."""
     ended = on_nodes(train, f"sgp(overlap={overlap})", WORKERS, rate=RATE, faults=FAULTS[fault])
     steps = [*map(np.diff, ended)]
     own = steps.pop(LATE)
     mean = float(own.mean()), max(float(each.mean()) for each in steps)
-    longest = float(own.max()), max(float(each.max()) for each in steps)
-    return Lateness(fault, overlap, mean, longest)
+    return {"mean": mean, "longest": (float(own.max()), max(float(each.max()) for each in steps))}
+
+
+def rows(case: Case, found: Found) -> Iterator[tuple[str, ...]]:
+    mean = (f"{seconds * 1e3:.0f} ms" for seconds in found["mean"])
+    yield case[0], f"{case[1]}", *mean, *(f"{seconds:.2f} s" for seconds in found["longest"])
+
+
+def claims(case: Case, found: Found) -> Iterator[Claim]:
+    """On the longest step where a link was cut: connections wait for their own TCP timers."""
+    fault, overlap = case
+    text = f"overlap {overlap}, {fault}: others wait hardly longer than node 1"
+    if fault == CUT:
+        own, others = found["longest"]
+        bound = f"at most {BOUND * own:.2f} s"
+        yield Claim(text, bound, f"{others:.2f} s", others <= BOUND * own)
+    elif fault == SLOW:
+        own, others = found["mean"]
+        bound = f"at most {BOUND * own * 1e3:.0f} ms a step"
+        yield Claim(text, bound, f"{others * 1e3:.0f} ms", others <= BOUND * own)
 
 
 def train(algorithm: str) -> list[list[float]]:
@@ -73,22 +68,19 @@ def train(algorithm: str) -> list[list[float]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
     teacher = torch.randn(64, 8) / 8
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    replica = offbeat.replicate(model, offbeat.algorithm(algorithm))
-    torch.manual_seed(dist.get_rank())
-    times = [time.monotonic()]
-    for _ in range(STEPS):
-        busy = time.process_time() + WORK
-        x = torch.randn(32, 64)
-        (model(x) - x @ teacher).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        while time.process_time() < busy:
+
+    def loss(module: nn.Module, random: torch.Generator) -> Tensor:
+        end, x = time.process_time() + WORK, torch.randn(32, 64, generator=random)
+        while time.process_time() < end:
             pass
-        replica.step()
+        return (module(x) - x @ teacher).square().mean()
+
+    run, times = attach(algorithm, model, partial(SGD, lr=0.02, momentum=0.9)), [time.monotonic()]
+    for _ in range(STEPS):
+        run.step(loss)
         times.append(time.monotonic())
-    replica.finish()
-    replica.detach()
+    run.finish()
+    run.close()
     everyone: list[list[float]] = [[]] * WORKERS
     dist.all_gather_object(everyone, times)
     return everyone
@@ -97,7 +89,6 @@ def train(algorithm: str) -> list[list[float]]:
 @command(BENCH)
 def app() -> Result:
     """Delay a node and measure the delay of the others."""
-    found = [measure(*each) for each in product(OVERLAPS, FAULTS)]
-    judged = [each.claim for each in found if each.fault != "none"]
+    found = {case[::-1]: measure(*case) for case in product(OVERLAPS, FAULTS)}
     title = f"{WORKERS} workers, {STEPS} steps, {RATE}"
-    return Result(title, HEADINGS, [each.row for each in found], judged, measured=found)
+    return Result.by_case(title, HEADINGS, found, rows, claims)
