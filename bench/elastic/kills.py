@@ -13,11 +13,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from bench.elastic.runs import Case, Run, disturb
-from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import GOAL, Bench, Claim, Result, command, console, files
 from bench.harness.environment import environment
 
 RECIPES = (
@@ -153,7 +149,3 @@ def app(seconds: float = 120.0, jobs: int = 20, full: bool = False) -> Result:
     draw(runs)
     title = "Workers that are killed, and started again after a second; steps are pauses"
     return Result(title, HEADINGS, [*map(row, runs)], claims(runs), runs)
-
-
-if __name__ == "__main__":
-    app()

@@ -15,10 +15,7 @@ from statistics import fmean, stdev
 
 from bench.elastic.kills import RECIPES, RESOLVER
 from bench.elastic.runs import Case, Run, disturb
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
-from bench.harness.console import console
+from bench.harness import GOAL, Bench, Claim, Result, command, console
 from bench.harness.environment import environment
 
 PAUSE, EVERY = 0.02, 2.0  # seconds of a step, between two kills
@@ -77,7 +74,3 @@ def app(seconds: float = 30.0, seeds: int = 3, jobs: int = 4, full: bool = False
         claims.append(claim)
     title = "The loss after kills, beside undisturbed runs of as many steps"
     return Result(title, HEADINGS, rows, claims, found)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,10 +9,8 @@ from torch import nn
 from torch.optim import SGD
 
 from bench.ddp.overhead import ratios, task
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.attached import Attached, Build, attach
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command
 from bench.harness.training import Times, Training, times
 
 RECIPES = ("ddp", "lags(density=0.1)", "local_sgd(every=4)", "diloco(every=4)", "sgp(overlap=1)")
@@ -63,7 +61,3 @@ def app(full: bool = False, rounds: int = 80) -> Result:
     title = f"Seconds per step with elastic=True relative to those without, {rounds} rounds"
     rows, claims = [row for row, _ in judged], [claim for _, claim in judged]
     return Result(title, HEADINGS, rows, claims, found)
-
-
-if __name__ == "__main__":
-    app()

@@ -48,8 +48,8 @@ class Admission:
         self._decided: tuple[JoinRequest | None, int | None] = None, None
         self.refused: JoinRequest | None = None
         self.wants_to_leave = before is not None and before.wants_to_leave
-        now = time.monotonic()
-        self._began, self._pace = (now, 0.0) if before is None else (before._began, before._pace)
+        self._began: float = time.monotonic() if before is None else before._began
+        self._pace: float = 0.0 if before is None else before._pace  # seconds of the last step
         self._may_return = False  # a lost rank, which can ask only since all know of its loss
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge

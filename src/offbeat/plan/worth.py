@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 SOURCE = "a GPT on characters with 4 workers (docs/choosing.md)"
-# Steps of ddp until a loss, divided by those of the recipe: python -m bench.choose.sooner
+# Steps of ddp until a loss, divided by those of the recipe: python -m bench run choose/sooner
 MEASURED = {
     "ddp()": 1.0,
     "lags(density=0.05)": 0.61,
