@@ -47,7 +47,7 @@ class Admission:
         # By request: while this rank is in one, the next may come.
         self._decided: tuple[JoinRequest | None, int | None] = None, None
         self.refused: JoinRequest | None = None
-        self.wants_to_leave = before is not None and before.wants_to_leave
+        self.wants_to_leave: bool = before is not None and before.wants_to_leave
         self._began: float = time.monotonic() if before is None else before._began
         self._pace: float = 0.0 if before is None else before._pace  # seconds of the last step
         self._may_return = False  # a lost rank, which can ask only since all know of its loss
