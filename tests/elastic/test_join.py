@@ -317,10 +317,10 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
         handover.give,
     )
 
-    def let_in(links: Links, request: Any) -> Links | None:
+    def let_in(links: Links, request: Any, count: int) -> Links | None:
         if links.world.rank == victim and not dead.is_set() and when == "before the barrier":
             die(links)
-        return let(links, request)
+        return let(links, request, count)
 
     def pass_barrier(barrier: Any, between: Links, *more: Any) -> bool:
         if between.world.rank == victim and not dead.is_set() and when == "at the barrier":

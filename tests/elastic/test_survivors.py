@@ -105,6 +105,30 @@ def test_survivors_agree_without_a_long_row_of_ranks() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_rank_is_not_waited_for_whose_node_is_lost() -> None:
+    """It may wait for the lost one outside of offbeat, in a forward of FSDP2."""
+    nodes, decided = ((0, 1), (2, 3), (4, 5)), threading.Event()
+
+    def work(world: World) -> Agreement | None:
+        links = Links.connect(world)
+        if world.rank == 3:
+            perish(links)
+            return None
+        if world.rank == 2:
+            assert decided.wait(30)
+            with pytest.raises(PeerLost, match="given up"):
+                agree_on_survivors(links, Progress(2), PeerLost("somebody"), nodes)
+            return None
+        agreed = agree_on_survivors(links, Progress(world.rank), PeerLost("somebody"), nodes)
+        decided.set()
+        links.close()
+        return agreed
+
+    agreed = Agreement((0, 1, 4, 5), (2, 3), 5)
+    assert ThreadWorld(6).run(work) == [agreed, agreed, None, None, agreed, agreed]
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("run", "said"), [(0, "it cannot rejoin them"), (1, "start it again to rejoin them")]
 )

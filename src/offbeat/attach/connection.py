@@ -1,13 +1,13 @@
 """The connection of a replica: its process groups, heartbeat and collective calls."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Protocol, final
 
 import torch
 
-from offbeat.liveness.failure import Phase
+from offbeat.liveness.failure import PeerLost, Phase
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links
@@ -15,28 +15,55 @@ from offbeat.transport.meter import Meter
 from offbeat.transport.world import World
 
 
+class Mates(Protocol):
+    """The ranks of a node that are lost, and come back, together."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of them is."""
+
+    def concur(self, fault: Exception | None) -> None:
+        """Raise on all of them what one has found, a loss if nothing else; all of them call."""
+
+    def close(self) -> None:
+        """End their connection."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Connection:
     """The links between the ranks of ``world``; None where this rank is the only one.
 
-    ``control`` joins all ranks, for checks and small values.
+    ``control`` joins all ranks, for checks and small values. ``mates`` joins those of this node in
+    an elastic run of a sharded model.
     """
 
     world: World
     links: Links | None
     control: Group | None
+    mates: Mates | None = None
 
-    @classmethod
-    def over(cls, world: World, links: Links | None, pair: Collection[int] = ()) -> "Connection":
-        """Open the control group over ``links``; all ranks call.
+    def open(self, pair: Collection[int] = ()) -> "Connection":
+        """Return this connection with the control group; all ranks call.
 
         ``pair``: two ranks that send each other messages in it, beside its collectives.
         """
-        if links is None:
-            return cls(world, None, None)
+        if self.links is None:
+            return self
+        world = self.world
         others = [world.ranks.index(rank) for rank in pair if rank != world.rank]
-        return cls(world, links, links.open("world", others if world.rank in pair else ()))
+        control = self.links.open("world", others if world.rank in pair else ())
+        return replace(self, control=control)
+
+    @property
+    def unit_size(self) -> int:
+        """How many ranks, one after the other, are lost and join together: 1 or a node's."""
+        return 1 if self.mates is None else len(self.world.nodes[0])
+
+    @property
+    def units(self) -> Sequence[Sequence[int]]:
+        """The ranks that are lost together; () if each one is lost alone."""
+        return () if self.mates is None else self.world.nodes
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -69,6 +96,23 @@ class Connection:
         with normal, self.links.heartbeat.verb(verb):
             yield
         self.links.heartbeat.next_call(verb)
+
+    @contextmanager
+    def alike(self, is_of_all: bool = True) -> Iterator[None]:
+        """End a call alike on this rank and its ``mates``: it returns on all of them, or on none.
+
+        Ranks that hold shards of one model wait for each other in every forward. So none may return
+        from a call while another agrees with other nodes on who is left, which wait for this one.
+        ``is_of_all``: whether all of them make the call. Otherwise a fault ends their next one.
+        """
+        try:
+            yield
+        except (ValueError, PeerLost) as error:
+            if self.mates is not None:
+                self.mates.concur(error)
+            raise
+        if is_of_all and self.mates is not None:
+            self.mates.concur(None)
 
     def resume(self, phase: Phase) -> None:
         """Count calls on from ``phase``, that of an earlier connection or of another rank."""

@@ -19,6 +19,7 @@ from offbeat.exchange import (
     Site,
 )
 from offbeat.exchange.samples import Samples
+from offbeat.exchange.sharding import load_parts, unsharded
 from offbeat.transport.group import Group
 from offbeat.transport.interface import Transport
 from offbeat.transport.world import World
@@ -110,7 +111,8 @@ class SlotFiller:
     def common(self) -> dict[str, Any]:
         """Return the states of optimizers and other objects, for a rank that joins."""
         registered = {name: each.state_dict() for name, each in self.registered.items()}
-        return {"optimizers": [each.state_dict() for each in self._held], "registered": registered}
+        held = [unsharded(each) for each in self._held]
+        return {"optimizers": held, "registered": registered}
 
     def begin_with(self, common: Mapping[str, Any]) -> None:
         """Take over what :meth:`common` has returned on another rank.
@@ -124,7 +126,7 @@ class SlotFiller:
                 f"{len(self._held)}; pass the same"
             )
         for each, state in zip(self._held, given, strict=True):
-            each.load_state_dict(state)
+            load_parts(each, state)
         self.received.update(common["registered"])
 
     @property

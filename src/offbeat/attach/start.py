@@ -25,6 +25,7 @@ from offbeat.exchange import Algorithm, Exchanged
 from offbeat.kit.warning import warn
 from offbeat.platform.process_group import default_group
 from offbeat.transport.links import Links, connections
+from offbeat.transport.meter import Meter
 from offbeat.transport.run import token
 from offbeat.transport.world import World, host_name
 
@@ -37,13 +38,14 @@ def connect(
     run: int = 0,
     elastic: bool = False,
     weighted: bool = False,
+    meter: Meter | None = None,
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
     The arguments are those of :func:`offbeat.replicate`. The layout of the ranks is ``mesh``, or
     made of the hosts that the ranks name. All ranks must have the same model, by a digest that each
     one sends; only where two differ are they compared name by name. ``run``: the number of the run,
-    if others may join it.
+    if others may join it. ``meter``: counters that this rank has already.
     """
     given, fault = None, argument_fault(model, algorithm)
     try:
@@ -65,7 +67,7 @@ def connect(
     fault = fault or sparse_fault(model, algorithm)
     fault = fault or (elastic_fault(model, algorithm) if elastic else None)
     fault = fault or (weights_fault(model, algorithm, elastic) if weighted else None)
-    links = Links.connect(world, run)
+    links = Links.connect(world, run, meter)
     try:
         hosts = _agree(links, fault, given, model, algorithm, elastic, weighted)
         links.world = given or World.on_hosts(hosts)
@@ -73,7 +75,7 @@ def connect(
         links.end_run()
         links.close()
         raise
-    return Connection.over(links.world, links)
+    return Connection(links.world, links, None).open()
 
 
 def given_world(mesh: object) -> World | None:
@@ -101,10 +103,9 @@ def argument_fault(model: Exchanged, algorithm: object) -> str | None:
 
 def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
-    if model.is_sharded:
-        return "elastic=True with a sharded model: the shards of a lost rank are lost with it"
     near, far = algorithm.gradients, algorithm.parameters
-    if near is not None and near.over == "local" and (far is None or far.over == "world"):
+    ends_node = near is not None and near.over == "local" and not model.is_sharded
+    if ends_node and (far is None or far.over == "world"):
         return (
             f"elastic=True with {algorithm}: a rank that is lost inside backward ends its node, "
             "so nodes must be what exchanges parameters; use a recipe with within='local', or "

@@ -1,8 +1,7 @@
 """Who takes part in the training of one replica: losses that it survives, and ranks that join."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -33,7 +32,8 @@ class Generation:
     """The connection to the other ranks, with the slots over it, and its changes.
 
     Where whole nodes come and go, ``node`` connects the ranks of this one, ``connection`` joins the
-    nodes, each as one rank, and all but the first rank of a node are alone in theirs.
+    nodes, each as one rank, and all but the first rank of a node are alone in theirs. Of a sharded
+    model ``connection`` joins all ranks, and its ``mates`` those of this node.
 
     Attributes:
         connection: the connection at present.
@@ -143,7 +143,7 @@ class Generation:
             while True:
                 self.progress = self._progress(steps())
                 try:
-                    with self.connection.calling(verb):
+                    with self.connection.calling(verb), self.connection.alike(verb is not None):
                         result = call()
                         if verb not in (None, "step", "switch") and self.filler.is_elastic:
                             self._agree()  # or some would repeat what is over for the others
@@ -156,7 +156,7 @@ class Generation:
 
         if self.node is None:
             return survive()
-        with self._as_one(self.node):
+        try:
             if verb is None:
                 return survive()
             model = self.filler.model
@@ -164,6 +164,9 @@ class Generation:
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
             with self.node.calling(verb):
                 return self.node.together(verb, survive, changes, parameters, buffers)
+        except PeerLost as loss:
+            self._resign()
+            raise self.node.report_error(loss) from loss
 
     def settle(self, steps: int) -> None:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
@@ -200,15 +203,15 @@ class Generation:
 
         If a rank of this node is lost, the other nodes go on.
         """
-        links = self.connection.links
-        if self.node is not None and self.node.is_lost and links is not None:
-            survivors.resign(links)
+        mates = self.node or self.connection.mates
+        if mates is not None and mates.is_lost:
+            self._resign()
         if self._gradients is not None:
             self._gradients.detach()  # first: the model loses its hooks even if a close raises
         self.connection.close(ends_run=True)
         self.admission.close()
-        if self.node is not None:
-            self.node.close()
+        if mates is not None:
+            mates.close()
 
     def continue_without(self, loss: PeerLost) -> list[str]:
         """Connect to the other survivors, or raise ``loss``.
@@ -275,7 +278,8 @@ class Generation:
         if (control := self.connection.control) is None:
             return
         try:
-            gather_numbers((), control)
+            with self.connection.alike():
+                gather_numbers((), control)
         except PeerLost as loss:
             if not self.filler.is_elastic:
                 raise
@@ -300,15 +304,10 @@ class Generation:
         """What takes part: "rank" or "node"."""
         return "rank" if self.node is None else "node"
 
-    @contextmanager
-    def _as_one(self, node: Node) -> Iterator[None]:
-        """Leave the other nodes to themselves if this one can no longer take part."""
-        try:
-            yield
-        except PeerLost as loss:
-            if self.connection.links is not None:
-                survivors.resign(self.connection.links)
-            raise node.report_error(loss) from loss
+    def _resign(self) -> None:
+        """Leave the other nodes to themselves: this one can no longer take part."""
+        if self.connection.links is not None:
+            survivors.resign(self.connection.links)
 
     def entries(self, number: int, **entry: int) -> list[dict[str, int]]:
         """Return the entries of ``lost`` or ``joined`` for a rank, or for each one of a node."""

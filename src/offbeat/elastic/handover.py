@@ -73,9 +73,9 @@ def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
 
 
 def tensors_of(model: Exchanged) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers that hold something, by name."""
+    """Return what this rank holds of parameters and persistent buffers, by name."""
     persistent = model.module.state_dict(keep_vars=True)
-    tensors = sorted({**model.parameters, **model.buffers}.items())
+    tensors = sorted({**model.held, **model.buffers}.items())
     return {name: t for name, t in tensors if name in persistent and t.numel() > 0}
 
 

@@ -3,13 +3,16 @@
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
 from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
+from offbeat.elastic.node import Node
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
@@ -83,7 +86,10 @@ class RunWatch:
 @final
 @dataclass(eq=False)
 class JoinAttempts:
-    """The attempts of a rank to join the run in the store of ``world``."""
+    """The attempts of a rank to join the run in the store of ``world``.
+
+    Those of ``mates`` join together: the first of them makes the requests.
+    """
 
     world: World
     model: Exchanged
@@ -91,6 +97,7 @@ class JoinAttempts:
     weighted: bool = False
     meter: Meter = field(default_factory=Meter)
     fault: str | None = None  # why it cannot join, if it is known before
+    mates: Node | None = None
     attempts: int = 0
     number: int = -1
     has_warned: bool = False
@@ -100,33 +107,56 @@ class JoinAttempts:
     def connect(self) -> Connection | int:
         """Return the connection to a run that goes on, or the number of the run to start.
 
-        Raises ``ValueError`` on this rank alone if it cannot join, and :class:`PeerLost` after
-        many attempts.
+        Raises ``ValueError`` on this rank and its ``mates`` alone if it cannot join, and
+        :class:`PeerLost` after many attempts.
         """
-        self.store, watch, since = self.world.timed_store(), None, time.monotonic()
+        self.store, mates = self.world.timed_store(), self.mates
         try:
-            while True:
-                membership = read_membership(self.store)
-                if self.world.is_new and (not membership.name or (watch and watch.is_over())):
-                    self._require_a_run(membership, watch)
-                    self._await_a_run(time.monotonic() - since)
-                if not membership.name and not self.world.is_new:
-                    return membership.run + 1
-                if membership.name:
-                    if watch is None or watch.membership != membership:
-                        watch = RunWatch(self.store, membership, self._rank(membership))
-                    links = self._request(membership, watch)
-                    if links is not None:
-                        return Connection(links.world, links, None)
-                    if watch.is_over() and not self.world.is_new:
-                        return membership.run + 1
-                time.sleep(POLL)
-        except PeerLost:
-            raise
+            if mates is None:
+                return self._lead()
+            found = self._lead() if mates.is_first else self._follow(mates)
+            if mates.is_first and isinstance(found, int):
+                mates.tell(found)
+            return found
+        except (ValueError, PeerLost) as error:
+            raise error if mates is None else mates.report_error(error) from None
         except RuntimeError as error:
             raise store_lost(error) from error
         finally:
             self.store.close()
+
+    def _follow(self, mates: Node) -> Connection | int:
+        """Take part in the attempts of the first of ``mates``."""
+        while isinstance(told := mates.tell(None), list):
+            (run, change, name, nodes, lost), number = told
+            membership = Membership(run, change, name, tuple(map(tuple, nodes)), tuple(lost))
+            links = self._meet(
+                membership,
+                (self.world.rank, number),
+                lambda barrier, links: pass_barrier(barrier, links, lambda: mates.is_lost, SOON),
+            )
+            if links is not None:
+                return Connection(links.world, links, None, mates)
+        return int(told)
+
+    def _lead(self) -> Connection | int:
+        watch, since = None, time.monotonic()
+        while True:
+            membership = read_membership(self.store)
+            if self.world.is_new and (not membership.name or (watch and watch.is_over())):
+                self._require_a_run(membership, watch)
+                self._await_a_run(time.monotonic() - since)
+            if not membership.name and not self.world.is_new:
+                return membership.run + 1
+            if membership.name:
+                if watch is None or watch.membership != membership:
+                    watch = RunWatch(self.store, membership, self._rank(membership))
+                links = self._request(membership, watch)
+                if links is not None:
+                    return Connection(links.world, links, None, self.mates)
+                if watch.is_over() and not self.world.is_new:
+                    return membership.run + 1
+            time.sleep(POLL)
 
     def _require_a_run(self, membership: Membership, watch: RunWatch | None) -> None:
         """Raise ``PeerLost`` if the one run is over that `offbeat store` has told of."""
@@ -174,21 +204,38 @@ class JoinAttempts:
             )
         self.number = rank
         request = JoinRequest(rank, self.store.add("requests", 1))
-        lost = tuple(other for other in membership.lost if other != rank)
-        nodes = tuple(sorted((*membership.nodes, (rank,))))
+
+        def come(barrier: TimedStore, links: Links) -> bool:
+            if record.post(request=request).request != request:
+                return False
+            self.attempts += 1  # not where another newcomer was first: there may be many
+            if self.mates is not None:
+                self.mates.tell([membership, request.number])
+            hopeless = partial(self._is_hopeless, membership, watch, record, request)
+            return pass_barrier(barrier, links, hopeless, SOON)
+
+        return self._meet(membership, request, come)
+
+    def _meet(
+        self,
+        membership: Membership,
+        request: tuple[int, int],
+        come: Callable[[TimedStore, Links], bool],
+    ) -> Links | None:
+        """Return the links of this rank's ``request`` between all, if ``come`` says that all are.
+
+        ``request``: as :class:`JoinRequest`, whose number this rank and its mates share.
+        """
+        rank, number = request
+        own = (rank,) if self.mates is None else self.world.nodes[self.world.node]
+        lost = tuple(other for other in membership.lost if other not in own)
+        nodes = tuple(sorted((*membership.nodes, own)))
         world = replace(self.world, rank=rank, nodes=nodes, lost=lost, is_new=False)
-        links = Links.joining(world, membership, request.number, self.meter)
-        barrier = barrier_of(self.store, membership.name, request.number)
+        links = Links.joining(world, membership, number, self.meter)
+        barrier = barrier_of(self.store, membership.name, number)
         try:
-            if record.post(request=request).request == request:
-                self.attempts += 1  # not where another newcomer was first: there may be many
-                if pass_barrier(
-                    barrier,
-                    links,
-                    lambda: self._is_hopeless(membership, watch, record, request),
-                    SOON,
-                ):
-                    return links
+            if come(barrier, links):
+                return links
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 close_barrier(barrier)
@@ -217,9 +264,19 @@ class JoinAttempts:
                 )
             time.sleep(POLL)
 
-    def _growth_fault(self, size: int) -> str | None:
+    def _growth_fault(self, membership: Membership) -> str | None:
         exchange = self.algorithm.parameters
-        return None if exchange is None else exchange.growth_fault(size)
+        present = membership.ranks if self.mates is None else membership.nodes
+        return None if exchange is None else exchange.growth_fault(len(present) + 1)
+
+    def _node_fault(self, membership: Membership) -> str | None:
+        here, there = self.world.nodes[self.world.node], membership.nodes[0]
+        if self.mates is None or (len(here) == len(there) and {*here} <= {*membership.lost}):
+            return None
+        return (
+            f"its node {[*here]} is none of those that were lost, {[*membership.lost]} by "
+            f"{len(there)}; pass World.at() the size and ranks_per_node of the start"
+        )
 
     def _require_fitting(self, membership: Membership, rank: int) -> None:
         """Raise ``ValueError`` if this rank cannot join, which the others then do not notice."""
@@ -234,7 +291,8 @@ class JoinAttempts:
             or elastic_fault(self.model, self.algorithm)
             or (weights_fault(self.model, self.algorithm, True) if self.weighted else None)
             or model_fault(self.model)
-            or self._growth_fault(len(membership.ranks) + 1)
+            or self._growth_fault(membership)
+            or self._node_fault(membership)
         )
         if fault is None:
             there, here = (

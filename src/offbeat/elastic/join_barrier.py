@@ -18,8 +18,10 @@ def donor_of(members: Sequence[int], newcomer: int) -> int:
 
 
 def donor_in(world: World) -> int:
-    """Return the donor of this rank, which joins the others of ``world``."""
-    return donor_of([rank for rank in world.ranks if rank != world.rank], world.rank)
+    """Return the donor of this rank, which joins the others of ``world`` with all of its node."""
+    own = world.nodes[world.node]
+    others = [rank for rank in world.ranks if rank not in own]
+    return donor_of(others, own[0]) + world.local_rank
 
 
 def barrier_of(store: TimedStore, name: str, request: int) -> TimedStore:
@@ -27,13 +29,15 @@ def barrier_of(store: TimedStore, name: str, request: int) -> TimedStore:
     return store.under(f"{name}/join{request}")
 
 
-def let_in(links: Links, request: JoinRequest) -> Links | None:
+def let_in(links: Links, request: JoinRequest, count: int) -> Links | None:
     """Wait for all members and the newcomer; return the links to them, or None if it has failed.
+
+    The newcomer is ``count`` ranks.
 
     All members call before the same exchange. It fails if the newcomer is lost; if a member is
     lost, it raises :class:`PeerLost`, and the old links are still those of all members.
     """
-    between = links.joined_by(request.rank, request.number)
+    between = links.joined_by(request.rank, request.number, count)
     barrier = barrier_of(links.store, links.name, request.number)
     try:
         with links.heartbeat.verb("step"), links.heartbeat.watching():

@@ -1,6 +1,7 @@
 """The admission of a rank that joins: members let it in, and a donor hands over what it needs."""
 
-from offbeat.attach.connection import Connection
+from dataclasses import replace
+
 from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
 from offbeat.elastic.generation import Generation
@@ -31,17 +32,21 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         weight = members.parameters.drain()
     if members.has_reconnected:
         return []
-    between = let_in(links, request)
+    count = members.connection.unit_size
+    # Each rank of a node that joins is served by the one that holds the same shards.
+    place = links.world.local_rank if count > 1 else 0
+    between = let_in(links, request, count)
     if between is None:
         members.admission.refused = request
         return [f"{unit} {rank}: {unit} {newcomer} was lost while it joined"]
-    donor = donor_of(links.world.ranks, newcomer)
-    texts = _connect(members, between, (newcomer, donor), steps)
+    donor = donor_of(links.world.ranks, newcomer) + place
+    texts = _connect(members, between, (newcomer + place, donor), steps)
     if texts:
         return texts
     # Before it is given the model: it may be lost meanwhile.
     changes = [*members.lost], [*members.joined]
-    members.joined.extend(members.entries(newcomer, step=steps))
+    for number in range(newcomer, newcomer + count):
+        members.joined.extend(members.entries(number, step=steps))
     weight /= 2 if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
@@ -53,7 +58,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
             "slots": [slot.common() for slot in members.slots],
             "held": members.filler.common(),
         }
-        give(model, state, newcomer, members.control)
+        give(model, state, newcomer + place, members.control)
     ranks = list(members.connection.world.ranks)
     return [
         f"{unit} {rank}: {unit} {newcomer} has joined; {ranks} train on, with exchanges between "
@@ -64,9 +69,9 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
 def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: int) -> list[str]:
     """Connect to all; return lines for the log if one was lost meanwhile: then none has joined."""
     links, place = members.connection.links, members.progress._replace(steps=steps)
-    current = Connection(between.world, between, None)
+    earlier = members.connection
+    current = replace(earlier, world=between.world, links=between, control=None)
     try:
-        earlier = members.connection
         found = survivors.connect_over(current, earlier, members.filler, place, [], pair)
     finally:
         if links is not None:
@@ -88,6 +93,8 @@ def join(members: Generation, model: Exchanged) -> None:
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)
-    members.joined.extend(members.entries(members.connection.world.rank, step=members.steps))
+    world = members.connection.world
+    for number in world.nodes[world.node]:
+        members.joined.extend(members.entries(number, step=members.steps))
     members.connection.resume(Phase(*state["phase"]))
     members.admission = Admission(members.connection.links)

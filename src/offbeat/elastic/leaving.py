@@ -1,5 +1,7 @@
 """A rank that leaves a run: the others know the step, and it shares out what it alone holds."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -46,7 +48,7 @@ def let_go(members: Generation, steps: int) -> list[str]:
     place, earlier = members.progress._replace(steps=steps), members.connection
     weight = _add(members, shares)
     between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
-    current = Connection(world.among(living), between, None)
+    current = replace(earlier, world=world.among(living), links=between, control=None)
     found = survivors.connect_over(current, earlier, members.filler, place, [])
     entry = {"step": steps - 1, "used": members.progress.used, "left": 1}
     members.lost.append({members.unit: request.rank, **entry})

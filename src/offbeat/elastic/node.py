@@ -190,7 +190,16 @@ class Node:
         copy_from_first(parameters, self.control)
         return cast(Result, result)
 
+    def concur(self, fault: Exception | None) -> None:
+        """Raise on all ranks of the node what one has found, a loss if nothing else; all call."""
+        if self.control is None:
+            return
+        if any(failed for (failed,) in gather_numbers([fault is not None], self.control)):
+            raise self._first_error(fault, self.control)
+
     def _first_error(self, own: Exception | None, control: Group) -> Exception:
         text = json.dumps(own and AgreedError.of(own)).encode()
-        first = next(word for word in map(json.loads, gather_bytes(text, control)) if word)
-        return own or AgreedError(*first).error
+        said = [AgreedError(*word) for word in map(json.loads, gather_bytes(text, control)) if word]
+        first = min(said, key=lambda error: error.kind == "lost")  # which may be survived
+        is_own = own is not None and AgreedError.of(own).kind == first.kind
+        return own if own is not None and is_own else first.error

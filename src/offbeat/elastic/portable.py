@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.exchange.sharding import is_sharded
+
 
 def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
     """Return ``value`` as JSON, and the tensors in it in order: :func:`put_together` joins them.
@@ -29,7 +31,7 @@ def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
             return {
                 "sparse": [plain(part) for part in (value.indices(), value.values(), value.shape)]
             }
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not is_sharded(value):
             tensors.append(value.detach())
             kind, shape = str(value.dtype).removeprefix("torch."), [*value.shape]
             return {"tensor": [kind, shape, value.device.type]}

@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from offbeat.attach.connection import Connection
@@ -92,16 +93,17 @@ def connect_over(
     """Open the groups of ``current``, which has links only; all its ranks call.
 
     As :func:`reconnect` if a rank is lost meanwhile. Continues the count of calls of ``earlier``.
-    ``pair``: as in :meth:`Connection.over`.
+    ``pair``: as in :meth:`Connection.open`.
     """
     while True:
         try:
-            if current.links is not None:
-                current.links.announce()  # at once: a rank that joins must not look at the old ones
-            current = Connection.over(current.world, current.links, pair)
-            slots = current.links, current.control
-            parameters = filler.parameters(*slots)
-            gradients = filler.gradients(*slots) if filler.exchanges_again else None
+            with current.alike():
+                if current.links is not None:
+                    current.links.announce()  # at once: who joins must not look at the old ones
+                current = current.open(pair)
+                slots = current.links, current.control
+                parameters = filler.parameters(*slots)
+                gradients = filler.gradients(*slots) if filler.exchanges_again else None
         except PeerLost as loss:
             current, agreed = _without(current, progress, loss)
             agreements.append(agreed)
@@ -118,13 +120,16 @@ def _without(
 ) -> tuple[Connection, Agreement]:
     if connection.links is None:
         raise loss
+    if connection.mates is not None and connection.mates.is_lost:
+        resign(connection.links)  # the others must not wait for what is left of this node
+        raise loss
     try:
-        agreed = agree_on_survivors(connection.links, progress, loss)
+        agreed = agree_on_survivors(connection.links, progress, loss, connection.units)
     except BaseException:
         connection.close()
         raise
-    between = regroup(connection.links, agreed)
-    return Connection(connection.world.among(agreed.living), between, None), agreed
+    between, world = regroup(connection.links, agreed), connection.world.among(agreed.living)
+    return replace(connection, world=world, links=between, control=None), agreed
 
 
 def resign(links: Links) -> None:
@@ -134,7 +139,9 @@ def resign(links: Links) -> None:
     links.abandon()
 
 
-def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agreement:
+def agree_on_survivors(
+    links: Links, progress: Progress, loss: PeerLost, units: Sequence[Sequence[int]] = ()
+) -> Agreement:
     r"""Agree on the living ranks and on the largest step count; all living ranks must call.
 
     .. math:: k = \max_{i \in \mathrm{living}} k_i
@@ -143,7 +150,8 @@ def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agre
     rank has done so or is lost: at most half an hour for one that is running but busy. It reads the
     heartbeats of the missing ranks between itself and the next one that has called, and writes
     which of them are lost. Ranks behind step k then reach it without exchanges, so that all
-    exchange at the same steps again.
+    exchange at the same steps again. The ranks of each of ``units``, by default one, are lost
+    together: none is waited for, since it may wait for the lost one outside of offbeat.
 
     Raises ``loss`` again where the run cannot continue: a rank has left (that is a shutdown), no
     rank is lost (a connection broke), the store is gone, or a living rank does not call. Raises
@@ -153,7 +161,7 @@ def agree_on_survivors(links: Links, progress: Progress, loss: PeerLost) -> Agre
     meet = links.store.under(f"{links.name}/survivors")
     try:
         _say(meet, rank, "/".join(map(str, progress)))
-        agreed = _outcome(meet, links.heartbeat)
+        agreed = _outcome(meet, links.heartbeat, units or [(r,) for r in links.world.ranks])
     except RuntimeError as gone:
         raise loss from gone
     if agreed is None:
@@ -179,13 +187,15 @@ def regroup(links: Links, agreed: Agreement) -> Links | None:
     return between
 
 
-def _outcome(meet: TimedStore, heartbeat: Heartbeat) -> Agreement | None:
+def _outcome(
+    meet: TimedStore, heartbeat: Heartbeat, units: Sequence[Sequence[int]]
+) -> Agreement | None:
     since, heard, words, pause = time.monotonic(), 0, dict[int, str](), POLL[0]
     while time.monotonic() - since < PATIENCE:
         # One small call as long as there is nothing new.
         if (count := meet.add("count", 0)) > heard:
             heard, words = count, _words(meet)
-            proposal = _proposal(words, heartbeat.ranks)
+            proposal = _proposal(words, units)
             if proposal is not None:
                 # Two ranks may read different words, for instance that one is late and that it
                 # came after all: the first proposal stands, and all ranks take that one.
@@ -228,17 +238,15 @@ def _suspects(heartbeat: Heartbeat, words: Mapping[int, str]) -> list[int]:
     return found
 
 
-def _proposal(words: Mapping[int, str], ranks: Sequence[int]) -> str | None:
+def _proposal(words: Mapping[int, str], units: Sequence[Sequence[int]]) -> str | None:
     """Return a proposal as JSON, null for an end of the run; None while ranks are missing."""
+    whole = [unit for unit in units if all(words.get(r) not in ("left", "lost") for r in unit)]
+    ranks = sorted(rank for unit in whole for rank in unit)
     if any(rank not in words for rank in ranks):
         return None
-    living = {
-        rank: Progress(*map(int, words[rank].split("/")))
-        for rank in ranks
-        if words[rank] not in ("left", "lost")
-    }
-    if len(living) == len(ranks) or "left" in words.values():
+    living = {rank: Progress(*map(int, words[rank].split("/"))) for rank in ranks}
+    if len(whole) == len(units) or "left" in words.values():
         return json.dumps(None)
-    lost = [rank for rank in ranks if rank not in living]
+    lost = sorted(rank for unit in units for rank in unit if rank not in living)
     most = (max(numbers) for numbers in zip(*living.values(), strict=True))
     return json.dumps(Agreement(tuple(living), tuple(lost), *most))

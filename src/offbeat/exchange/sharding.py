@@ -1,13 +1,17 @@
 """Parameters that FSDP2 has divided among the ranks of a node."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.transport.group import Group
+from offbeat.transport.small_gathers import gather_numbers
 from offbeat.transport.world import World
+
+_PART = "part of a sharded tensor"
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -58,6 +62,40 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
+def unsharded(optimizer: Any) -> dict[str, Any]:
+    """Return the state of ``optimizer`` with this rank's part of each value that is sharded."""
+
+    def part(parameter: Tensor, value: Any) -> Any:
+        # Of another shape, its parts cannot be joined by what the parameter knows.
+        is_like = is_sharded(value) and value.shape == parameter.shape
+        return {_PART: held_part(value)} if is_like else value
+
+    return _with_values(optimizer, optimizer.state_dict(), part)
+
+
+def load_parts(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load what :func:`unsharded` has returned for an optimizer of the same shards."""
+
+    def whole_of(parameter: Tensor, value: Any) -> Any:
+        is_part = isinstance(value, dict) and [*value] == [_PART]
+        return joined(value[_PART], parameter) if is_part else value
+
+    optimizer.load_state_dict(_with_values(optimizer, state, whole_of))
+
+
+def _with_values(
+    optimizer: Any, state: dict[str, Any], made_of: Callable[[Tensor, Any], Any]
+) -> dict[str, Any]:
+    parameters = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    if not any(map(is_sharded, parameters)):
+        return state
+    values = {
+        i: {name: made_of(parameters[i], value) for name, value in of_one.items()}
+        for i, of_one in state["state"].items()
+    }
+    return {**state, "state": values}
+
+
 def version(tensor: Tensor) -> int:
     """Return a number that every write in place increments.
 
@@ -100,6 +138,7 @@ def sharding_fault(parameters: Mapping[str, Tensor], world: World) -> str | None
             f"the model is sharded on nodes of {[len(node) for node in world.nodes]} ranks, and "
             "each rank exchanges its shard with one rank of each other node; use equal nodes"
         )
+    found: dict[Any, tuple[int, ...]] = {}
     for name, parameter in parameters.items():
         if not is_sharded(parameter):
             if parameter.requires_grad:
@@ -109,16 +148,26 @@ def sharding_fault(parameters: Mapping[str, Tensor], world: World) -> str | None
                 )
             continue
         placements = parameter.placements  # type: ignore[attr-defined]
-        ranks = parameter.device_mesh.mesh.flatten().tolist()  # type: ignore[attr-defined]
         if len(placements) != 1 or not placements[0].is_shard():
             return (
                 f"parameter {name!r} has the placements {placements}, expected one Shard inside "
                 "the node; use fully_shard(model, mesh=mesh['local']) and no tensor parallelism"
             )
-        if tuple(ranks) != world.nodes[world.node]:
+        mesh = parameter.device_mesh  # type: ignore[attr-defined]
+        if mesh not in found:
+            found[mesh] = _ranks_of(mesh, world)
+        if (ranks := found[mesh]) != world.nodes[world.node]:
             return (
-                f"parameter {name!r} is sharded over the ranks {ranks}, and the node of this rank "
-                f"is {list(world.nodes[world.node])}; shard inside the node, "
+                f"parameter {name!r} is sharded over the ranks {[*ranks]}, and the node of this "
+                f"rank is {list(world.nodes[world.node])}; shard inside the node, "
                 "fully_shard(model, mesh=mesh['local']), and pass mesh=mesh to replicate()"
             )
     return None
+
+
+def _ranks_of(mesh: Any, world: World) -> tuple[int, ...]:
+    """Return the ranks over which ``mesh`` shards; all of them call."""
+    if world.group is not None:
+        return tuple(mesh.mesh.flatten().tolist())
+    # A process group per node counts its ranks from 0.
+    return tuple(int(r) for (r,) in gather_numbers([world.rank], Group.of(mesh.get_group())))

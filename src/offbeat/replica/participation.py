@@ -58,7 +58,8 @@ class Participation:
     def require_may_leave(self) -> None:
         """Raise ``ValueError`` if :meth:`leave` would."""
         self._use.require_open(also_shown=True)
-        if not self._members.filler.is_elastic or self._members.node is not None:
+        is_node = self._members.node is not None or self._connection.mates is not None
+        if not self._members.filler.is_elastic or is_node:
             raise ValueError(
                 f"leave() under {self._members.algorithm}: pass elastic=True to replicate(); and "
                 "nodes of several ranks come and go as wholes, which one of them cannot decide"

@@ -292,7 +292,8 @@ class Replica(Switched):
             filler = self._members.filler
             held = self._exchanged, self.world, self.algorithm, *slots
             parts = checkpoint.SavedParts(*held, filler.saved, filler.received)
-            return call(parts, *state)
+            with self._connection.alike():
+                return call(parts, *state)
 
         return self._together(verb, on_parts)
 

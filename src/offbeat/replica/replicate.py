@@ -70,13 +70,14 @@ def replicate(
             they are not copied from rank 0, exchanged or averaged. The same on all ranks. Extends
             what ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given.
         elastic: True lets the run go on when ranks are lost, for every recipe but
-            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``, and
-            for models that are not sharded. The launcher must keep the others alive, and the store
-            must not run on the lost rank. An exchange is a transaction: the ranks that are left
-            make it again among themselves, with the gradients and parameters that each has
-            computed, so that none of their batches is lost; or all of them keep its result, if one
-            does. Means are then over the ranks that are left. With ``within="local"`` a node is
-            lost with any of its ranks. One small gather more in every exchange.
+            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``; of a
+            sharded model, for those that exchange parameters but ``ad_psgd()``. The launcher must
+            keep the others alive, and the store must not run on the lost rank. An exchange is a
+            transaction: the ranks that are left make it again among themselves, with the gradients
+            and parameters that each has computed, so that none of their batches is lost; or all of
+            them keep its result, if one does. Means are then over the ranks that are left. With
+            ``within="local"``, or if its ranks hold shards of one model, a node is lost with any of
+            them. One small gather more in every exchange.
 
             Over a world made by :meth:`offbeat.World.at`, whose ranks meet in a store outside of
             them all, it also lets ranks join: one script serves the first start and a restart. All
@@ -84,8 +85,7 @@ def replicate(
             them, not always the same, hands over the parameters, the persistent buffers, the state
             of ``optimizer`` and ``scaler``, what :meth:`Replica.register` got, and what the method
             shares; residuals begin with zero, and of a push-sum weight the new rank gets a half.
-            ``replica.steps`` is the number of steps made so far. With ``within="local"`` the ranks
-            of a node join together.
+            ``replica.steps`` is the number of steps made so far. Such a node joins with all ranks.
         weighted: True lets :meth:`Replica.set_weight` say how many samples the steps of a rank
             stand for, and :meth:`Replica.uneven` let ranks run out of data. One small gather more
             in every exchange.
@@ -117,21 +117,26 @@ def replicate(
 def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     model, algorithm = filler.model, filler.algorithm
     run, node = 0, None
-    as_nodes = filler.is_elastic and takes_part_as_nodes(algorithm)
+    in_shards = filler.is_elastic and not argument_fault(model, algorithm) and model.is_sharded
+    as_nodes = filler.is_elastic and takes_part_as_nodes(algorithm) and not in_shards
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
-        node = Node.meet(mesh) if as_nodes else None
+        node = Node.meet(mesh) if as_nodes or in_shards else None
         attempts = JoinAttempts(mesh, model, algorithm, filler.samples is not None)
-        found = _join(attempts, filler, node)
+        found = (
+            _join_in_shards(attempts, filler, node) if in_shards else _join(attempts, filler, node)
+        )
         if isinstance(found, Generation):
             replica = Replica(model, found)
             replica._end_step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    special = filler.is_elastic, filler.samples is not None
+    special = filler.is_elastic, filler.samples is not None, node.meter if node else None
     connection = connect(model, algorithm, mesh, filler.optimizers, run, *special)
     world = connection.world
     try:
+        if in_shards:
+            connection = replace(connection, mates=node or Node.of(connection))
         if model.is_sharded:
             raise_alike(shards_fault(model, algorithm, world), connection.control)
         require_shares(model, algorithm, world.nodes)
@@ -143,6 +148,8 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
         return Replica(model, Generation(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
+        if connection.mates is not None:
+            connection.mates.close()
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
             raise PeerLost(f"a rank did not call replicate(), or has failed: {error}") from error
         raise
@@ -158,7 +165,7 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
             links = everyone.links.between_nodes()
             between = Connection(links.world, links, None)
             announce(links, filler.model, filler.algorithm, filler.samples is not None)
-            between = Connection.over(links.world, links)
+            between = between.open()
         found.append(Generation(between, filler, node))
 
     found: list[Generation] = []
@@ -204,6 +211,20 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
     return found[0]
 
 
+def _join_in_shards(
+    joining: JoinAttempts, filler: SlotFiller, node: Node | None
+) -> Generation | int:
+    """Return what :func:`_join` does, on each rank of a node that holds shards of one model."""
+    assert node is not None, "whose ranks join together"
+    try:
+        fault = _fault_inside(node, joining)
+        fault = fault or node.first_fault(shards_fault(filler.model, joining.algorithm, node.world))
+        return _join_run(replace(joining, mates=node, meter=node.meter, fault=fault), filler, None)
+    except BaseException:
+        node.close()
+        raise
+
+
 def _fault_inside(node: Node, joining: JoinAttempts) -> str | None:
     """Return why the ranks of the node cannot take part together, or None; all of them call."""
     model, algorithm = joining.model, joining.algorithm
@@ -237,16 +258,18 @@ def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> G
             return found
         assert found.links is not None, "a rank joins others"
         try:
-            pair = found.world.rank, donor_in(found.world)
-            present = found.links.store.get(PRESENT).decode()
-            if present != repr(filler.algorithm):  # they have switched
-                filler = replace(filler, algorithm=compose(present))
-            between = Connection.over(found.world, found.links, pair)
-            members = Generation(between, filler, node, joins=True)
-            join(members, filler.model)
+            with found.alike():
+                pair = found.world.rank, donor_in(found.world)
+                present = found.links.store.get(PRESENT).decode()
+                if present != repr(filler.algorithm):  # they have switched
+                    filler = replace(filler, algorithm=compose(present))
+                members = Generation(found.open(pair), filler, node, joins=True)
+                reshard(gathering_modules(filler.model.module))
+                join(members, filler.model)
         except BaseException as error:
             survivors.resign(found.links)
-            if isinstance(error, PeerLost):
+            is_over = found.mates is not None and found.mates.is_lost
+            if isinstance(error, PeerLost) and not is_over:
                 continue  # a rank was lost meanwhile: the others go on without it and this one
             raise
         return members

@@ -80,11 +80,11 @@ class Links:
     is_closed: bool = False
 
     @classmethod
-    def connect(cls, world: World, run: int = 0) -> "Links":
+    def connect(cls, world: World, run: int = 0, meter: Meter | None = None) -> "Links":
         """Start the heartbeat of a replica, under a name that all its ranks derive alike."""
         # Ranks attach their replicas in the same order, so their counts agree.
         name = f"run{run}" if run else f"attached/{world.rank}"
-        return cls._named(name, world, Meter(), run, is_counted=not run)
+        return cls._named(name, world, meter or Meter(), run, is_counted=not run)
 
     @classmethod
     def inside(cls, world: World, place: str, meter: Meter) -> "Links":
@@ -102,10 +102,10 @@ class Links:
         world, name = self.world.among(living), name_after(self.name, self.change)
         return self._named(name, world, self.meter, self.run, self.change + 1)
 
-    def joined_by(self, rank: int, request: int) -> "Links":
-        """Return links between these ranks and ``rank``, which made request number ``request``."""
+    def joined_by(self, rank: int, request: int, count: int = 1) -> "Links":
+        """Return links between these ranks and ``count`` from ``rank`` on, for its ``request``."""
         own = Membership(self.run, self.change, self.name)
-        return self.joining(self.world.joined_by(rank), own, request, self.meter)
+        return self.joining(self.world.joined_by(rank, count), own, request, self.meter)
 
     @classmethod
     def joining(cls, world: World, membership: Membership, request: int, meter: Meter) -> "Links":

@@ -236,16 +236,17 @@ class World:
         lost = (*self.lost, *(rank for rank in self.ranks if rank not in living))
         return replace(self, nodes=tuple(node for node in kept if node), lost=lost)
 
-    def joined_by(self, rank: int) -> "World":
-        """Return this layout with ``rank`` too, on a node of its own.
+    def joined_by(self, rank: int, count: int = 1) -> "World":
+        """Return this layout with ``rank`` too, the first of ``count`` on a node of their own.
 
         >>> from torch.distributed import HashStore
         >>> world = World(rank=2, nodes=((0,), (2,)), store=HashStore(), opener=None, lost=(1,))
         >>> world.joined_by(1).nodes, world.joined_by(1).lost, world.joined_by(3).ranks
         (((0,), (1,), (2,)), (), (0, 2, 3))
         """
-        lost = tuple(other for other in self.lost if other != rank)
-        return replace(self, nodes=tuple(sorted((*self.nodes, (rank,)))), lost=lost)
+        node = tuple(range(rank, rank + count))
+        lost = tuple(other for other in self.lost if other not in node)
+        return replace(self, nodes=tuple(sorted((*self.nodes, node))), lost=lost)
 
     def between_nodes(self) -> "World":
         """Return the layout in which each node is one rank: for the first rank of every node.

@@ -162,7 +162,8 @@ def switch_fault(members: Generation, target: Algorithm) -> str | None:
             f"ElasticSampler(window=...) with {target}, which exchanges gradients in each step, "
             "also in those in which a rank rests; use most= in place of window="
         )
-    if filler.is_elastic and (members.node is not None or takes_part_as_nodes(target)):
+    comes_as_node = filler.model.is_sharded or takes_part_as_nodes(target)
+    if filler.is_elastic and (members.node is not None or comes_as_node):
         return f"{now} to {target}: in an elastic run of nodes the algorithm cannot change"
     return (
         optimizer_fault(filler.model, target, filler.optimizers)
