@@ -1,16 +1,15 @@
 """Latency of Adasum over message sizes, relative to Gloo's all-reduce (Figure 1 of the paper).
 
-All algorithms run in turns in the same processes. Each run adds its numbers of nodes and rates
-to the committed result, or replaces them. Needs root.
+All algorithms run in turns in the same processes. Needs root.
 """
 
-import json
+from collections.abc import Iterator
 from itertools import product
+from statistics import median
 from typing import Any
 
 from bench.adasum.exchanges import ALL_REDUCE, LAYERS, MESSAGES, PASSES, measure
-from bench.harness import GOAL, Bench, Claim, Result, command, files, numbers
-from bench.harness.compact import summary
+from bench.harness import GOAL, Bench, Claim, Result, command, numbers
 from bench.harness.ranks import on_nodes
 from offbeat.methods.adasum.method import choose
 
@@ -26,13 +25,7 @@ BENCH = Bench(
     full_minutes=25,
     evidence={"Fig. 1": "Adasum takes at most 1.45 times as long as an all-reduce"},
 )
-BySetting = dict[str, list[dict[str, Any]]]
-
-
-def earlier() -> BySetting:
-    """The summaries of earlier runs, by numbers of nodes and rate."""
-    file = files.result(BENCH.name)
-    return json.loads(file.read_text("utf-8"))["measured"] if file.exists() else {}
+Cases = list[dict[str, Any]]  # by size
 
 
 def ratios(setting: str, case: dict[str, Any]) -> dict[str, float]:
@@ -40,14 +33,14 @@ def ratios(setting: str, case: dict[str, Any]) -> dict[str, float]:
 
     The floor of "gram" is the time of its messages, or of an all-reduce, and of its passes.
     """
-    medians = {name: times["median"] for name, times in case["seconds"].items()}
-    found = {name: median / medians[ALL_REDUCE] for name, median in medians.items()}
+    medians = {name: median(times) for name, times in case["seconds"].items()}
+    found = {name: each / medians[ALL_REDUCE] for name, each in medians.items()}
     found["floor"] = max(1, found[MESSAGES]) + found[PASSES]
     nodes = int(setting.split()[0])
     return found | {"auto": found[choose("auto", nodes, LAYERS, *2 * [case["kib"] * 1024])]}
 
 
-def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:
+def claims(setting: str, cases: Cases) -> list[Claim]:
     """The paper's bound, and our goals."""
     found = [(case["kib"], ratios(setting, case)) for case in cases]
     floors = [ratio["floor"] for kib, ratio in found if kib >= 1024]
@@ -70,11 +63,11 @@ def claims(setting: str, cases: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def row(setting: str, case: dict[str, Any]) -> tuple[str, ...]:
-    """What the table shows of one size."""
-    found, base = ratios(setting, case), case["seconds"][ALL_REDUCE]["median"] * 1e3
-    columns = [f"{found[name]:.2f}" if name in found else "-" for name in NAMES]
-    return (setting, f"{case['kib']}", f"{base:.2f} ms", f"{case['idle']:.0%}", *columns)
+def rows(setting: str, cases: Cases) -> Iterator[tuple[str, ...]]:
+    for case in cases:
+        found, base = ratios(setting, case), median(case["seconds"][ALL_REDUCE]) * 1e3
+        columns = (f"{found[name]:.2f}" if name in found else "-" for name in NAMES)
+        yield setting, f"{case['kib']}", f"{base:.2f} ms", f"{case['idle']:.0%}", *columns
 
 
 @command(
@@ -82,20 +75,14 @@ def row(setting: str, case: dict[str, Any]) -> tuple[str, ...]:
     rate="Limits of every link.", full="Up to 256 MiB, and more rounds.",
 )  # fmt: skip
 def app(
-    nodes: str = "2,4,8", rate: str = f"250mbit,1gbit,{UNLIMITED}", full: bool = False
+    nodes: str = "2,4,8", rate: str = f"1gbit,250mbit,{UNLIMITED}", full: bool = False
 ) -> Result:
     """Time Adasum beside an all-reduce."""
     case = {"sizes": [*KIB, *LARGE] if full else KIB, "budget": 20.0 if full else 4.0}
-    settings, raw = earlier(), {}
-    for limit, count in product(rate.split(","), numbers(nodes)):
-        setting = f"{count} nodes, {limit}"
-        raw[setting] = on_nodes(measure, case, count, rate=None if limit == UNLIMITED else limit)
-        settings[setting] = [
-            each | {"seconds": {n: summary(s) for n, s in each["seconds"].items()}}
-            for each in raw[setting]
-        ]
-    every = sorted(settings.items())
-    rows = [row(setting, case) for setting, cases in every for case in cases]
-    judged = [claim for each in every for claim in claims(*each)]
-    title = "Adasum, x an all-reduce"
-    return Result(title, HEADINGS, rows, judged, measured=settings, raw=raw)
+    found = {
+        f"{count} nodes, {limit}": on_nodes(
+            measure, case, count, rate=None if limit == UNLIMITED else limit
+        )
+        for count, limit in product(numbers(nodes), rate.split(","))
+    }
+    return Result.by_case("Adasum, x an all-reduce", HEADINGS, found, rows, claims)

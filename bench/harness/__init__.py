@@ -6,6 +6,8 @@ result is reported, drawn into tables and held against claims: the names below. 
 - time: ``training`` lets methods train in turns on emulated nodes (``attached`` is a model under a
   method, ``gpt`` and ``pause`` are models), ``step_times`` records runs one after the other, and
   ``turns`` times any functions in turns;
+- accuracy over seeds: ``seeds`` trains a ``case`` in threads or on emulated nodes, ``rows`` dozens
+  of workers as rows of one tensor; ``text`` has windows of characters;
 - growth over size: ``growth``;
 - memory: ``resident``.
 """
