@@ -20,7 +20,6 @@ OPTIONS = {  # what most benchmarks mean by an option of this name
     "seconds": "Of each method in each round.",
     "workers": "Virtual workers.",
     "seeds": "Runs of each method.",
-    "resume": "Keep what is recorded.",
 }
 
 

@@ -63,13 +63,10 @@ def claims(found: Rounds) -> list[Claim]:
     ]  # fmt: skip
 
 
-@command(BENCH, "--seconds 90", "--full --resume", full="Three rounds.")
-def app(
-    full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 45,
-    resume: bool = False,
-) -> Result:  # fmt: skip
+@command(BENCH, "--seconds 90", full="Three rounds.")
+def app(full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 45) -> Result:
     """Train a GPT under all methods in turns, for the same number of seconds each."""
-    found = race(BENCH.name, METHODS, seconds, nodes, rate, 3 if full else 1, resume)
+    found = race(METHODS, seconds, nodes, rate, 3 if full else 1)
     losses = (f"loss after {seconds:g} s", f"after {found.common_steps} steps")
     headings = ("method", "a step", "x alone", "sent a step", "steps", *losses)
     title = f"A GPT, {nodes} nodes, {rate}; steps in {seconds:g} s, held-out losses"

@@ -1,14 +1,12 @@
 """Rounds of training under several methods, each for the same number of seconds."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from torch import nn
 
-from bench.harness import attached, console, files
+from bench.harness import attached
 from bench.harness.attached import Attached, Build, adamw
 from bench.harness.gpt import gpt_with_heldout
 from bench.harness.training import Found, Times, Training, times
@@ -72,28 +70,13 @@ def loss_after(course: Times, steps: float) -> float:
     return float(np.interp(steps, np.cumsum(course.steps), course.losses))
 
 
-def race(
-    name: str, methods: tuple[str, ...], seconds: float, nodes: int, rate: str, rounds: int,
-    resume: bool,
-) -> Rounds:  # fmt: skip
-    """Train a GPT in rounds, one after the other, and record each under ``name``.
-
-    With ``resume`` those that are recorded do not run again.
-    """
+def race(methods: tuple[str, ...], seconds: float, nodes: int, rate: str, rounds: int) -> Rounds:
+    """Train a GPT in rounds, one after the other."""
     training = Training(
         gpt_with_heldout, methods, EVERY, seconds=seconds, lead=LEAD, optimizer=adamw,
         attach=attach,
     )  # fmt: skip
-    found: list[Found] = []
-    for number in range(1, rounds + 1):
-        path = files.raw(f"{name}-{seconds:g}s-round{number}")
-        if not (resume and path.exists()):
-            console.print(f"round {number} of {rounds}")
-            run = times(training, nodes, rate)
-            path.write_text(json.dumps({key: asdict(each) for key, each in run.items()}))
-        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        found.append({key: Times(**each) for key, each in read.items()})
-    return Rounds(found, seconds)
+    return Rounds([times(training, nodes, rate) for _ in range(rounds)], seconds)
 
 
 def attach(method: str, model: nn.Module, build: Build) -> Attached:

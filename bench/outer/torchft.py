@@ -66,17 +66,14 @@ def claims(found: Rounds) -> list[Claim]:
     return made
 
 
-@command(BENCH, "--seconds 60", "--full --resume", full="Three rounds.")
-def app(
-    full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 35,
-    resume: bool = False,
-) -> Result:  # fmt: skip
+@command(BENCH, "--seconds 60", full="Three rounds.")
+def app(full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 35) -> Result:
     """Train a GPT with this library and with torchft, in turns."""
     is_there = find_spec("torchft") is not None
     if not is_there:
         console.print(MISSING, markup=False)
     methods = (*(THEIRS if is_there else ()), *OURS)
-    found = race(BENCH.name, methods, seconds, nodes, rate, 3 if full else 1, resume)
+    found = race(methods, seconds, nodes, rate, 3 if full else 1)
     headings = ("method", "a step", "x alone", "x ours", "sent a step",
                 f"loss after {found.common_steps} steps")  # fmt: skip
     title = f"A GPT, {nodes} nodes, {rate}; held-out losses"

@@ -5,12 +5,12 @@ the lab say, and the 128 KiB that its links pass after a pause. The least of all
 since other load on the machine can only add time.
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
-from bench.harness import GOAL, Bench, Claim, Result, command, files
+from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
 from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
 from bench.plan.network import METHODS
@@ -87,17 +87,11 @@ def cells(records: list[Record], speeds: Speeds) -> list[Cell]:
     return found
 
 
-@command(BENCH, "--rounds 2", "--resume")
-def app(rounds: int = 1, resume: bool = False) -> Result:
+@command(BENCH, "--rounds 2")
+def app(rounds: int = 1) -> Result:
     """Measure and predict every method on every network."""
-    kept = files.raw(f"{BENCH.name}-cells")
-    records = json.loads(kept.read_text("utf-8")) if resume and kept.exists() else []
-    for name, network in NETWORKS.items():
-        done = sum(r["network"] == name for r in records) // len(METHODS)
-        for _ in range(rounds - done):
-            records += record(name, network)
-            kept.write_text(json.dumps(records), encoding="utf-8")
-    found = cells(records, Speeds.measure())
+    runs = [record(*network) for network in NETWORKS.items() for _ in range(rounds)]
+    found = cells([*chain(*runs)], Speeds.measure())
     errors = [abs(cell.error) for cell in found]
     near = sum(error <= WITHIN for error in errors)
     said = f"{near} of {len(found)}; the median error is {median(errors):.1%}"

@@ -81,6 +81,7 @@ def claims(found: Sequence[Cell]) -> list[Claim]:
     BENCH, "--nodes 4 --rates 100mbit", "--full", "--resume",
     full="Also 16 nodes, 4x2, one node 4 times slower, and real computing.",
     nodes="Numbers of nodes, and 2x2.", rates="Of every node's link.",
+    resume="Keep what is recorded.",
 )  # fmt: skip
 def app(
     full: bool = False, nodes: str = "2,4,8,2x2", rates: str = ",".join(RATES),

@@ -45,7 +45,7 @@ def test_ratios_compare_the_same_turns_whatever_the_load() -> None:
     assert Rounds([{"slow": slow, "fast": fast}], 10.0).ratio("slow", "fast") == 2.0
 
 
-def test_rounds_that_are_recorded_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_medians_over_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.outer import rounds
 
     runs = []
@@ -56,17 +56,7 @@ def test_rounds_that_are_recorded_do_not_run_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(rounds, "times", times)
 
-    def race(count: int, seconds: float = 10.0, resume: bool = True) -> Any:
-        return rounds.race("outer/some", ("a",), seconds, 4, "250mbit", count, resume)
-
-    first, both = race(1), race(2)
-    assert len(runs) == 2
-    assert both.rounds[0] == first.rounds[0]
-    assert both.step("a") == 1.5
-    race(1, seconds=20.0)
-    assert len(runs) == 3  # another budget is another race
-    race(1, resume=False)
-    assert len(runs) == 4
+    assert rounds.race(("a",), 10.0, 4, "250mbit", 2).step("a") == 1.5
 
 
 def judged(
@@ -77,7 +67,7 @@ def judged(
     if hasattr(module, "find_spec"):
         monkeypatch.setattr(module, "find_spec", lambda package: object() if found else None)
 
-    def race(name: str, methods: tuple[str, ...], seconds: float, *more: Any) -> Rounds:
+    def race(methods: tuple[str, ...], seconds: float, *more: Any) -> Rounds:
         courses = {}
         for method in methods:
             step, sent = pace(method)
