@@ -18,8 +18,8 @@ from rich.console import Console
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "faults.md"
 
-# What bad input ends with. The page counts these cases, whose errors say all there is to say.
-REFUSED = {"ValueError", "ValueError on all ranks"}
+# How cases begin to end that the page only counts: the text that they end with says what to do.
+SAID = ("ValueError", "RuntimeWarning", "ModuleNotFoundError", "exit code")
 
 # The headings of the tables, with the tests whose rows belong there unless a mark names a group.
 GROUPS = {
@@ -104,12 +104,13 @@ def collect() -> list[Row]:
 
 
 def shown(rows: Sequence[Row]) -> str:
-    """Return what the page shows: how many rows there are, and those that are not refused."""
-    told = [row for row in rows if _brief(row.outcome) not in REFUSED]
+    """Return what the page shows: how many rows there are, and those that are not only counted."""
+    told = [row for row in rows if not row.outcome.startswith(SAID)]
     real = sum(row.processes for row in rows)
     counted = (
-        f"{len(rows)} cases, {real} of them with real processes. {len(rows) - len(told)} are bad "
-        "input that a ValueError refuses, on all ranks where several take part. The others:"
+        f"{len(rows)} cases, {real} of them with real processes. {len(rows) - len(told)} end with "
+        "a ValueError, on all ranks where several take part, a RuntimeWarning or an exit code; "
+        "its text names the fix. The others:"
     )
     groups = {group: [row for row in told if row.group == group] for group in GROUPS}
     return "\n\n".join([counted, *(_table(group, found) for group, found in groups.items())])
@@ -126,7 +127,7 @@ def _table(group: str, rows: list[Row]) -> str:
 
 def _brief(outcome: str) -> str:
     """Without what the text of an error names, which its test asserts."""
-    return outcome.partition(";")[0] if outcome.startswith(("ValueError", "PeerLost")) else outcome
+    return outcome.partition(";")[0] if outcome.startswith("PeerLost") else outcome
 
 
 def _joined(cases: list[str]) -> str:
