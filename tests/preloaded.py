@@ -9,10 +9,22 @@ import os
 
 import pytest  # noqa: F401  # the test modules, which ranks import for their functions, need it
 import torch.distributed.checkpoint
-import torch.distributed.run  # noqa: F401
+import torch.distributed.run
 
 import offbeat
 import offbeat.testing  # noqa: F401
+from offbeat.kernels.dispatch import (
+    adasum_passes,
+    machine_code,
+    push_sum_passes,
+    top_k_selection,
+)
+
+# What the first optimizer of a process imports, and its first kernels, takes a second.
+torch.optim.SGD([torch.zeros(1)])
+CPU = torch.device("cpu")
+push_sum_passes(CPU), adasum_passes(CPU, compiled=machine_code(CPU) != "")
+top_k_selection(CPU)(torch.zeros(2), 1)
 
 assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread"
 
