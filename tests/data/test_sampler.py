@@ -1,8 +1,9 @@
 """The sampler in data loaders, in worlds of threads, and in processes of which one is killed."""
 
 import json
+import os
 import random
-import sys
+import signal
 import threading
 import time
 from collections import Counter
@@ -10,16 +11,18 @@ from itertools import chain
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat
 from crowd import Crowd
 from offbeat.data import ElasticSampler
-from offbeat.lab import Loopback
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from outcomes import errors_of
 from problems import Quadratic
+from ranks import Spawned
 from sampled_runs import Member, Place, pickled
 
 # torchdata 0.11 calls what torch 2.13 has deprecated.
@@ -357,50 +360,38 @@ def test_a_large_data_set_takes_no_memory() -> None:
     assert len(json.dumps(sampler.state_dict())) < 10_000
 
 
-SCRIPT = """
-import json, os, signal, sys
-import torch, torch.distributed as dist
-import offbeat
-from offbeat.data import ElasticSampler
+def _train_two_epochs(rank: int, results: Any, text: str, victim: int, at: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    replica = offbeat.replicate(model, offbeat.algorithm(text), elastic=True)
+    sampler = ElasticSampler(1999, 4, replica, prefetch=2)
+    loader = DataLoader(Numbers(1999), batch_sampler=sampler, num_workers=1)
+    trained = []
 
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1999
-    def __getitem__(self, index):
-        return index
+    def train() -> None:
+        for batch in loader:
+            model(batch[:, None] / 1999.0).square().mean().backward()
+            if (rank, replica.steps) == (victim, at):
+                results.put((rank, {"trained": [*trained, (replica.steps, batch.tolist())]}))
+                results.close()
+                results.join_thread()
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+            trained.append((replica.steps, batch.tolist()))
+            replica.step()
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
-sampler = ElasticSampler(1999, 4, replica, prefetch=2)
-loader = torch.utils.data.DataLoader(Numbers(), batch_sampler=sampler, num_workers=1)
-trained = []
-
-def train():
-    for batch in loader:
-        model(batch[:, None] / 1999.0).square().mean().backward()
-        if [dist.get_rank(), replica.steps] == [int(word) for word in sys.argv[2:]]:
-            last = [[replica.steps, batch.tolist()]]
-            print(json.dumps({"trained": trained + last}), flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.step()
-        optimizer.zero_grad()
-        trained.append([replica.steps, batch.tolist()])
-        replica.step()
-
-for epoch in range(2):
-    sampler.set_epoch(epoch)
-    train()
-replica.finish()
-while sampler.begin_rest():
-    train()
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        train()
     replica.finish()
-print(json.dumps({"trained": trained, "lost": replica.lost, "stats": sampler.stats()}))
-replica.detach()
-dist.destroy_process_group()
-"""
+    while sampler.begin_rest():
+        train()
+        replica.finish()
+    found = {"trained": trained, "lost": replica.lost, "stats": sampler.stats()}
+    results.put((rank, found))
+    replica.detach()
 
 
 @pytest.mark.processes
@@ -411,16 +402,8 @@ def test_a_killed_process_loses_no_sample(text: str, every: int, draws: random.R
     What it did alone since the last mean of the models is lost with it.
     """
     victim, at = draws.randrange(4), draws.randrange(20, 200)
-    lines: list[tuple[int | None, str]] = []
-    with Loopback(4) as place:
-        code = place.run(
-            [sys.executable, "-c", SCRIPT, text, str(victim), str(at)],
-            keep_going=True,
-            on_line=lambda *line: lines.append(line),
-        )
-    assert code == 128 + 9, lines
-    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
-    assert set(said) == set(range(4)), lines
+    said = dict(Spawned(_train_two_epochs, 4, text, victim, at).join(timeout=60))
+    assert set(said) == set(range(4))
     dead = said.pop(victim)
     first = next(iter(said.values()))
     (lost,) = first["lost"]

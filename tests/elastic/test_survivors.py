@@ -1,11 +1,9 @@
 """Survivors of a lost rank train on: between threads whose heartbeat stops, and real processes."""
 
-import json
 import os
 import random
 import re
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -21,7 +19,6 @@ from torch.distributed import HashStore, ProcessGroup
 import offbeat
 from offbeat.elastic import survivors
 from offbeat.elastic.survivors import Agreement, Progress, agree_on_survivors
-from offbeat.lab import Loopback
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
@@ -559,49 +556,36 @@ def test_another_loss_while_survivors_connect_ends_in_an_error(
         links.open("world")
 
 
-TRAIN = """
-import json, os, signal, sys
-import torch, torch.distributed as dist
-import offbeat
-
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-model = torch.nn.Linear(5, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
-replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
-losses = []
-for step in range(500):
-    x = torch.randn(32, 5)
-    loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
-    losses.append(loss.item())
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if [dist.get_rank(), step] == [int(word) for word in sys.argv[2:]]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replica.step()
-own = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
-replica.finish()
-end = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
-print(json.dumps({"losses": losses, "own": own, "end": end, "stats": replica.stats()}))
-replica.detach()
-dist.destroy_process_group()
-"""
+def _train_to_the_end(rank: int, results: Any, text: str, victim: int, at: int) -> None:
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+    replica = offbeat.replicate(model, offbeat.algorithm(text), elastic=True)
+    losses = []
+    for step in range(500):
+        x = torch.randn(32, 5)
+        loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (rank, step) == (victim, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replica.step()
+    own = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    replica.finish()
+    end = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    results.put((rank, {"losses": losses, "own": own, "end": end, "stats": replica.stats()}))
+    replica.detach()
 
 
-def results_of_survivors(script: str, text: str, victim: int, at: int) -> dict[int | None, Any]:
-    """Train by four processes of which one kills itself; return what the others print, as JSON."""
-    lines: list[tuple[int | None, str]] = []
-    with Loopback(4) as place:
-        code = place.run(
-            [sys.executable, "-c", script, text, str(victim), str(at)],
-            keep_going=True,
-            on_line=lambda *line: lines.append(line),
-        )
-    assert code == 128 + 9, lines
-    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
-    assert set(said) == set(range(4)) - {victim}, lines
-    return said
+def results_of_survivors(work: Any, text: str, victim: int, at: int) -> dict[int, Any]:
+    """Train by four processes of which one kills itself; return what the others find."""
+    world = Spawned(work, 4, text, victim, at)
+    found = dict(world.join(timeout=60))
+    assert world.processes[victim].exitcode == -signal.SIGKILL
+    assert set(found) == set(range(4)) - {victim}
+    return found
 
 
 @pytest.mark.processes
@@ -612,7 +596,7 @@ def results_of_survivors(script: str, text: str, victim: int, at: int) -> dict[i
 def test_survivors_of_a_killed_process_train_to_the_end(draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(100, 160)
     algorithm = "sgp(overlap=1)"
-    said = results_of_survivors(TRAIN, algorithm, victim, at)
+    said = results_of_survivors(_train_to_the_end, algorithm, victim, at)
     first = next(iter(said.values()))
     (lost,) = first["stats"]["lost"]
     assert lost["rank"] == victim

@@ -3,10 +3,11 @@
 The references are written apart: torch in one process, with the members of every exchange given.
 """
 
-import json
+import os
 import random
-import sys
+import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
 from offbeat.elastic import generation
-from offbeat.lab import Loopback
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
@@ -34,6 +34,7 @@ from problems import (
     lookup_loss,
     loss,
 )
+from ranks import Spawned
 from reference.participants import Array
 
 __all__ = ["quick", "stopped_heartbeats"]  # fixtures
@@ -403,34 +404,27 @@ def test_what_cannot_be_made_again_is_refused(text: str) -> None:
     ThreadWorld(2).run(work)
 
 
-SCRIPT = """
-import json, os, signal, sys
-import torch, torch.distributed as dist
-import offbeat
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-replica = offbeat.replicate(model, offbeat.algorithm(sys.argv[1]), elastic=True)
-torch.manual_seed(dist.get_rank())
-losses = []
-for step in range(200):
-    x = torch.randn(32, 5)
-    loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
-    losses.append(loss.item())
-    loss.backward()
-    if [dist.get_rank(), step] == [int(word) for word in sys.argv[2:]]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    optimizer.step()
-    optimizer.zero_grad()
-    replica.step()
-replica.finish()
-state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-print(json.dumps({"losses": losses, "state": state, "stats": replica.stats()}))
-replica.detach()
-dist.destroy_process_group()
-"""
+def _train_to_the_end(rank: int, results: Any, text: str, victim: int, at: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = Adam(model.parameters(), lr=0.01)
+    replica = offbeat.replicate(model, offbeat.algorithm(text), elastic=True)
+    torch.manual_seed(rank)
+    losses = []
+    for step in range(200):
+        x = torch.randn(32, 5)
+        loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        if (rank, step) == (victim, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+    replica.finish()
+    state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+    results.put((rank, {"losses": losses, "state": state, "stats": replica.stats()}))
+    replica.detach()
 
 
 @pytest.mark.processes
@@ -438,7 +432,7 @@ dist.destroy_process_group()
 @pytest.mark.fault("a rank is killed", "the others train on")
 def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
     victim, at = draws.randrange(4), draws.randrange(40, 80)
-    said = results_of_survivors(SCRIPT, text, victim, at)
+    said = results_of_survivors(_train_to_the_end, text, victim, at)
     first = next(iter(said.values()))
     for result in said.values():
         assert result["state"] == first["state"]
@@ -447,38 +441,32 @@ def test_a_killed_process_is_survived(text: str, draws: random.Random) -> None:
         assert np.mean(result["losses"][-20:]) < 0.5 * np.mean(result["losses"][:20])
 
 
-LEAVE = """
-import json, os, signal, sys, time
-import torch, torch.distributed as dist
-import offbeat
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Linear(5, 1)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-algorithm = offbeat.algorithm(sys.argv[1])
-replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=True)
-offbeat.leave_on_signal(replica)
-longest = 0.0
-for step in range(150):
-    before = time.monotonic()
-    time.sleep(0.02)
-    model(torch.randn(8, 5)).square().mean().backward()
-    if [dist.get_rank(), step] == [int(word) for word in sys.argv[2:]]:
-        os.kill(os.getpid(), signal.SIGTERM)
-    optimizer.step()
-    optimizer.zero_grad()
-    replica.step()
-    longest = max(longest, time.monotonic() - before) if step else 0.0
-    if replica.has_left:
-        print(json.dumps({"left": replica.steps}))
-        break
-else:
+def _leave_by_signal(rank: int, results: Any, text: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    algorithm = offbeat.algorithm(text)
+    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, elastic=True)
+    offbeat.leave_on_signal(replica)
+    longest = 0.0
+    for step in range(150):
+        before = time.monotonic()
+        time.sleep(0.02)
+        model(torch.randn(8, 5)).square().mean().backward()
+        if (rank, step) == (VICTIM, 20):
+            os.kill(os.getpid(), signal.SIGTERM)
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.step()
+        longest = max(longest, time.monotonic() - before) if step else 0.0
+        if replica.has_left:
+            results.put((rank, {"left": replica.steps}))
+            return
     replica.finish()
     state = [p.tolist() for p in model.parameters()]
-    print(json.dumps({"state": state, "longest": longest, "lost": replica.stats()["lost"]}))
+    lost = replica.stats()["lost"]
+    results.put((rank, {"state": state, "longest": longest, "lost": lost}))
     replica.detach()
-"""
 
 
 @pytest.mark.processes
@@ -489,19 +477,16 @@ else:
     group="Leaving",
 )
 def test_a_preempted_process_leaves(text: str) -> None:
-    lines: list[tuple[int | None, str]] = []
-    with Loopback(4) as place:
-        command = [sys.executable, "-c", LEAVE, text, "1", "20"]
-        code = place.run(command, keep_going=True, on_line=lambda *line: lines.append(line))
-    assert code == 0, lines
-    said = {rank: json.loads(line) for rank, line in lines if line.startswith("{")}
-    left = said.pop(1)["left"]
+    world = Spawned(_leave_by_signal, 4, text)
+    said = dict(world.join(timeout=60))
+    assert [process.exitcode for process in world.processes] == [0] * 4
+    left = said.pop(VICTIM)["left"]
     assert left > 20
     first = next(iter(said.values()))
     for result in said.values():
         assert result["state"] == first["state"]
         (lost,) = result["lost"]
-        assert lost == {"rank": 1, "step": left - 1, "used": left, "left": 1}
+        assert lost == {"rank": VICTIM, "step": left - 1, "used": left, "left": 1}
         assert result["longest"] < 1.5, "no wait for a silence"
 
 
