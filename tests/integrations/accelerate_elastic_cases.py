@@ -1,6 +1,5 @@
 """Workers of an elastic run of Accelerate; see ``killed_and_joined``."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,3 @@ def work(folder: Path, number: int) -> dict[str, Any]:
     }
     replica.detach()
     return {**found, "saved": sorted(path.name for path in (folder / "checkpoint").iterdir())}
-
-
-if __name__ == "__main__":
-    killed_and_joined.run(work, Path(sys.argv[1]))

@@ -4,15 +4,14 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_and_joined import found_in, run
 
-from ranks import torchrun_forked
+from ranks import fork_server, torchrun_forked
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "integrations"
@@ -45,24 +44,16 @@ def killed_and_joined(request: pytest.FixtureRequest, tmp_path: Path) -> list[di
     Whatever the framework, all of "alike" is the same on the three, bit for bit.
     """
     host = request.module.__name__.removeprefix("test_")
-    process = subprocess.Popen(
-        [sys.executable, f"{host}_elastic_cases.py", str(tmp_path)],
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    process = fork_server().Process(target=run, args=(host, tmp_path))
+    process.start()
     try:
-        output, errors = process.communicate(timeout=130)
+        process.join(timeout=130)
     finally:
         with suppress(ProcessLookupError):  # its workers and the store, if it hangs
+            assert process.pid is not None
             os.killpg(process.pid, signal.SIGKILL)
-    lines = [line for line in output.splitlines() if line.startswith('{"case"')]
-    assert lines, errors[-3000:]
-    found: list[dict[str, Any]] = json.loads(lines[-1])["ranks"]
-    assert len(found) == 3, errors[-3000:]
+    found = found_in(tmp_path)
+    assert len(found) == 3
     for rank in found:
         assert rank["alike"] == found[0]["alike"]
         assert rank["lost"] == [0]

@@ -1,6 +1,6 @@
 """A run of three workers under a framework: the first is killed, and a fourth process joins.
 
-The workers are forked, so that the framework is imported once, and meet in `offbeat store`.
+All are forked from one process, which imports the framework once, and meet in `offbeat store`.
 """
 
 import json
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ KILLED_AFTER = 2.5  # seconds: the store has seen it train
 Work = Callable[[Path, int], dict[str, Any]]
 
 
-def run(work: Work, folder: Path) -> None:
-    """Run ``work(folder, number)`` in each; print what the survivors and the newcomer return."""
+def run(host: str, folder: Path) -> None:
+    """Run ``work(folder, number)`` of ``<host>_elastic_cases`` in each; keep what they return."""
+    os.setsid()  # whoever has started this can end all
+    work: Work = import_module(f"{host}_elastic_cases").work
     port = _free_port()
     store = subprocess.Popen(
         [sys.executable, "-m", "offbeat", "store", f"--port={port}", f"--workers={WORKERS}"],
@@ -46,8 +49,11 @@ def run(work: Work, folder: Path) -> None:
             process.kill()
         store.kill()
         store.wait()
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("result*.json"))]
-    print(json.dumps({"case": "killed and joined", "ranks": found}))
+
+
+def found_in(folder: Path) -> list[dict[str, Any]]:
+    """What the survivors and the newcomer have returned."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("result*.json"))]
 
 
 def tell(folder: Path, replica: Any) -> None:

@@ -1,6 +1,5 @@
 """Workers of an elastic run of Lightning; see ``killed_and_joined``."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,3 @@ def work(folder: Path, number: int) -> dict[str, Any]:
     trainer.fit(net, DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=16))
     saved = sorted(path.name for path in Path(watch.found["alike"]["best"]).parent.iterdir())
     return {**watch.found, "saved": saved, "scores": len(net.scores)}
-
-
-if __name__ == "__main__":
-    killed_and_joined.run(work, Path(sys.argv[1]))

@@ -1,6 +1,5 @@
 """Workers of an elastic run of the Trainer; see ``killed_and_joined``."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,3 @@ def work(folder: Path, number: int) -> dict[str, Any]:
     steps |= {"joined": [join["step"] for join in last.joined], "rank": last.world.rank}
     saved = sorted(path.name for path in (folder / "output").iterdir())
     return {**watch.found, **steps, "saved": saved}
-
-
-if __name__ == "__main__":
-    killed_and_joined.run(work, Path(sys.argv[1]))
