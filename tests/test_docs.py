@@ -29,24 +29,13 @@ from offbeat.compare.experiment import split_algorithms
 from offbeat.methods import Compressed
 from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport.world import World
+from pages import ROOT, blocks, script
 from problems import START, Quadratic, flat, gradient, loss
 from ranks import torchrun, torchrun_forked
 from reference.int8 import int8
 from test_architecture import FLOORS, SOURCE
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The code in ``language`` on a page, fence by fence."""
-    fence = rf"^```{language}\n(.*?)^```$"
-    return re.findall(fence, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-
-
-def script(page: str, name: str) -> str:
-    """The block on a page that begins with ``# name``."""
-    return next(b for b in blocks(ROOT / page, "python") if b.startswith(f"# {name}\n"))
 
 
 def documented(site: Path) -> set[str]:

@@ -11,8 +11,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from pages import ROOT, blocks
 from ranks import torchrun
-from test_docs import ROOT, blocks
 
 TAG, VERSION = "v98.7.6", "98.7.6"
 

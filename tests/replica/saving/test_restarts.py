@@ -15,8 +15,8 @@ import pytest
 from torch.distributed import run
 
 from offbeat.cli import app
+from pages import ROOT, blocks, script
 from ranks import fork_server, free_port
-from test_docs import ROOT, blocks, script
 
 PAGE = "docs/elastic.md"
 SIZE = 2
