@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import pytest
@@ -124,6 +125,7 @@ def counted(text: str, nodes: tuple[tuple[int, ...], ...]) -> list[list[Mapping[
     return ThreadWorld(nodes=nodes).run(work)
 
 
+@cache
 def profile() -> Profile:
     """The profile of the model, with the order in which its gradients are really ready."""
     model, order = start(), list[str]()
@@ -155,6 +157,7 @@ def layout_of(nodes: int, local: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(n * local, (n + 1) * local)) for n in range(nodes))
 
 
+@cache
 def recording(text: str, nodes: int, local: int, rank: int, device: str = "cpu") -> Recording:
     """What a rank sends; operations on the device "meta" take five times as long."""
     model = {name: torch.zeros_like(p, device=device) for name, p in start().named_parameters()}
@@ -183,10 +186,12 @@ def compare(text: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.n
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_bytes_are_those_of_recorded_exchanges(text: str) -> None:
-    for nodes, local in ((4, 1), (2, 2), (3, 1)):
+    for nodes, local in ((2, 2), (3, 1), (4, 1)):
         fabric = Fabric(nodes=nodes, ranks_per_node=local, rate=1e9)
         if nodes == 3 and text.startswith("noloco"):
             continue  # one is alone in each exchange: not all ranks do what the first one does
+        if nodes == 4 and not text.startswith(("adasum", "noloco", *REFUSED_BY_THREE)):
+            continue  # as three do
         if nodes == 3 and text in REFUSED_BY_THREE:
             for refuse in (
                 lambda: recorded(text, 3, 1),
@@ -198,7 +203,7 @@ def test_bytes_are_those_of_recorded_exchanges(text: str) -> None:
             compare(text, predicted(text, fabric), recorded(text, nodes, local))
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", REAL)
 def test_a_model_without_values_is_recorded_alike(text: str) -> None:
     """On the device "meta", as in a plan for large models."""
     assert recording(text, 2, 2, 1, "meta").sent == recording(text, 2, 2, 1).sent
