@@ -163,7 +163,7 @@ def test_trains_as_if_the_discarded_backward_had_not_been_exchanged(
     if order == "instead of the first step" and "gradient" in text:
         pytest.skip("nothing has been used yet: step() then says that it was")
     runs = both(
-        4 * ORDERS[order], offbeat.algorithm(text), set_to_none=set_to_none, **ALGORITHMS[text]
+        3 * ORDERS[order], offbeat.algorithm(text), set_to_none=set_to_none, **ALGORITHMS[text]
     )
     require_equal(runs)
     if "1.0" not in text:

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -65,21 +66,25 @@ def drawn(ranks: int, count: int, dtype: torch.dtype = torch.float64) -> torch.T
     return torch.randn(ranks, count, generator=torch.Generator().manual_seed(ranks)).to(dtype)
 
 
-@pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("method", "sizes"), [("gather", (3, 4)), ("gram", (3, 4)), ("rvhdd", range(2, 9))]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_algorithm_follows_the_reference(
-    method: str, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    method: str, sizes: Iterable[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Halving depends on the number of ranks, down to its last bit."""
     monkeypatch.setattr(
         "offbeat.methods.adasum.slice_layout.LARGEST", 400
     )  # several pieces of every slice
-    sizes = (301, 1, 17, 90)
-    rows = drawn(size, sum(sizes), dtype)
-    expected = combine_layers(rows.double().numpy(), sizes)
-    found = combined(rows, sizes, method=method)
+    layers = (301, 1, 17, 90)
     tolerance = 1e-12 if dtype == torch.float64 else 100 * torch.finfo(dtype).eps
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    for size in sizes:
+        rows = drawn(size, sum(layers), dtype)
+        expected = combine_layers(rows.double().numpy(), layers)
+        found = combined(rows, layers, method=method)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * largest)
 
 
 @pytest.mark.parametrize("size", [4, 5, 7, 8])

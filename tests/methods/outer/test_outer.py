@@ -2,7 +2,7 @@
 
 import copy
 import io
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -106,17 +106,22 @@ def test_fragments_take_turns() -> None:
 RANKS_AND_NODES = [pytest.param(((0,), (1,)), id="ranks"), pytest.param(UNEQUAL, id="nodes")]
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
+WIRES: dict[str, Narrow | Sparse] = {"Adam": "int8", "AdamW": Sparse(density=0.4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [*((name, "world") for name in ELEMENTWISE), *((name, "node") for name in ("SGD", *WIRES))],
+)
 def test_every_optimizer_resumes_in_mid_flight_and_shows_its_preview(
-    name: str, nodes: Nodes
+    name: str, over: Literal["world", "node"]
 ) -> None:
-    wires: dict[str, Narrow | Sparse] = {"Adam": "int8", "AdamW": Sparse(density=0.4)}
-    over = "node" if nodes == UNEQUAL else "world"
+    """Nodes have nothing to do with the optimizer: for one without a wire, and each with one."""
+    nodes: Nodes = UNEQUAL if over == "node" else ((0,), (1,))
     outer = f"{name}(lr=0.05)" if name not in ("SGD",) else "SGD(lr=0.7, momentum=0.9)"
     algorithm = offbeat.Algorithm(
         offbeat.local_sgd(within="local").gradients if over == "node" else None,
-        OuterStep(every=3, outer=outer, fragments=2, delay=2, wire=wires.get(name), over=over),
+        OuterStep(every=3, outer=outer, fragments=2, delay=2, wire=WIRES.get(name), over=over),
     )
 
     def worker(world: World) -> None:

@@ -78,18 +78,19 @@ def test_weights_in_flight_and_of_irregular_graphs_count(nodes: Nodes, overlap: 
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("nodes", "settings"),
     [
-        {},
-        {"overlap": 1},
-        {"overlap": 2, "wire": "bf16"},
-        {"topology": "ring"},
-        {"topology": Irregular(), "overlap": 1},
-        {"topology": Irregular(), "biased": True},
+        (RANKS, {}),
+        (RANKS, {"overlap": 1}),
+        (RANKS, {"overlap": 2, "wire": "bf16"}),
+        (RANKS, {"topology": "ring"}),
+        (RANKS, {"topology": Irregular(), "overlap": 1}),
+        (RANKS, {"topology": Irregular(), "biased": True}),
+        (UNEQUAL, {"overlap": 2, "wire": "bf16"}),
+        (UNEQUAL, {"topology": Irregular(), "biased": True}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
 def test_a_rate_of_one_without_momentum_is_gossip_with_finish(
     nodes: Nodes, settings: dict[str, Any]
 ) -> None:
@@ -162,8 +163,9 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
 # ---- the state ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", range(1, 8))
-@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
+@pytest.mark.parametrize(
+    ("nodes", "steps"), [*((RANKS, steps) for steps in range(1, 8)), (UNEQUAL, 4), (UNEQUAL, 7)]
+)
 def test_resumes_at_any_step(nodes: Nodes, steps: int) -> None:
     """Messages of gossip are in flight in all of them but after the averages, 4 and 8."""
     algorithm = recipe(
