@@ -16,7 +16,7 @@ from outcomes import alike
 from problems import START, Lookup, flat, lookup_gradient, lookup_loss
 from recipe_cases import CASES, Case
 
-LR, STEPS = 0.1, 20
+LR, STEPS = 0.1, 12
 
 
 @pytest.mark.parametrize(

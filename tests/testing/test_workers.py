@@ -75,9 +75,9 @@ def test_virtual_workers_equal_a_thread_world(text: str, nodes: Nodes, optimizer
         return SGD(parameters, lr=0.1, momentum=0.9)
 
     algorithm = offbeat.algorithm(text)
-    runs = simulate(algorithm, Quadratic, loss, steps=20, nodes=nodes, optimizer=build)
+    runs = simulate(algorithm, Quadratic, loss, steps=12, nodes=nodes, optimizer=build)
     workers = VirtualWorkers(algorithm, Same(), nodes=nodes, optimizer=build)
-    for step in range(20):
+    for step in range(12):
         workers.step(of_one, *DATA)
         for name, rows in workers.parameters().items():
             expected = torch.stack([run[step + 1][name] for run in runs])
