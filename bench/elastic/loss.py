@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from math import hypot, inf
+from math import inf
 from multiprocessing.context import BaseContext
-from statistics import fmean, stdev
+from statistics import fmean
 
 from bench.elastic.kills import RECIPES, RESOLVER
 from bench.elastic.runs import Case, Run, disturb
-from bench.harness import GOAL, Bench, Claim, Result, command, console
+from bench.harness import GOAL, Bench, Claim, Effect, Result, command, console
 from bench.harness.environment import environment
 
 PAUSE, EVERY = 0.02, 2.0  # seconds of a step, between two kills
-HEADINGS = ("method", "kills", "steps", "loss", "undisturbed", "difference")
+HEADINGS = ("method", "kills", "steps", "loss", "undisturbed", "factor")
 BENCH = Bench(
     name="elastic/loss",
     claim="Runs whose workers are killed reach the loss of undisturbed ones",
@@ -39,16 +39,12 @@ def pair(context: BaseContext, case: Case) -> Pair:
 def judge(text: str, pairs: Sequence[Pair]) -> tuple[tuple[str, ...], Claim]:
     """One line of the table, and its claim."""
     kills, steps = sum(run.kills for run, _ in pairs), fmean(run.steps for run, _ in pairs)
-    losses = [[each.heldout for each in side] for side in zip(*pairs, strict=True)]
-    (mean, error), (calm, calm_error) = ((fmean(x), stdev(x) / len(x) ** 0.5) for x in losses)
-    above, noise = mean / calm - 1, hypot(error, calm_error) / calm
+    losses = [fmean(run.heldout for run in side) for side in zip(*pairs, strict=True)]
+    factor = Effect.mean([run.heldout / calm.heldout for run, calm in pairs], "x")
     faults = [run.fault for each in pairs for run in each if run.fault]
-    said = f"{100 * above:+.1f} ± {100 * noise:.1f} %{'; '.join(['', *faults])}"
-    row = (
-        text, f"{kills}", f"{steps:.0f}", f"{mean:.4f} ± {error:.4f}",
-        f"{calm:.4f} ± {calm_error:.4f}", said,
-    )  # fmt: skip
-    holds = not faults and above <= 2 * noise
+    said = "; ".join([str(factor), *faults])
+    row = text, f"{kills}", f"{steps:.0f}", *(f"{loss:.4f}" for loss in losses), said
+    holds = not faults and factor.size <= 1 + 2 * factor.error
     return row, Claim(f"{text}: the loss after kills", "within noise", said, holds, GOAL)
 
 
