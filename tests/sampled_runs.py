@@ -31,6 +31,7 @@ class Member:
     lost: list[dict[str, int]] = field(default_factory=list)
     joined: list[dict[str, int]] = field(default_factory=list)
     others: list[str] | None = None  # what the others pass to gather
+    gathers: int = 0
     weighting: Any = field(
         default_factory=lambda: SimpleNamespace(now=1.0, follow=lambda pacer: None)
     )
@@ -44,6 +45,7 @@ class Member:
         """A test loads what it has copied."""
 
     def gather(self, text: str) -> list[str]:
+        self.gathers += 1
         return self.others or [text] * len(self.world.ranks)
 
 
@@ -110,6 +112,7 @@ class Run:
         if self.settings["most"] is None and self.draw.random() < 0.5:
             self.settings["window"] = self.draw.choice((3, 8))
         self.workers, self.newest = {}, size
+        self.gone = list[int]()
         self.silent = set[int]()  # dead, and nobody knows it yet
         self.deferred: list[tuple[Worker, dict[str, int]]] = []  # who hears of what a step later
         for rank in range(size):
@@ -229,6 +232,7 @@ class Run:
             dead = self.workers.pop(rank)
             dead.trained = [(when, batch) for when, batch in dead.trained if when < used]
             self.add(dead)
+            self.gone.append(rank)
             entry = {"rank": rank, "step": step, "used": used}
             self.deferred += [(worker, entry) for worker in self.workers.values()]
             self.events["lost"] += 1
@@ -261,9 +265,14 @@ class Run:
     def join(self) -> None:
         """Let a rank in after a step: it gets its state from one that takes part."""
         rank, donor = self.newest, next(iter(self.workers.values()))
-        self.newest += 1
+        free = [rank for rank in self.gone if rank not in self.workers]
+        if free and self.draw.random() < 0.5:  # restarted, under its old number
+            rank = self.draw.choice(free)
+            self.events["joined again"] += 1
+        self.newest += rank == self.newest
+        entry = {"rank": rank, "step": self.steps - 1, "again": self.gone.count(rank)}
         for worker in self.workers.values():
-            worker.replica.joined.append({"rank": rank, "step": self.steps - 1})
+            worker.replica.joined.append(dict(entry))
             worker.replica.world.ranks.append(rank)
         new = self.worker(rank, donor.replica.world.ranks)
         new.replica.lost, new.replica.joined = pickled([donor.replica.lost, donor.replica.joined])

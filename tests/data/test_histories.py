@@ -34,8 +34,8 @@ def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.
         assert stats["left"] == 0
         seen.update(run.events)
     for event in (
-        "lost", "left", "joined", "resumed", "restart", "heard a step later", "rest", "balanced",
-        "rested",
+        "lost", "left", "joined", "joined again", "resumed", "restart", "heard a step later",
+        "rest", "balanced", "rested",
     ):  # fmt: skip
         assert seen[event] > 0, event
 

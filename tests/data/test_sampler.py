@@ -323,6 +323,39 @@ def test_each_sample_once_with_a_join_and_a_leave(text: str) -> None:
     assert sorted(used) == [*range(length)]
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.fault(
+    "a lost rank is started again under its old number, in the middle of an epoch",
+    "each sample is used once",
+    group="Ranks that join",
+)
+def test_each_sample_once_with_a_rank_that_is_started_again() -> None:
+    def work(world: World) -> list[int]:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, elastic=True)
+        sampler, used = ElasticSampler(900, 4, replica, prefetch=4), list[int]()
+        for batch in sampler:
+            time.sleep(0.02)
+            if world.rank == 1 and replica.steps == 5 and not replica.joined:
+                links = replica._connection.links
+                assert links is not None
+                links.heartbeat._end_thread()
+                return used + work(world)
+            model(world.rank).backward()
+            model.zero_grad()
+            used += batch
+            replica.step()
+        replica.finish()
+        assert sampler.stats()["left"] == 0
+        ((lost,), (joined,)) = replica.lost, replica.joined
+        assert (lost["used"], joined["again"]) == (5, 1)
+        replica.detach()
+        return used
+
+    used = [sample for samples in ThreadWorld(3).run(work) for sample in samples]
+    assert sorted(used) == [*range(900)]
+
+
 def test_an_epoch_is_a_number() -> None:
     with pytest.raises(ValueError, match="epoch=-1, expected a whole number, 0 or more"):
         ElasticSampler(90, 4, alone()).set_epoch(-1)

@@ -65,3 +65,13 @@ def require_alike(replica: Training, arguments: Mapping[str, Any], fault: str) -
                 f"{rank}ElasticSampler got {text}, but {first}{usual}; use the same data set and "
                 "settings on all ranks"
             )
+
+
+def require_same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` on a rank that joins, unless its settings are those of the others."""
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise ValueError(
+                f"this rank joins with {name}={value}, but the others have {name}={theirs[name]}; "
+                "make the same ElasticSampler on all ranks"
+            )

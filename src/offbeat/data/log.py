@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from offbeat.data.plan import Change
 
 Entries = Sequence[dict[str, int]]
+LIVES = 2**32  # a rank that joins under the number of a lost one is another member
 
 
 class Training(Protocol):
@@ -15,7 +16,8 @@ class Training(Protocol):
     ``lost`` and ``joined`` are the same on all ranks, and grow in place. An entry has the rank and
     the "step" of :class:`Change`. One of ``lost`` may have "used", the number of steps whose
     samples count: without it, those before "step". One of ``joined`` may have "first", its first
-    step with a batch: without it, the one after "step".
+    step with a batch: without it, the one after "step"; and "again", how many with its number were
+    lost before.
     """
 
     steps: int
@@ -68,12 +70,13 @@ class Log(NamedTuple):
             if (step := entry["step"]) >= start:
                 is_old = number < self.known[0]
                 used = start if is_old else entry.get("used", step)
-                lost[start if is_old else step][entry["rank"]] = used
+                lost[start if is_old else step][self.member(entry["rank"], number)] = used
         for number, entry in enumerate(self.joined):
             if (step := entry["step"]) >= start:
                 is_old = number < self.known[1]
                 first = start if is_old else entry.get("first", step + 1)
-                joined[start if is_old else step][entry["rank"]] = first
+                member = entry["rank"] + LIVES * entry.get("again", 0)
+                joined[start if is_old else step][member] = first
         sizes = {each["step"]: dict(each["sizes"]) for each in self.resized}
         steps = sorted({*lost, *joined, *(step for step in sizes if step >= start)})
         return [Change(step, lost[step], joined[step], sizes.get(step, {})) for step in steps]
@@ -83,4 +86,8 @@ class Log(NamedTuple):
         later = self.changes(start)
         lost = {rank for change in later for rank in change.lost}
         joined = {rank for change in later for rank in change.joined}
-        return tuple(sorted((set(ranks) | lost) - joined))
+        return tuple(sorted(({*map(self.member, ranks)} | lost) - joined))
+
+    def member(self, rank: int, losses: int | None = None) -> int:
+        """Return the member that had this rank after the first ``losses``, or has it now."""
+        return rank + LIVES * sum(loss["rank"] == rank for loss in self.lost[:losses])

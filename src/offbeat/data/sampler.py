@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, final
 
 from torch.utils.data import Sampler
 
-from offbeat.data.arguments import require_alike, require_enough, require_weights
+from offbeat.data.arguments import require_alike, require_enough, require_same, require_weights
 from offbeat.data.balance import Pace, rebalanced, repaced
 from offbeat.data.generation import Layout
 from offbeat.data.intervals import Intervals, count
-from offbeat.data.log import Log, Training
+from offbeat.data.log import LIVES, Log, Training
 from offbeat.data.order import Order
 from offbeat.data.passes import Pass
 from offbeat.data.plan import Plan, Start
@@ -191,21 +192,21 @@ class ElasticSampler(Sampler[list[int]]):
             raise ValueError("balance() needs ElasticSampler(..., most=...), the largest batch")
         found: list[int] | None = None
         replica, step, layout = self._replica, self._replica.steps, self._layout
-        told = replica.gather(json.dumps([replica.world.rank, self._pace.take()]))
-        ranks, seconds = zip(*map(json.loads, told), strict=True)
+        told = replica.gather(json.dumps([self._member, self._pace.take()]))
+        members, seconds = zip(*map(json.loads, told), strict=True)
         latest = self._plan(self._current()).latest
         before = dict(zip(latest.ranks, latest.sizes, strict=bool(latest.sizes)))
-        sizes = [before.get(rank, layout.usual) for rank in ranks]
+        sizes = [before.get(member, layout.usual) for member in members]
         if layout.window:
             found = repaced(sizes, seconds, layout.window)
             step += -(step + 1 + layout.lookahead) % layout.window
         elif self._most is not None:
-            found = rebalanced(sizes, seconds, layout.usual * len(ranks), self._most)
+            found = rebalanced(sizes, seconds, layout.usual * len(members), self._most)
         if found is not None:
             sizes = found
-            pairs = [[rank, size] for rank, size in zip(ranks, sizes, strict=True)]
+            pairs = [[member, size] for member, size in zip(members, sizes, strict=True)]
             self._resized.append({"step": step, "sizes": pairs})
-        return dict(zip(ranks, sizes, strict=True))
+        return {member % LIVES: size for member, size in zip(members, sizes, strict=True)}
 
     def begin_rest(self) -> bool:
         """Begin a pass over samples that returned too late for the epoch; return whether there are.
@@ -237,7 +238,7 @@ class ElasticSampler(Sampler[list[int]]):
         It holds the lists of losses and joins of the replica itself, so save it, or copy it,
         before training goes on.
         """
-        return self._current().saved(self._order, self._replica.steps)
+        return {**self._current().saved(self._order, self._replica.steps), "most": self._most}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after ``replica.steps`` steps, with any number of ranks; all ranks call.
@@ -247,7 +248,9 @@ class ElasticSampler(Sampler[list[int]]):
         Raises ``ValueError`` for the state of another order of samples.
         """
         loaded, step = Pass.read(state, self._order)
-        if self._is_newcomer:
+        if self._is_newcomer and not self._is_told:
+            theirs = {**asdict(loaded.layout), "most": state["most"]}
+            require_same({**asdict(self._layout), "most": self._most}, theirs)
             self._resized[:] = loaded.log.resized
             self._pass, self._is_told = loaded._replace(log=self._log()), True
         else:
@@ -258,7 +261,11 @@ class ElasticSampler(Sampler[list[int]]):
         return self._most is not None or self._layout.window > 0
 
     def _rests(self, step: int) -> bool:
-        return self._plan(self._current()).rests(step, self._replica.world.rank)
+        return self._plan(self._current()).rests(step, self._member)
+
+    @property
+    def _member(self) -> int:
+        return self._log().member(self._replica.world.rank)
 
     @property
     def _is_newcomer(self) -> bool:
@@ -329,14 +336,12 @@ class ElasticSampler(Sampler[list[int]]):
                 f"prefetch={(step - steps) * self._layout.accumulate} or more, "
                 "num_workers * prefetch_factor"
             )
-        plan, rank = self._plan(current), self._replica.world.rank
-        batches = plan.batches(step, rank)
+        plan = self._plan(current)
+        batches = plan.batches(step, self._member)
         if self._most is not None and steps > current.start.step:
             self._note(plan, steps - 1)
         return [self._order.samples(batch.positions) for batch in batches]
 
     def _note(self, plan: Plan, step: int) -> None:
-        samples = sum(
-            count(each.positions) for each in plan.batches(step, self._replica.world.rank)
-        )
+        samples = sum(count(each.positions) for each in plan.batches(step, self._member))
         self._pace.note(step, samples, self._replica.stats()["last"])

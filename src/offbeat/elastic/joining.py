@@ -1,5 +1,6 @@
 """The admission of a rank that joins: members let it in, and a donor hands over what it needs."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from offbeat.elastic import survivors
@@ -45,8 +46,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         return texts
     # Before it is given the model: it may be lost meanwhile.
     changes = [*members.lost], [*members.joined]
-    for number in range(newcomer, newcomer + count):
-        members.joined.extend(members.entries(number, step=steps))
+    _note(members, range(newcomer, newcomer + count), steps)
     weight /= 2 if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
@@ -94,7 +94,13 @@ def join(members: Generation, model: Exchanged) -> None:
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)
     world = members.connection.world
-    for number in world.nodes[world.node]:
-        members.joined.extend(members.entries(number, step=members.steps))
+    _note(members, world.nodes[world.node], members.steps)
     members.connection.resume(Phase(*state["phase"]))
     members.admission = Admission(members.connection.links)
+
+
+def _note(members: Generation, numbers: Iterable[int], step: int) -> None:
+    """Add the entries of what joins; "again": how many of its number were lost before."""
+    for entry in (each for number in numbers for each in members.entries(number, step=step)):
+        again = sum(loss["rank"] == entry["rank"] for loss in members.lost)
+        members.joined.append(entry | ({"again": again} if again else {}))
