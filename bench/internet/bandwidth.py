@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import offbeat
 from bench.harness import Bench, Claim, Result, command, files
+from bench.harness.pause import Paused
 from bench.internet.sites import PAUSE, WIDTH
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
 
@@ -39,8 +40,8 @@ LARGE = {
 
 def small() -> Profile:
     """The model of internet/sites."""
-    shapes = [(f"{i}.{kind}", n) for i in range(8) for kind, n in (("w", WIDTH**2), ("b", WIDTH))]
-    layers = [Parameter(*shape) for shape in shapes]
+    model = Paused(PAUSE, WIDTH)
+    layers = [Parameter(name, p.numel()) for name, p in model.named_parameters()]
     return Profile.by_size(layers, PAUSE / 3, 2 * PAUSE / 3, 0.0, Speeds.of_bandwidth(1e10))
 
 

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from bench.harness import GOAL, Bench, Claim, Result, command
+from bench.harness.pause import Paused
 from bench.harness.ranks import on_nodes
 from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
 from bench.plan.network import METHODS
@@ -70,16 +71,14 @@ def record(name: str, network: Network) -> list[Record]:
 
 def cells(records: list[Record], speeds: Speeds) -> list[Cell]:
     """Predict what was recorded, from the shortest step alone on each network."""
-    layers = [(f"layers.{i}.weight", WIDTH**2) for i in range(8)]
-    shapes = [each for name, numel in layers for each in ((name, numel), (f"{name}.bias", WIDTH))]
-    found = []
+    model, found = Paused(PAUSE, WIDTH), []
+    parameters = [Parameter(name, p.numel()) for name, p in model.named_parameters()]
     for name, network in NETWORKS.items():
         ours = [each for each in records if each["network"] == name]
         alone = min((each["alone"] for each in ours), key=sum, default=[PAUSE])
         for method in METHODS:
             times = [each["measured"] for each in ours if each["method"] == method.name]
             if times:
-                parameters = [Parameter(*shape) for shape in shapes]
                 profile = Profile.by_size(parameters, *alone, speeds)
                 made = predict(method.algorithm, profile, network.fabric)
                 limit, least = made.parts.limit, min(times)
