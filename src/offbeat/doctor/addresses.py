@@ -79,7 +79,9 @@ def _described(name: str, address: str) -> str:
 
 def _own_address(found: dict[str, str], is_distributed: bool) -> Finding:
     others = [name for name, address in found.items() if not address.startswith("127.")]
-    fix = f"set {VARIABLE} to the interface that leads to the other nodes: {' or '.join(others)}"
+    fix = f"set {VARIABLE} to the interface that leads to the other nodes"
+    if others:
+        fix += f": {' or '.join(others)}"
     try:
         address = own_address()
     except OSError as error:
