@@ -15,6 +15,12 @@ from offbeat.transport.meter import Meter
 from offbeat.transport.world import World
 
 
+def marked(error: Exception) -> Exception:
+    """Mark an error that all ``mates`` raise, so that no call around it asks them once more."""
+    vars(error)["is_alike"] = True
+    return error
+
+
 class Mates(Protocol):
     """The ranks of a node that are lost, and come back, together."""
 
@@ -108,7 +114,7 @@ class Connection:
         try:
             yield
         except (ValueError, PeerLost) as error:
-            if self.mates is not None:
+            if self.mates is not None and "is_alike" not in vars(error):
                 self.mates.concur(error)
             raise
         if is_of_all and self.mates is not None:

@@ -104,6 +104,11 @@ def argument_fault(model: Exchanged, algorithm: object) -> str | None:
 def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
     near, far = algorithm.gradients, algorithm.parameters
+    if model.is_sharded and algorithm.then is not None:
+        return (
+            f"elastic=True with {algorithm} and a sharded model: in an elastic run of nodes the "
+            "algorithm cannot change; use one recipe, or elastic=False"
+        )
     ends_node = near is not None and near.over == "local" and not model.is_sharded
     if ends_node and (far is None or far.over == "world"):
         return (

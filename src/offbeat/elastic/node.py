@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, final
 
 from torch import Tensor
 
-from offbeat.attach.connection import Connection
+from offbeat.attach.connection import Connection, marked
 from offbeat.attach.node_start import meet
 from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Algorithm
@@ -195,7 +195,8 @@ class Node:
         if self.control is None:
             return
         if any(failed for (failed,) in gather_numbers([fault is not None], self.control)):
-            raise self._first_error(fault, self.control)
+            # A new error: a heartbeat raises the same one in a later call again.
+            raise marked(AgreedError.of(self._first_error(fault, self.control)).error) from fault
 
     def _first_error(self, own: Exception | None, control: Group) -> Exception:
         text = json.dumps(own and AgreedError.of(own)).encode()

@@ -1,7 +1,6 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.attach.connection import Connection
@@ -100,6 +99,19 @@ class Participation:
         reshard(self._gathering)
         return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
+    def _transact(self, call: Callable[[], Result]) -> Result:
+        """Make a call that ranks of other nodes may not make.
+
+        Those of a node with a sharded model make it together: after it they may wait for each other
+        outside of offbeat.
+        """
+
+        def alike() -> Result:
+            with self._connection.alike():
+                return call()
+
+        return self._together(None, alike)
+
     def _admit(self) -> None:
         """Let a rank in, if one waits to join and all have agreed on this step.
 
@@ -136,7 +148,7 @@ class Participation:
     def _exchanging(self) -> tuple[Any, ...]:
         """What :class:`GradientExchange` exchanges by."""
         members = self._members
-        transact = partial(self._together, None) if members.exchanges_again else None
+        transact = self._transact if members.exchanges_again else None
         return members.gradients, members.heartbeat, members.buffers, transact
 
     def _take_slots(self) -> None:

@@ -292,10 +292,9 @@ class Replica(Switched):
             filler = self._members.filler
             held = self._exchanged, self.world, self.algorithm, *slots
             parts = checkpoint.SavedParts(*held, filler.saved, filler.received)
-            with self._connection.alike():
-                return call(parts, *state)
+            return call(parts, *state)
 
-        return self._together(verb, on_parts)
+        return self._transact(on_parts) if verb is None else self._together(verb, on_parts)
 
     def _restart_clock(self) -> None:
         """Exclude the time since the last step from the next one, unless that has begun."""

@@ -70,14 +70,13 @@ def replicate(
             they are not copied from rank 0, exchanged or averaged. The same on all ranks. Extends
             what ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`` was given.
         elastic: True lets the run go on when ranks are lost, for every recipe but
-            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``; of a
-            sharded model, for those that exchange parameters but ``ad_psgd()``. The launcher must
-            keep the others alive, and the store must not run on the lost rank. An exchange is a
-            transaction: the ranks that are left make it again among themselves, with the gradients
-            and parameters that each has computed, so that none of their batches is lost; or all of
-            them keep its result, if one does. Means are then over the ranks that are left. With
-            ``within="local"``, or if its ranks hold shards of one model, a node is lost with any of
-            them. One small gather more in every exchange.
+            ``torch_ddp()``, ``lags()`` with measured densities and ``adasum(partition=True)``. The
+            launcher must keep the others alive, and the store must not run on the lost rank. An
+            exchange is a transaction: the ranks that are left make it again among themselves, with
+            the gradients and parameters that each has computed, so that none of their batches is
+            lost; or all of them keep its result, if one does. Means are then over the ranks that
+            are left. With ``within="local"``, or if its ranks hold shards of one model, a node is
+            lost with any of them. One small gather more in every exchange.
 
             Over a world made by :meth:`offbeat.World.at`, whose ranks meet in a store outside of
             them all, it also lets ranks join: one script serves the first start and a restart. All
