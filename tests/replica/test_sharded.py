@@ -367,7 +367,7 @@ def test_a_shard_that_is_not_finite() -> None:
 
 REFUSED = {
     "crosses": "over the ranks [0, 1, 2, 3], and the node of this rank is [0, 1]",
-    "hybrid": "expected one Shard inside the node",
+    "hybrid": "is sharded over the ranks [0, 1, 2, 3]",
     "partly": "is not sharded, and others are",
     "FSDP1": "shard it by torch.distributed.fsdp.fully_shard",
     "inside": "cannot exchange gradients of a sharded model",

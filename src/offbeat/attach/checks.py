@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from offbeat.attach.first_step import WRAPPED
 from offbeat.attach.overlap import overlap
 from offbeat.exchange import Algorithm, Exchanged
-from offbeat.exchange.sharding import is_flattened, is_sharded, local, sharding_fault
+from offbeat.exchange.sharding import is_flattened, is_sharded, local, placed, sharding_fault
 from offbeat.transport.links import CONNECTIONS, connections
 from offbeat.transport.world import World
 from offbeat.version import __version__
@@ -107,7 +107,7 @@ def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | 
             "exchange them between nodes, or a recipe that exchanges parameters, for example "
             "sgp(within='local') or local_sgd(within='local')"
         )
-    return sharding_fault(model.parameters, world)
+    return sharding_fault(model.module, model.parameters | model.buffers, world)
 
 
 def _is_watched(parameter: Tensor) -> bool:
@@ -145,6 +145,7 @@ def fingerprint(
         kind = "trainable" if p.requires_grad else "frozen"
         kind = "trainable by sparse gradients" if name in sparse else kind
         strides = p.stride() if is_sharded(p) else torch.empty_like(p, device="meta").stride()
+        kind += placed(p)
         tensors[name] = [kind, list(p.shape), str(p.dtype), list(strides)]
     for name, b in model.buffers.items():
         tensors[name] = ["buffer", list(b.shape), str(b.dtype), []]

@@ -102,10 +102,13 @@ class SlotFiller:
         if exchange is not None:
             site = self._site("parameters", exchange, links, control)
             if site is not None:
-                return exchange.bind(site)
+                site.copy_replicated()
+                return exchange.bind(site.counted())
         everyone = None
         if links is not None:
             everyone = Site.on("world", links, self.model, control=control)
+            everyone.copy_replicated()
+            everyone = everyone.counted()
         return IdleParameters(everyone)
 
     def common(self) -> dict[str, Any]:

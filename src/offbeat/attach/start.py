@@ -22,6 +22,7 @@ from offbeat.attach.checks import (
 )
 from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
+from offbeat.exchange.sharding import has_one_axis
 from offbeat.kit.warning import warn
 from offbeat.platform.process_group import default_group
 from offbeat.transport.links import Links, connections
@@ -66,6 +67,11 @@ def connect(
     fault = fault or optimizer_fault(model, algorithm, optimizers)
     fault = fault or sparse_fault(model, algorithm)
     fault = fault or (elastic_fault(model, algorithm) if elastic else None)
+    if elastic and world.is_part:
+        fault = fault or (
+            "elastic=True with a mesh of some ranks only: the others, such as the next stage of a "
+            "pipeline, would not hear of a loss; use elastic=False"
+        )
     fault = fault or (weights_fault(model, algorithm, elastic) if weighted else None)
     links = Links.connect(world, run, meter)
     try:
@@ -103,6 +109,11 @@ def argument_fault(model: Exchanged, algorithm: object) -> str | None:
 
 def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
+    if model.is_sharded and not has_one_axis(model.parameters):
+        return (
+            "elastic=True with parameters of which several ranks of a node hold the same part, as "
+            "under tensor parallelism: shard by FSDP2 alone, over one axis, or use elastic=False"
+        )
     near, far = algorithm.gradients, algorithm.parameters
     if model.is_sharded and algorithm.then is not None:
         return (

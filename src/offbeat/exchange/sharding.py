@@ -1,7 +1,8 @@
-"""Parameters that FSDP2 has divided among the ranks of a node."""
+"""Parameters that FSDP2 or tensor parallelism has divided among the ranks of a node."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -96,6 +97,13 @@ def _with_values(
     return {**state, "state": values}
 
 
+def placed(tensor: Tensor) -> str:
+    """Return how a DTensor is divided, for comparison between ranks; "" for another tensor."""
+    if not is_sharded(tensor):
+        return ""
+    return f", {tensor.placements} on {tuple(tensor.device_mesh.shape)}"  # type: ignore[attr-defined]
+
+
 def version(tensor: Tensor) -> int:
     """Return a number that every write in place increments.
 
@@ -104,13 +112,6 @@ def version(tensor: Tensor) -> int:
     """
     part = held_part(tensor)
     return tensor._version if part is tensor else tensor._version + part._version
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its parts, on all ranks of the node, which all call."""
-    gather: Any = getattr(tensor, "full_tensor", None)
-    full: Tensor = gather() if gather is not None else tensor
-    return full
 
 
 def gathering_modules(model: nn.Module) -> list[Any]:
@@ -129,45 +130,119 @@ def reshard(modules: Iterable[Any]) -> None:
         module.reshard()
 
 
-def sharding_fault(parameters: Mapping[str, Tensor], world: World) -> str | None:
-    """Return why parameters cannot be exchanged in shards, or None."""
-    if not any(map(is_sharded, parameters.values())):
-        return None
+def has_one_axis(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether every trainable tensor is divided along one axis: each rank has its own part.
+
+    >>> has_one_axis({"w": nn.Parameter(Tensor([1.0]))})
+    False
+    """
+    return all(
+        is_sharded(t) and [p.is_replicate() for p in t.placements] == [False]  # type: ignore[attr-defined]
+        for t in tensors.values()
+        if t.requires_grad
+    )
+
+
+def holders(parameters: Mapping[str, Tensor], world: World) -> dict[str, tuple[int, ...]]:
+    """Return the local ranks that hold the same part of each parameter as this one, ascending.
+
+    Several where FSDP2 replicates (hybrid sharding), and of what tensor parallelism does not
+    divide, such as norms: DTensors that are replicated along an axis of the mesh of the node, or
+    lie on the others alone, and plain tensors. :func:`sharding_fault` has returned None.
+    """
+    if has_one_axis(parameters):
+        return dict.fromkeys(parameters, (world.local_rank,))
+    node, found = world.nodes[world.node], {}
+    mesh = _mesh_of(node, parameters)
+    assert mesh is not None, "sharding_fault() has returned None"
+    for name, parameter in parameters.items():
+        divided = _divided(parameter, mesh, world.rank) or ()
+        shared = [axis for axis in range(mesh.ndim) if axis not in divided]
+        ranks = mesh[_along(mesh, world.rank, shared)].flatten().tolist()
+        found[name] = tuple(sorted(map(node.index, ranks)))
+    return found
+
+
+def sharding_fault(model: nn.Module, tensors: Mapping[str, Tensor], world: World) -> str | None:
+    """Return why parameters and buffers cannot be exchanged in shards, or None."""
+    node = world.nodes[world.node]
     if len({len(node) for node in world.nodes}) > 1:
         return (
             f"the model is sharded on nodes of {[len(node) for node in world.nodes]} ranks, and "
             "each rank exchanges its shard with one rank of each other node; use equal nodes"
         )
+    buffers, is_fsdp = dict(model.named_buffers()), bool(gathering_modules(model))
+    whole = None if has_one_axis(tensors) else _mesh_of(node, tensors)
     found: dict[Any, tuple[int, ...]] = {}
-    for name, parameter in parameters.items():
-        if not is_sharded(parameter):
-            if parameter.requires_grad:
+    for name, tensor in tensors.items():
+        if not is_sharded(tensor):
+            if tensor.requires_grad and is_fsdp:
                 return (
                     f"parameter {name!r} is not sharded, and others are; call fully_shard() on the "
                     "whole model after its blocks"
                 )
             continue
-        placements = parameter.placements  # type: ignore[attr-defined]
-        if len(placements) != 1 or not placements[0].is_shard():
+        if name in buffers:
             return (
-                f"parameter {name!r} has the placements {placements}, expected one Shard inside "
-                "the node; use fully_shard(model, mesh=mesh['local']) and no tensor parallelism"
+                f"buffer {name!r} is a DTensor, and the buffers of all ranks are averaged; "
+                f"register it as a plain tensor, or pass ignore=[{name!r}]"
             )
-        mesh = parameter.device_mesh  # type: ignore[attr-defined]
+        placements = tensor.placements  # type: ignore[attr-defined]
+        if any(placement.is_partial() for placement in placements):
+            return (
+                f"parameter {name!r} has the placements {placements}: each rank holds a summand, "
+                "and none the value; distribute it by Shard or Replicate"
+            )
+        mesh = tensor.device_mesh  # type: ignore[attr-defined]
         if mesh not in found:
             found[mesh] = _ranks_of(mesh, world)
-        if (ranks := found[mesh]) != world.nodes[world.node]:
+        ranks = found[mesh]
+        if ranks != node and (whole is None or not {*ranks} <= {*node}):
             return (
                 f"parameter {name!r} is sharded over the ranks {[*ranks]}, and the node of this "
-                f"rank is {list(world.nodes[world.node])}; shard inside the node, "
+                f"rank is {list(node)}; shard over all ranks of a node and no others, "
                 "fully_shard(model, mesh=mesh['local']), and pass mesh=mesh to replicate()"
+            )
+        if whole is not None and _divided(tensor, whole, world.rank) is None:
+            return (
+                f"parameter {name!r} lies on the ranks {[*ranks]}, and others on the mesh "
+                f"{whole.tolist()}; distribute all parameters over axes of one mesh"
             )
     return None
 
 
 def _ranks_of(mesh: Any, world: World) -> tuple[int, ...]:
     """Return the ranks over which ``mesh`` shards; all of them call."""
-    if world.group is not None:
+    if world.group is not None or mesh.ndim > 1:
         return tuple(mesh.mesh.flatten().tolist())
     # A process group per node counts its ranks from 0.
     return tuple(int(r) for (r,) in gather_numbers([world.rank], Group.of(mesh.get_group())))
+
+
+def _mesh_of(node: Sequence[int], tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the ranks of the mesh that a node is, with most axes; None if nothing lies on all."""
+    meshes: list[Tensor] = [
+        tensor.device_mesh.mesh  # type: ignore[attr-defined]
+        for tensor in tensors.values()
+        if is_sharded(tensor)
+    ]
+    every = [mesh for mesh in meshes if mesh.flatten().tolist() == [*node]]
+    return max(every, key=lambda mesh: mesh.ndim, default=None)
+
+
+def _divided(tensor: Tensor, mesh: Tensor, rank: int) -> list[int] | None:
+    """Return the axes of a mesh along which a tensor is divided; None if it lies on another one."""
+    if not is_sharded(tensor):
+        return []
+    own: Tensor = tensor.device_mesh.mesh  # type: ignore[attr-defined]
+    for axes in combinations(range(mesh.ndim), own.ndim):
+        if torch.equal(mesh[_along(mesh, rank, axes)], own):
+            placed = zip(axes, tensor.placements, strict=True)  # type: ignore[attr-defined]
+            return [axis for axis, placement in placed if not placement.is_replicate()]
+    return None
+
+
+def _along(mesh: Tensor, rank: int, axes: Sequence[int]) -> tuple[Any, ...]:
+    """Return the index of the ranks at the place of ``rank`` in a mesh, along ``axes``."""
+    place = (mesh == rank).nonzero()[0].tolist()
+    return tuple(slice(None) if axis in axes else at for axis, at in enumerate(place))

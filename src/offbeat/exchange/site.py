@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.exchange.exchanged import Exchanged
+from offbeat.exchange.replicated import Replicated
 from offbeat.exchange.samples import Samples, Weights
-from offbeat.exchange.sharding import local
+from offbeat.exchange.sharding import held_part, local
 from offbeat.functional import balance
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
@@ -24,11 +25,12 @@ class Site:
     happens between unequal nodes. ``inside`` joins the ranks of a node for a slot over "node":
     there each local rank exchanges its own slice of every flat tensor (:meth:`slice`), and the
     node then gathers all slices (:meth:`gather`), so that a node sends one model, not one for each
-    rank. Of a model sharded by FSDP2, ``parameters`` are this rank's shards, a node is one
+    rank. Of a model sharded inside nodes, ``parameters`` are this rank's shards, a node is one
     participant, ``inside`` is None, and ``shards`` joins the ranks of the node, for sums over whole
-    layers. ``registered`` are the parameters as the model registers them and optimizers hold them,
-    whose ``.grad`` counts: DTensors if the model is sharded, else ``parameters``. ``control`` joins
-    all ranks, for small values that all ranks compare. ``transaction`` is what :meth:`commit` does
+    layers. ``replicated`` are the parts that several of them hold. ``registered`` are the
+    parameters as the model registers them and optimizers hold them, whose ``.grad`` counts:
+    DTensors if the model is sharded, else ``parameters``. ``control`` joins all ranks, for small
+    values that all ranks compare. ``transaction`` is what :meth:`commit` does
     in an elastic run. ``weights`` are those of the exchange at hand, None in a run without them.
     ``sparse`` names the parameters whose gradients are sparse.
     """
@@ -44,6 +46,7 @@ class Site:
     scaler: torch.amp.GradScaler | None = None
     control: Group | None = None
     shards: Group | None = None
+    replicated: Replicated | None = None
     transaction: Callable[[int | None], None] | None = None
     weights: Weights | None = None
     sparse: frozenset[str] = frozenset()
@@ -78,8 +81,20 @@ class Site:
         group = links.open(axis, () if peers is None else peers(site))
         inside = links.open("local") if axis == "node" else None
         if sharded:
-            return replace(site, group=group, shards=inside)
+            parts = None if inside is None else Replicated(model, links.world, inside)
+            return replace(site, group=group, shards=inside, replicated=parts)
         return replace(site, group=group, inside=inside)
+
+    def counted(self) -> "Site":
+        """Return this site with each part on the one rank of a node that exchanges it."""
+        parts = self.replicated
+        return self if parts is None else replace(self, parameters=parts.counted(self.parameters))
+
+    def copy_replicated(self) -> None:
+        """Copy what one rank of a node has exchanged to those that hold it too; these call."""
+        if self.replicated is not None:
+            with torch.no_grad():
+                self.replicated.copy({n: held_part(p) for n, p in self.registered.items()})
 
     def commit(self, steps: int | None = None) -> None:
         """Call when an exchange has arrived as a whole, before anything of it is written.

@@ -102,8 +102,10 @@ class Consensus:
 
     def distance(self) -> dict[str, float]:
         """Return the distance of the replicas from their average; all ranks call."""
-        nodes = self._members.world.nodes if self._gathering else None
-        return consensus_distance(self._held, self._members.connection.control, nodes)
+        control, site = self._members.connection.control, self._members.parameters.site
+        if not self.model.is_sharded or site is None:
+            return consensus_distance(self._held, control)
+        return consensus_distance(site.parameters, control, self._members.world.nodes)
 
     def drift(self) -> tuple[dict[str, float], str | None]:
         """Return the distance, and a warning if the algorithm keeps replicas equal; all call."""
@@ -135,6 +137,7 @@ def average_parameters(slot: BoundParameters) -> None:
             _average(site.slice(part), total, site.group, factor)
     site.gather(flat)
     pack(site.parameters.values(), views.values())
+    site.copy_replicated()
 
 
 def average_buffers(

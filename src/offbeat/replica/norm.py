@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from offbeat.exchange import BoundGradients, Exchanged, GradientExchange, Site
-from offbeat.exchange.sharding import whole
+from offbeat.exchange.engine.dot_grad import part_with_grad
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
 
@@ -35,15 +35,21 @@ class Share:
             trained = {name: p for name, p in trained.items() if owners[name] == mine}
         return [*trained.values(), *self.model.own]
 
-    def clip(self, max_norm: float, norm_type: float) -> Tensor:
+    def clip(self, max_norm: float, norm_type: float, shards: Site | None) -> Tensor:
         """Scale gradients to a norm of at most ``max_norm``; return the norm they had.
 
-        The norm is :func:`total_norm`; of sharded gradients that of the whole ones.
+        The norm is :func:`total_norm`; with ``shards``, of a sharded model, that of the whole
+        gradients, in which parts that several ranks hold count once.
         """
-        parameters, group = self.model.trained.values(), self.site.group if self.site else None
-        norm = total_norm(parameters, norm_type, group)
-        clip_grads_with_norm_(parameters, max_norm, norm)
-        return whole(norm)
+        parts = {name: part_with_grad(p) for name, p in self.model.trained.items()}
+        counted, group = parts, self.site.group if self.site else None
+        if shards is not None:
+            theirs = shards.replicated.theirs if shards.replicated is not None else ()
+            counted = {n: part for n, part in parts.items() if n not in theirs and part.numel() > 0}
+            group = shards.shards
+        norm = total_norm(counted.values(), norm_type, group)
+        clip_grads_with_norm_(parts.values(), max_norm, norm)
+        return norm
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:

@@ -193,8 +193,10 @@ class Replica(Switched):
         call between backward and the next step.
         """
         self._use.require_open()
-        with self._connection.calling("clip_grad_norm_" if self._share.site else None):
-            return self._share.clip(max_norm, norm_type)
+        shards = self.parameters.site if self._exchanged.is_sharded else None
+        verb = "clip_grad_norm_" if self._share.site or shards else None
+        with self._connection.calling(verb):
+            return self._share.clip(max_norm, norm_type, shards)
 
     def consensus_distance(self) -> dict[str, float]:
         """Return :func:`.consensus.consensus_distance` of all replicas; all ranks call."""
@@ -317,6 +319,8 @@ class Replica(Switched):
         if self.steps >= self._members.exchanges_from:
             with torch.no_grad():
                 self.parameters.step(self.steps)
+                if self.algorithm.parameters is not None and self.parameters.site is not None:
+                    self.parameters.site.copy_replicated()
         self._recorder.backward(self._watch.first_gradient, self._watch.last_gradient)
         self._watch.stepped()
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, Protocol
+from zlib import crc32
 
 from torch.distributed import DeviceMesh, ProcessGroup, Store
 
@@ -61,6 +62,7 @@ class World:
         group: the process group in which the ranks run already, if they do: its timeout limits the
             start-up, and its connections tell of ranks that end before.
         is_new: whether this rank takes part in no start: it can only join a run.
+        is_part: whether ranks of the process group, as of other pipeline stages, take no part.
         prefix: prefix of all keys in the store.
         store_returns: whether the store may be ended and started again at its address.
 
@@ -77,6 +79,7 @@ class World:
     lost: tuple[int, ...] = ()
     group: ProcessGroup | None = None
     is_new: bool = False
+    is_part: bool = False
     prefix: str = PREFIX
     store_returns: bool = False
 
@@ -84,7 +87,8 @@ class World:
         """Raise ``ValueError`` unless each rank is on exactly one node."""
         placed = sorted((*itertools.chain(*self.nodes), *self.lost))
         here = self.rank in placed and self.rank not in self.lost
-        if placed != list(range(len(placed))) or not here or () in self.nodes:
+        every = sorted({*placed}) if self.is_part else list(range(len(placed)))
+        if placed != every or not here or () in self.nodes:
             raise ValueError(
                 f"nodes {self.nodes} do not place each rank, {self.rank} among them, exactly once; "
                 "list every rank in one node, for example ((0, 1), (2,))"
@@ -188,14 +192,26 @@ class World:
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> "World":
-        """Take the nodes from a DeviceMesh with the axes ``("node", "local")``."""
-        if mesh.mesh_dim_names != ("node", "local"):
+        """Take the nodes from a DeviceMesh with the axes ``("node", "local")``.
+
+        Or several after ``"node"``, over all of which the ranks of a node are numbered. The other
+        ranks take no part if it is a part of a mesh, as ``mesh["node", "local"]`` with a pipeline
+        axis beside.
+        """
+        names = mesh.mesh_dim_names or ()
+        if names[:1] != ("node",):
             raise ValueError(
                 f"the mesh has the axes {mesh.mesh_dim_names}, expected ('node', 'local'); make "
                 "it with init_device_mesh(device, (nodes, ranks_per_node), "
-                "mesh_dim_names=('node', 'local'))"
+                "mesh_dim_names=('node', 'local')), or with other axes after 'node'"
             )
-        return cls.of(mesh.mesh.tolist())
+        ranks = mesh.mesh.view(len(mesh.mesh), -1)
+        world = cls.of([range(default_group().size())])
+        nodes = tuple(tuple(node) for node in ranks.tolist())
+        if ranks.numel() == world.size:
+            return replace(world, nodes=nodes)
+        prefix = f"{PREFIX}/ranks {crc32(str(nodes).encode())}"  # parts attach by themselves
+        return replace(world, nodes=nodes, is_part=True, prefix=prefix)
 
     @classmethod
     def discover(cls) -> "World":

@@ -1,15 +1,26 @@
-"""Access to ``.grad``, which is a DTensor for parameters that FSDP2 has sharded."""
+"""Access to ``.grad``, which is a DTensor for parameters that are sharded."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.exchange.sharding import held_part, is_sharded, joined
+from offbeat.exchange.sharding import held_part, is_sharded, joined, local
 from offbeat.transport.group import Group
 
 
 def stored(parameter: Tensor) -> Tensor | None:
     """Return what this rank holds of ``.grad``; the same object until that is replaced."""
     return None if parameter.grad is None else held_part(parameter.grad)
+
+
+def part_with_grad(parameter: Tensor) -> Tensor:
+    """Return what this rank holds of a parameter, with what it holds of ``.grad``."""
+    part = local(parameter)
+    if part is not parameter:
+        place(parameter)
+        part.grad = stored(parameter)
+    return part
 
 
 def gradient_of(parameter: Tensor) -> Tensor | None:
@@ -31,6 +42,19 @@ def put(parameter: Tensor, view: Tensor) -> None:
         parameter.grad = torch.empty_like(parameter).copy_(view)
     else:
         parameter.grad.copy_(view)
+
+
+def place(parameter: Tensor) -> None:
+    """Place the gradient as its parameter; the ranks of the node may communicate.
+
+    FSDP2 does. Tensor parallelism alone leaves summands, and of an embedding all rows.
+    """
+    grad: Any = parameter.grad
+    if grad is None or not is_sharded(parameter):
+        return
+    placements = parameter.placements  # type: ignore[attr-defined]
+    if grad.placements != placements:
+        parameter.grad = grad.redistribute(placements=placements)
 
 
 def require_plain(group: Group, name: str, grad: Tensor) -> None:

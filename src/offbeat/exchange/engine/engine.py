@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from offbeat.exchange import BoundGradients, Saved, Site, Variable, plain
+from offbeat.exchange.engine.dot_grad import place, stored
 from offbeat.exchange.engine.message import Message
 from offbeat.exchange.weights import weigh_gradients
 from offbeat.transport.collectives import broadcast
@@ -79,6 +80,7 @@ class Engine(BoundGradients, Generic[Kind]):
         if name not in self.home[name].missing:  # the first one may have been sent
             raise self.group.detector.report_error(_got_twice(name))
         self.seen[name] = None
+        self.place(name)
         self.add(name)
         while not self.complete() and not self.messages[self.launched].missing:
             self.launch()
@@ -86,6 +88,11 @@ class Engine(BoundGradients, Generic[Kind]):
     def begin(self) -> None:
         """Begin a backward: agree on the weights of the members, in a run that has them."""
         weigh_gradients(self.site, self.group)
+
+    def place(self, name: str) -> None:
+        """Place the gradient of a sharded parameter as the parameter."""
+        if self.site.shards is not None:
+            place(self.site.registered[name])
 
     def add(self, name: str) -> None:
         """Add a gradient to its message; one without residuals reads all at its launch."""
@@ -109,6 +116,7 @@ class Engine(BoundGradients, Generic[Kind]):
         while not self.complete():
             missing = self.messages[self.launched].missing
             for name in [name for name in self.order if name in missing]:
+                self.place(name)
                 self.add(name)
             self.launch()
         # Here, where all ranks are: in step() another one may be in finish(). And before the
@@ -131,6 +139,14 @@ class Engine(BoundGradients, Generic[Kind]):
         self.site.commit()
         for message in self.messages:
             message.commit()
+        self.copy_replicated()
+
+    def copy_replicated(self) -> None:
+        """Make the gradients of a part that several ranks of a node hold equal, bit for bit."""
+        site = self.site
+        if site.replicated is not None:
+            grads = {name: stored(parameter) for name, parameter in site.registered.items()}
+            site.replicated.copy({name: g for name, g in grads.items() if g is not None})
 
     def stepped(self) -> None:
         """Begin a step; build new messages if they are others now."""

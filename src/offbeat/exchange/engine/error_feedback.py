@@ -108,6 +108,7 @@ class ErrorFeedback(Engine[FeedbackMessage]):
                 message.commit()
             else:
                 message.undo()
+        self.copy_replicated()
         if self.seen:
             self.handed.record()
         else:  # a backward that this rank did not run: the others use what it sent
