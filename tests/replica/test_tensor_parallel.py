@@ -43,6 +43,7 @@ CASES = (
     (FSDP_AND_TP, "noloco(every=2, gossip_lr=0.4, within='local')"),
     (TP, "ddp"),
     (TP, "adasum(within='local')"),
+    (HYBRID, "ddp"),
     (HYBRID, "adasum(within='local')"),
 )
 

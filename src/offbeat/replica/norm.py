@@ -42,12 +42,12 @@ class Share:
         gradients, in which parts that several ranks hold count once.
         """
         parts = {name: part_with_grad(p) for name, p in self.model.trained.items()}
-        counted, group = parts, self.site.group if self.site else None
+        counted, group = [*parts.values()], self.site.group if self.site else None
         if shards is not None:
             theirs = shards.replicated.theirs if shards.replicated is not None else ()
-            counted = {n: part for n, part in parts.items() if n not in theirs and part.numel() > 0}
+            counted = [p if p.numel() and n not in theirs else p.detach() for n, p in parts.items()]
             group = shards.shards
-        norm = total_norm(counted.values(), norm_type, group)
+        norm = total_norm(counted, norm_type, group)
         clip_grads_with_norm_(parts.values(), max_norm, norm)
         return norm
 
@@ -64,8 +64,10 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | No
     >>> total_norm(layer.parameters(), 2.0, None)
     tensor(5.)
     """
-    grads = [_entries(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm(grads, norm_type)
+    held = [*parameters]
+    grads = [_entries(parameter.grad) for parameter in held if parameter.grad is not None]
+    # A member without gradients would otherwise round the norm to float32, and clip by another one.
+    norm = get_total_norm(grads, norm_type) if grads else held[0].new_zeros(())
     if group is None:
         return norm
     mine = norm.to(message_device(group, norm.device), torch.float64).view(1)
