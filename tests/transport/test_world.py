@@ -199,6 +199,17 @@ def test_from_a_mesh() -> None:
     world = World.from_mesh(mesh)
     assert world.nodes == ((0, 1), (2, 3), (4, 5))
     assert (world.rank, world.node, world.local_rank, world.slices) == (2, 1, 0, 2)
+    several = init_device_mesh("cpu", (1, 3, 2), mesh_dim_names=("node", "dp", "tp"))
+    assert World.from_mesh(several).nodes == ((0, 1, 2, 3, 4, 5),)
+
+
+@pytest.mark.usefixtures("world_of_six")
+def test_from_a_part_of_a_mesh() -> None:
+    """The ranks keep their numbers, and meet by themselves."""
+    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("node", "pp"))
+    world, everyone = World.from_mesh(mesh["node"]), World.from_mesh(mesh)
+    assert (world.nodes, world.is_part, everyone.is_part) == (((0,), (2,), (4,)), True, False)
+    assert world.prefix != everyone.prefix
 
 
 @pytest.mark.usefixtures("world_of_six")
