@@ -255,10 +255,11 @@ def refusals(rank: int, results: Any, folder: str) -> None:
         ("buffer", buffered, mesh),
         ("half a node", parallel(plain(), layout(("node", "dp"))), mesh),
         ("two meshes", mixed, mesh),
-        ("elastic", plain(), layout(("node", "pp"))["node"]),
+        ("elastic axes", parallel(plain(), mesh), mesh),
+        ("elastic stages", plain(), layout(("node", "pp"))["node"]),
     ):
         try:
-            offbeat.replicate(model, offbeat.sgp(), mesh=given, elastic=name == "elastic")
+            offbeat.replicate(model, offbeat.sgp(), mesh=given, elastic="elastic" in name)
         except ValueError as error:
             results.put(("refusals", (name, str(error))))
 
@@ -383,13 +384,14 @@ REFUSED = {
     "buffer": "buffer 'cache' is a DTensor",
     "half a node": "shard over all ranks of a node and no others",
     "two meshes": "distribute all parameters over axes of one mesh",
-    "elastic": "elastic=True with a mesh of some ranks only",
+    "elastic axes": "of which several ranks of a node hold the same part",
+    "elastic stages": "elastic=True with a mesh of some ranks only",
 }
 
 
 @pytest.mark.fault(
     "the parameters of a sharded model are partial sums, or lie on a part of a node or on several "
-    "meshes; a buffer is a DTensor; stages of a pipeline are elastic",
+    "meshes; a buffer is a DTensor; tensor parallelism or stages of a pipeline are elastic",
     "ValueError on all ranks",
     group="Models and algorithms",
 )

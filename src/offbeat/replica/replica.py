@@ -194,8 +194,7 @@ class Replica(Switched):
         """
         self._use.require_open()
         shards = self.parameters.site if self._exchanged.is_sharded else None
-        verb = "clip_grad_norm_" if self._share.site or shards else None
-        with self._connection.calling(verb):
+        with self._connection.calling("clip_grad_norm_" if self._share.site else None):
             return self._share.clip(max_norm, norm_type, shards)
 
     def consensus_distance(self) -> dict[str, float]:
