@@ -16,6 +16,7 @@ from torch.optim import SGD
 import offbeat
 from offbeat.data import ElasticSampler
 from offbeat.data.balance import repaced
+from offbeat.telemetry.recording import read_run
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
@@ -162,7 +163,9 @@ def until(world: World, folder: Path, end: int) -> tuple[list[int], Array]:
         offbeat.load_per_rank(folder, missing_ok=True, **parts)
         for batch in sampler:
             replica.set_weight(len(batch))
-            loss(model, world.rank, replica.steps).backward()
+            error = loss(model, world.rank, replica.steps)
+            replica.report_loss(error)
+            error.backward()
             optimizer.step()
             optimizer.zero_grad()
             replica.step()
@@ -178,13 +181,20 @@ def until(world: World, folder: Path, end: int) -> tuple[list[int], Array]:
 def test_a_save_in_the_middle_of_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From step 12 on rank 1 rests in each second step: both make 14, and only rank 0 makes 15."""
     monkeypatch.setattr("offbeat.data.sampler.repaced", lambda *_: [6, 3])
+
+    def both(name: str, end: int) -> list[tuple[list[int], Array]]:
+        return ThreadWorld(2).run(lambda world: until(world, tmp_path / name, end))
+
+    with monkeypatch.context() as patch:
+        patch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+        whole = both("whole", 99)
+    assert sorted(whole[0][0] + whole[1][0]) == [*range(200)]
+    recorded = [[step.weight for step in each.steps] for each in read_run(tmp_path)]
+    assert [sum(weights) for weights in recorded] == [len(used) for used, _ in whole]
+    assert len(recorded[0]) == len(recorded[1]), "a rest is a step of weight 0"
     said = alike(lambda world: until(world, tmp_path / "apart", 15), 2)
     assert "after different numbers of steps: [15, 16]" in said
-    whole, first, second = (
-        ThreadWorld(2).run(lambda world, at=at: until(world, tmp_path / at[0], at[1]))
-        for at in (("whole", 99), ("parts", 14), ("parts", 99))
-    )
-    assert sorted(whole[0][0] + whole[1][0]) == [*range(200)]
+    first, second = both("parts", 14), both("parts", 99)
     for (used, end), (before, _), (after, resumed) in zip(whole, first, second, strict=True):
         assert used == before + after
         assert (end == resumed).all()
