@@ -435,7 +435,7 @@ def test_a_killed_process_loses_no_sample(text: str, every: int, draws: random.R
     What it did alone since the last mean of the models is lost with it.
     """
     victim, at = draws.randrange(4), draws.randrange(20, 200)
-    said = dict(Spawned(_train_two_epochs, 4, text, victim, at).join(timeout=60))
+    said = dict(Spawned(_train_two_epochs, 4, text, victim, at).join(timeout=100))
     assert set(said) == set(range(4))
     dead = said.pop(victim)
     first = next(iter(said.values()))

@@ -582,7 +582,7 @@ def _train_to_the_end(rank: int, results: Any, text: str, victim: int, at: int) 
 def results_of_survivors(work: Any, text: str, victim: int, at: int) -> dict[int, Any]:
     """Train by four processes of which one kills itself; return what the others find."""
     world = Spawned(work, 4, text, victim, at)
-    found = dict(world.join(timeout=60))
+    found = dict(world.join(timeout=100))
     assert world.processes[victim].exitcode == -signal.SIGKILL
     assert set(found) == set(range(4)) - {victim}
     return found

@@ -478,7 +478,7 @@ def _leave_by_signal(rank: int, results: Any, text: str) -> None:
 )
 def test_a_preempted_process_leaves(text: str) -> None:
     world = Spawned(_leave_by_signal, 4, text)
-    said = dict(world.join(timeout=60))
+    said = dict(world.join(timeout=100))
     assert [process.exitcode for process in world.processes] == [0] * 4
     left = said.pop(VICTIM)["left"]
     assert left > 20
