@@ -535,18 +535,8 @@ def test_a_failing_method_is_shown_and_the_others_are_reported(
     script: Path, tmp_path: Path
 ) -> None:
     done = compare(
-        *(
-            script,
-            "--algorithms",
-            "local_sgd,ddp",
-            "--nodes",
-            2,
-            "--rounds",
-            1,
-            "--out",
-            tmp_path / "o",
-        ),
-        *("--", "--fail", "local_sgd"),
+        *(script, "--algorithms", "local_sgd,ddp", "--nodes", 2, "--rounds", 1),
+        *("--out", tmp_path / "o", "--", "--fail", "local_sgd"),
     )
     assert done.exit_code == 1
     assert "local_sgd failed: round 1, rank 1, exit code 1" in done.output
@@ -640,19 +630,10 @@ def test_termination_interrupts_like_ctrl_c() -> None:
 @pytest.mark.processes
 @pytest.mark.fault("offbeat compare receives Ctrl-C", "all processes end; finished runs are kept")
 def test_ctrl_c_ends_everything_and_keeps_what_was_measured(script: Path, tmp_path: Path) -> None:
-    words = [
-        script,
-        "--algorithms",
-        "ddp,local_sgd",
-        "--nodes",
-        2,
-        "--rounds",
-        9,
-        "--out",
-        tmp_path,
-    ]
+    words = [script, "--algorithms", "ddp,local_sgd", "--nodes", 2, "--rounds", 9]
+    words += ["--out", tmp_path, "--", "--hang", "local_sgd"]
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "compare", *map(str, words), "--", "--hang", "local_sgd"],
+        [sys.executable, "-c", PROGRAM, "compare", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
