@@ -28,15 +28,13 @@ from torch.optim import SGD
 import offbeat
 from ranks import Spawned
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(250)]
 
 FSDP_AND_TP, TP, HYBRID = ("node", "dp", "tp"), ("node", "tp"), ("node", "copy", "shard")
 CASES = (
     (FSDP_AND_TP, "ddp"),
-    (FSDP_AND_TP, "local_sgd(every=2, within='local')"),
     (FSDP_AND_TP, "sgp(overlap=1, wire='bf16', within='local')"),
     (FSDP_AND_TP, "daso(every=2)"),
-    (FSDP_AND_TP, "adasum(method='gather', within='local')"),
     (FSDP_AND_TP, "adasum(method='gram', within='local')"),
     (FSDP_AND_TP, "adasum(every=2, method='rvhdd', within='local')"),
     (FSDP_AND_TP, "diloco(every=2, fragments=2, delay=1, momentum=0.5, within='local')"),
@@ -345,7 +343,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return by_scenario
 
 
-@pytest.mark.timeout(250)
 def test_a_run_on_several_axes_equals_the_plain_one(found: Results) -> None:
     """With accumulation and clipping."""
     assert len(found["compare"]) == 8 * len(CASES)
