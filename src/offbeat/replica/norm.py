@@ -35,21 +35,27 @@ class Share:
             trained = {name: p for name, p in trained.items() if owners[name] == mine}
         return [*trained.values(), *self.model.own]
 
-    def clip(self, max_norm: float, norm_type: float, shards: Site | None) -> Tensor:
-        """Scale gradients to a norm of at most ``max_norm``; return the norm they had.
+    @property
+    def _parts(self) -> dict[str, Tensor]:
+        return {name: part_with_grad(p) for name, p in self.model.trained.items()}
 
-        The norm is :func:`total_norm`; with ``shards``, of a sharded model, that of the whole
-        gradients, in which parts that several ranks hold count once.
+    def norm(self, norm_type: float, shards: Site | None) -> Tensor:
+        """Return the :func:`total_norm` of the gradients.
+
+        With ``shards``, of a sharded model, it is that of the whole gradients, in which parts that
+        several ranks hold count once.
         """
-        parts = {name: part_with_grad(p) for name, p in self.model.trained.items()}
+        parts = self._parts
         counted, group = [*parts.values()], self.site.group if self.site else None
         if shards is not None:
             theirs = shards.replicated.theirs if shards.replicated is not None else ()
             counted = [p if p.numel() and n not in theirs else p.detach() for n, p in parts.items()]
             group = shards.shards
-        norm = total_norm(counted, norm_type, group)
-        clip_grads_with_norm_(parts.values(), max_norm, norm)
-        return norm
+        return total_norm(counted, norm_type, group)
+
+    def clip(self, max_norm: float, norm: Tensor) -> None:
+        """Scale gradients that have this norm to at most ``max_norm``."""
+        clip_grads_with_norm_(self._parts.values(), max_norm, norm)
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | None) -> Tensor:

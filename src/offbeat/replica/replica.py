@@ -193,9 +193,13 @@ class Replica(Switched):
         call between backward and the next step.
         """
         self._use.require_open()
-        shards = self.parameters.site if self._exchanged.is_sharded else None
-        with self._connection.calling("clip_grad_norm_" if self._share.site else None):
-            return self._share.clip(max_norm, norm_type, shards)
+        if self._exchanged.is_sharded:  # scaled after it: a loss repeats the call
+            norm = self._transact(lambda: self._share.norm(norm_type, self.parameters.site))
+        else:
+            with self._connection.calling("clip_grad_norm_" if self._share.site else None):
+                norm = self._share.norm(norm_type, None)
+        self._share.clip(max_norm, norm)
+        return norm
 
     def consensus_distance(self) -> dict[str, float]:
         """Return :func:`.consensus.consensus_distance` of all replicas; all ranks call."""
