@@ -21,7 +21,8 @@ from offbeat.elastic import joining
 from offbeat.liveness.heartbeats import heartbeat
 from ranks import fork_server
 
-pytestmark = pytest.mark.processes
+# Alone: eight processes that wait for each other are late beside other tests.
+pytestmark = [pytest.mark.processes, pytest.mark.quiet]
 
 NODES = ((0, 1), (2, 3), (4, 5))
 PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}

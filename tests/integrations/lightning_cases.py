@@ -6,7 +6,6 @@ import logging
 import os
 import runpy
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import offbeat
-from offbeat.data import ElasticSampler
 from offbeat.integrations import lightning as integration
 from offbeat.integrations.lightning import OffbeatStrategy
 from offbeat.replica.saving.rank_files import RankFiles
@@ -499,38 +497,6 @@ def uneven(text: str, kind: str) -> dict[str, Any]:
     return {"steps": fitted.global_step, "seen": module.seen == expected, "end": digest(module)}
 
 
-class Paced(Net):
-    """Rank 1 takes four times as long for a batch; the sampler lets it make fewer steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = list[int]()
-
-    def train_dataloader(self) -> Any:
-        replica = self.trainer.strategy.replicas.each[0]
-        # Lightning draws a batch ahead where it does not know their number.
-        self.sampler = ElasticSampler(240, 2, replica, window=4, prefetch=1)
-        rows = torch.arange(240.0).view(-1, 1).repeat(1, 4)
-        return DataLoader(rows, batch_sampler=self.sampler)
-
-    def on_train_epoch_start(self) -> None:
-        self.sampler.set_epoch(self.current_epoch)
-
-    def training_step(self, batch: Tensor, index: int) -> Tensor:
-        time.sleep(0.016 if self.global_rank else 0.004)
-        self.trainer.strategy.set_weight(len(batch))
-        self.seen += batch[:, 0].int().tolist()
-        return super().training_step(batch / 240, index)
-
-
-def paced() -> dict[str, Any]:
-    module, values = Paced(), Values()
-    strategy = OffbeatStrategy("local_sgd(every=4)", weighted=True)
-    fitted = trainer(strategy, values, use_distributed_sampler=False, num_sanity_val_steps=0)
-    fitted.fit(module, val_dataloaders=loader(2))
-    return {"seen": module.seen, "shown": values.shown, "end": digest(module)}
-
-
 def page() -> dict[str, Any]:
     """The script of the page on Lightning, in a folder of its own."""
     os.chdir(FOLDER)
@@ -568,7 +534,6 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (uneven, ("ddp", "sized")),
     (uneven, ("ddp", "stream")),
     (uneven, ("local_sgd(every=8)", "stream")),
-    (paced, ()),
     (doctests, ()),
     (page, ()),
 )
