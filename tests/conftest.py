@@ -19,7 +19,7 @@ from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only, and run by itself where Triton is installed; not
 # searched for doctests.
-collect_ignore = ["preloaded.py", "kernels/compile_for_gpus.py"]
+collect_ignore = ["conftest.py", "preloaded.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
 
