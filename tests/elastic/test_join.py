@@ -573,8 +573,9 @@ def test_processes_come_and_go(text: str, draws: random.Random) -> None:
     assert run.killed
     assert run.is_agreed
     assert run.is_told, run
-    # The two hundred steps that fit make lags, the slowest of these, 0.73 to 0.86 times the loss.
-    assert run.losses[-1] < 0.9 * run.losses[0]
+    # Two hundred steps make lags, the slowest of these, 0.73 to 0.86 times the loss; beside other
+    # tests as few as eighty fit.
+    assert run.losses[-1] < 0.95 * run.losses[0]
 
 
 @pytest.mark.fault(

@@ -94,7 +94,7 @@ def _train_until_killed(rank: int, results: Any, text: str, victim: int, at: int
     replica = offbeat.replicate(model, offbeat.algorithm(text))
     error = "trained to the end"
     try:
-        for step in range(5000):
+        for step in range(9000):
             if (rank, step) == (victim, at):
                 os.kill(os.getpid(), signal.SIGKILL)
             loss(model, rank, step).backward()
