@@ -83,15 +83,14 @@ Attach = Callable[[str, nn.Module, Build], Attached]
 
 
 def attach(
-    method: str | offbeat.Algorithm, model: nn.Module, build: Build, mesh: Any = None,
-    elastic: bool = False,
-) -> Attached:  # fmt: skip
+    method: str | offbeat.Algorithm, model: nn.Module, build: Build, mesh: Any = None
+) -> Attached:
     """A recipe of this library, or torch's own; held-out losses are those of the average."""
     if method == TORCH:
         return wrapped(model, build)
     optimizer = build(model.parameters())
     algorithm = offbeat.algorithm(method) if isinstance(method, str) else method
-    replica = offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer, elastic=elastic)
+    replica = offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer)
 
     def after(loss: Tensor) -> None:
         replica.report_loss(loss)
