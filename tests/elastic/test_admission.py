@@ -43,20 +43,33 @@ def links() -> Iterator[Links]:
 
 
 @pytest.mark.usefixtures("still")
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize(
+    ("slow", "is_at_hand", "comes"), [(400.0, False, True), (8.0, True, True), (8.0, False, False)]
+)
 def test_members_with_slow_steps_wait_a_moment_for_a_lost_rank(
-    links: Links, monkeypatch: pytest.MonkeyPatch, comes: bool
+    links: Links, monkeypatch: pytest.MonkeyPatch, slow: float, is_at_hand: bool, comes: bool
 ) -> None:
-    """It could not ask before all knew of its loss; once they go on, the next step is its first."""
+    """It could not ask before all knew of its loss; once they go on, the next step is its first.
+
+    They wait for a twentieth of a step, and for half of one if they read that it is back.
+    """
     monkeypatch.setattr("offbeat.elastic.admission.NEEDED", 0.0)
+    monkeypatch.setattr("offbeat.elastic.admission.HEARD", 0.0)
     before = Admission(links)
+    if is_at_hand:
+        links.store.set("back", links.name)
     links.world = replace(links.world, lost=(1,))
-    before._began -= 400.0 if comes else 2.0  # seconds of the step: a twentieth of it
+    before._began -= slow
     admission, request = Admission(links, before), JoinRequest(1, 1)
+    monkeypatch.setattr(heartbeat, "BEAT", 1000.0)  # the most that they wait
+    links.heartbeat.hear_request = None  # its thread reads that nobody asks
     assert admission.begin_step(), "somebody may come"
-    thread = threading.Timer(0.2, admission._acknowledge, [request])
+    looks = list[float]()
+    monkeypatch.setattr(links.heartbeat, "look_at_once", lambda: looks.append(time.monotonic()))
+    thread = threading.Timer(0.6, admission._acknowledge, [request])
     thread.start()
     assert admission.due(joins=True) == (request if comes else None)
+    assert bool(looks) == is_at_hand
     thread.join()
     links.heartbeat.next_call("step")
     assert admission.begin_step()

@@ -11,8 +11,13 @@ from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
 
 POLL = 0.002  # seconds between two looks for the decision, at first
-PATIENCE = 0.05  # of a step, for which members wait for one that is back, where that is long enough
+PAUSE = 0.01  # the same for a request that is about to come
+PATIENCE = 0.05  # of a step, for which members wait for one that may be back, if long enough
 NEEDED = 0.35  # heartbeats until it has asked and all have heard
+AT_HAND = (
+    0.5  # of a step, for which they wait for one that has waited for them, a heartbeat at most
+)
+HEARD = 0.1  # heartbeats until that one has asked and all have heard
 
 
 @final
@@ -50,11 +55,12 @@ class Admission:
         self.wants_to_leave: bool = before is not None and before.wants_to_leave
         self._began: float = time.monotonic() if before is None else before._began
         self._pace: float = 0.0 if before is None else before._pace  # seconds of the last step
-        self._may_return = False  # a lost rank, which can ask only since all know of its loss
+        self._lost_from: str | None = None  # the ranks that one was lost from, since it may return
         if links is not None:
             links.heartbeat.hear_request = self._acknowledge
             links.heartbeat.expects = bool(links.run and links.world.lost)
-            self._may_return = before is not None and links.heartbeat.expects
+            if before is not None and before._links is not None and links.heartbeat.expects:
+                self._lost_from = before._links.name
 
     @property
     def is_asked(self) -> bool:
@@ -71,12 +77,12 @@ class Admission:
             # In one: who acknowledges after this must not count on the step.
             self._begun = links.heartbeat.phase.steps + 1
             has_news = self._request is not None or links.heartbeat.has_agreed_error
-        return has_news or self._may_return
+        return has_news or self._lost_from is not None
 
     def due(self, joins: bool) -> JoinRequest | None:
         """Return the request to join, or to leave, that is due now, if there is one."""
-        if joins and self._may_return and self._links is not None:
-            self._await_return(self._links)
+        if joins and self._lost_from is not None and self._links is not None:
+            self._await_return(self._links, self._lost_from)
         with self._changing:
             request, limit, links = self._request, self._limit, self._links
         if request is None or links is None or request == self.refused:
@@ -89,10 +95,15 @@ class Admission:
         decided, step = self._decided
         return request if decided == request and step is not None and number >= step else None
 
-    def _await_return(self, links: Links) -> None:
-        """Wait a moment for a lost rank that is back: of slow steps it would miss a whole one."""
-        self._may_return, seconds = False, PATIENCE * self._pace
-        if seconds < NEEDED * heartbeat.BEAT:
+    def _await_return(self, links: Links, lost_from: str) -> None:
+        """Wait a moment for a lost rank that is back: of slow steps it would miss a whole one.
+
+        It can ask only now, since all know of its loss.
+        """
+        self._lost_from, beat = None, heartbeat.BEAT
+        is_at_hand = links.store.find("back") == lost_from
+        seconds = min(AT_HAND * self._pace, beat) if is_at_hand else PATIENCE * self._pace
+        if seconds < (HEARD if is_at_hand else NEEDED) * beat:
             return
         with self._changing:
             self._begun -= 1  # who acknowledges meanwhile counts on this step
@@ -100,7 +111,9 @@ class Admission:
         while time.monotonic() < until and self._request is None:
             if links.heartbeat.has_agreed_error:
                 break
-            time.sleep(POLL)
+            if is_at_hand:
+                links.heartbeat.look_at_once()
+            time.sleep(PAUSE)
         with self._changing:
             self._begun += 1
 

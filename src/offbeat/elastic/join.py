@@ -28,7 +28,7 @@ from offbeat.transport.run.membership import Membership, read_membership
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store
-SOON = 0.02  # the same at the barrier, where all others wait for the newcomer
+SOON = 0.02  # the same where all others wait for the newcomer
 READ = 16  # members whose heartbeats tell whether a run goes on
 ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
@@ -255,14 +255,18 @@ class JoinAttempts:
         return record.read().request != request
 
     def _await_own_loss(self, membership: Membership, watch: RunWatch) -> None:
-        """Wait until the others have noticed that the worker which had this number is lost."""
+        """Wait until the others have noticed that the worker which had this number is lost.
+
+        With slow steps they then wait for this rank, since they read that it is back.
+        """
+        self.store.set("back", membership.name)
         while read_membership(self.store) == membership and not watch.is_over():
             if watch.is_rank_alive:
                 raise ValueError(
                     f"rank {watch.rank} takes part in the run already; give every worker a number "
                     "of its own, or rank=None to a new one"
                 )
-            time.sleep(POLL)
+            time.sleep(SOON)
 
     def _growth_fault(self, membership: Membership) -> str | None:
         exchange = self.algorithm.parameters

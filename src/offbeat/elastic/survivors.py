@@ -15,7 +15,8 @@ from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.links import Links
 
-POLL = 0.01, 0.5  # seconds between two looks at the store, at first and at last
+POLL = 0.01, 0.5  # seconds between two looks at the store, at first and at last in large worlds
+LOOKS = 1000  # of all ranks in a second
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
@@ -191,6 +192,7 @@ def _outcome(
     meet: TimedStore, heartbeat: Heartbeat, units: Sequence[Sequence[int]]
 ) -> Agreement | None:
     since, heard, words, pause = time.monotonic(), 0, dict[int, str](), POLL[0]
+    longest = min(max(5 * POLL[0], len(heartbeat.ranks) / LOOKS), POLL[1])
     while time.monotonic() - since < PATIENCE:
         # One small call as long as there is nothing new.
         if (count := meet.add("count", 0)) > heard:
@@ -208,7 +210,7 @@ def _outcome(
             if words.get(rank) != how:
                 _say(meet, rank, how)
         time.sleep(pause)
-        pause = min(1.5 * pause, POLL[1])
+        pause = min(1.5 * pause, longest)
     return None
 
 
