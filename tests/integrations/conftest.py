@@ -17,22 +17,34 @@ HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "integrations"
 
 
-@pytest.fixture(scope="module")
-def cases(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[dict[str, Any]]]:
-    """What each of two ranks found, by the name of the case.
+Cases = dict[str, list[dict[str, Any]]]
 
-    ``test_<host>.py`` starts ``<host>_cases.py`` once, since imports take seconds, with a folder
-    and the script of the page on that host, which is written to the folder.
+
+@pytest.fixture(scope="module")
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """What each of two ranks found, by the name of the case."""
+    return _found(request, tmp_path_factory, workers=2)
+
+
+@pytest.fixture(scope="module")
+def uneven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """What each of three ranks found, which have 100, 70 and 31 batches."""
+    return _found(request, tmp_path_factory, workers=3)
+
+
+def _found(request: pytest.FixtureRequest, paths: pytest.TempPathFactory, workers: int) -> Cases:
+    """Run the cases for so many ranks at once, since imports take seconds.
+
+    ``test_<host>.py`` starts ``<host>_cases.py`` with a folder and the script of the page on that
+    host, which is written to the folder.
     """
     host = request.module.__name__.removeprefix("test_")
     page = (PAGES / f"{host}.md").read_text("utf-8")
     ((script, name),) = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL)
-    path = tmp_path_factory.mktemp(host) / name
+    path = paths.mktemp(host) / name
     path.write_text(script)
-    cases, logs = HERE / f"{host}_cases.py", tmp_path_factory.mktemp("logs")
-    output = torchrun_forked(2, cases, str(path.parent), str(path), logs=logs)
+    cases, logs = HERE / f"{host}_cases.py", paths.mktemp("logs")
+    output = torchrun_forked(workers, cases, str(path.parent), str(path), logs=logs)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
     return {line["case"]: line["ranks"] for line in lines}
 
