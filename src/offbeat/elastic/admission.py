@@ -101,7 +101,8 @@ class Admission:
         It can ask only now, since all know of its loss.
         """
         self._lost_from, beat = None, heartbeat.BEAT
-        is_at_hand = links.store.find("back") == lost_from
+        with links.heartbeat.watching():
+            is_at_hand = links.store.find("back") == lost_from
         seconds = min(AT_HAND * self._pace, beat) if is_at_hand else PATIENCE * self._pace
         if seconds < (HEARD if is_at_hand else NEEDED) * beat:
             return
