@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "faults.md"
 
 # How cases begin to end that the page only counts: the text that they end with says what to do.
-SAID = ("ValueError", "RuntimeWarning", "ModuleNotFoundError", "exit code")
+SAID = ("PeerLost", "ValueError", "RuntimeWarning", "ModuleNotFoundError", "exit code")
 
 # The headings of the tables, with the tests whose rows belong there unless a mark names a group.
 GROUPS = {
@@ -35,6 +35,14 @@ GROUPS = {
     "Settings and arguments": ("", "topology/"),
     "Hogwild training": ("hogwild/",),
     "Recordings and tools": ("telemetry/", "lab/", "compare/", "doctor/"),
+}
+
+# Groups whose rows are statements of other pages.
+ELSEWHERE = {
+    "Checkpoints": "saving.md",
+    "Settings and arguments": "methods/index.md",
+    "Hogwild training": "methods/hogwild.md",
+    "Recordings and tools": "lab.md",
 }
 
 # What runs side by side: ranks that are threads, then real processes; alone what measures times.
@@ -107,12 +115,14 @@ def shown(rows: Sequence[Row]) -> str:
     """Return what the page shows: how many rows there are, and those that are not only counted."""
     told = [row for row in rows if not row.outcome.startswith(SAID)]
     real = sum(row.processes for row in rows)
+    groups = {group: [row for row in told if row.group == group] for group in GROUPS}
+    links = [f"[{group}]({page}) {len(groups.pop(group))}" for group, page in ELSEWHERE.items()]
     counted = (
         f"{len(rows)} cases, {real} of them with real processes. {len(rows) - len(told)} end with "
-        "a ValueError, on all ranks where several take part, a RuntimeWarning or an exit code; "
-        "its text names the fix. The others:"
+        "PeerLost or a ValueError on all ranks that take part, a RuntimeWarning or an exit code; "
+        "its text names the rank or the fix. Other pages tell what happens in others: "
+        f"{', '.join(links)}."
     )
-    groups = {group: [row for row in told if row.group == group] for group in GROUPS}
     return "\n\n".join([counted, *(_table(group, found) for group, found in groups.items())])
 
 
@@ -120,14 +130,9 @@ def _table(group: str, rows: list[Row]) -> str:
     """A line for each outcome, with all faults that have it."""
     faults: dict[str, list[str]] = {}
     for row in rows:
-        faults.setdefault(_brief(row.outcome), []).append(row.case + "†" * row.processes)
+        faults.setdefault(row.outcome, []).append(row.case + "†" * row.processes)
     lines = [f"## {group}", "", "fault | what happens", "---|---"]
     return "\n".join(lines + [f"{_joined(cases)} | {what}" for what, cases in faults.items()])
-
-
-def _brief(outcome: str) -> str:
-    """Without what the text of an error names, which its test asserts."""
-    return outcome.partition(";")[0] if outcome.startswith("PeerLost") else outcome
 
 
 def _joined(cases: list[str]) -> str:
