@@ -112,7 +112,6 @@ evidence: setup  ## run the benchmarks behind the papers' claims, and write docs
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-# SITE=https://... and EDIT=https://.../docs/ add social cards and links that edit a page.
 docs-version: setup  ## add the documentation of VERSION="0.2" to the branch gh-pages, as "latest"
 	@test -n "$(VERSION)" || { echo 'docs-version: say which, as in VERSION=0.2' >&2; exit 2; }
 	PATH="$(abspath $(BIN)):$$PATH" mike deploy --update-aliases $(VERSION) latest  # it calls mkdocs

@@ -1,6 +1,7 @@
 """What would be uploaded: an sdist and a wheel, built from a commit with a tag."""
 
 import email
+import json
 import re
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def build(source: Path, *targets: str) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a clone in which both were built."""
-    for tool in ("hatchling", "hatch_vcs", "hatch_fancy_pypi_readme"):
+    for tool in ("hatchling", "hatch_vcs"):
         pytest.importorskip(tool, reason="building needs the dev extra")
     clone = tmp_path_factory.mktemp("release") / "first"
     run("git", "clone", "--quiet", "--no-hardlinks", ROOT, clone)
@@ -68,6 +69,25 @@ def test_an_index_would_take_them_and_show_no_dead_link(artifacts: Path) -> None
     text = str(email.message_from_string(metadata).get_payload())
     assert "replica.step()" in text
     assert not re.findall(r"\]\((?!https?://)", text)
+
+
+def test_links_follow_from_the_one_setting_of_addresses(artifacts: Path) -> None:
+    mkdocs = pytest.importorskip("mkdocs.config", reason="the site needs the docs extra")
+    clone = artifacts.parent.with_name("published")
+    run("git", "clone", "--quiet", artifacts.parent, clone)
+    project, source = clone / "pyproject.toml", "https://github.com/someone/offbeat"
+    urls = f"[project.urls]\nSource = '{source}'\nDocumentation = 'https://some.one'\n"
+    project.write_text(project.read_text().replace("[project.urls]\n", urls))
+    shown = json.loads(run(sys.executable, "-m", "hatchling", "metadata", cwd=clone))
+    assert shown["urls"]["Source"] == source
+    text = shown["readme"]["text"]
+    assert f"[CONTRIBUTING]({source}/blob/main/CONTRIBUTING.md)" in text
+    assert f"({source}/raw/main/docs/assets/demo.png)" in text
+    assert not re.findall(r"\]\((?!https?://)", text)
+    config = mkdocs.load_config(str(clone / "mkdocs.yml"))
+    config = config.plugins.on_config(config)
+    assert config.site_url == "https://some.one/"
+    assert config.edit_uri == f"{source}/edit/main/docs/"
 
 
 def test_the_citation_is_of_the_last_release() -> None:
