@@ -21,11 +21,9 @@ from torch.optim import SGD
 from typer.testing import CliRunner
 
 import costs
-import notebook
 import offbeat
 import public
 from offbeat.cli import app
-from offbeat.compare.experiment import split_algorithms
 from offbeat.methods import Compressed
 from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport.world import World
@@ -240,28 +238,6 @@ def test_the_page_runs(page: str) -> None:
     namespace: dict[str, Any] = {"__name__": page}
     for block in blocks(ROOT / "docs" / page, "python"):
         exec(compile(block, page, "exec"), namespace)
-
-
-def test_the_notebook_is_the_tutorial() -> None:
-    fix = "run: python tests/notebook.py"
-    assert notebook.NOTEBOOK.read_text("utf-8") == notebook.notebook(), fix
-
-
-@pytest.mark.processes
-def test_the_tutorial_runs(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(script("docs/tutorial.md", "train.py"))
-    text = notebook.PAGE.read_text("utf-8")
-    shown = re.findall(r"--algorithms? \"(.*?)\"", text)
-    methods = [method for each in shown for method in split_algorithms(each)]
-    by_name = {method.partition("(")[0]: method for method in methods}
-    assert by_name.keys() == {"ddp", "sgp", "diloco"}
-    for method in [by_name["sgp"], by_name["diloco"]]:
-        logs = tmp_path / method
-        said = torchrun_forked(2, path, "--algorithm", method, "--steps", "20", logs=logs)
-        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
-        assert len(losses) == 2
-        assert losses[1] < losses[0]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
