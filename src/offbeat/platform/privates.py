@@ -5,6 +5,7 @@ called in :mod:`offbeat.platform.process_group` only; attributes of modules and 
 ``_foreach`` operations, also elsewhere.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,10 +35,11 @@ _OTHERS = """
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 """
 NAMES = [f"distributed.{name}" for name in _DISTRIBUTED.split()] + _OTHERS.split()
-# Of instances: they are not looked for. In ProcessGroupGloo._Options, modules, tensors, operators.
+# Of instances, and of a module that only scripts import: they are not looked for. In
+# ProcessGroupGloo._Options, modules, tensors, operators, placements.
 ATTRIBUTES = {
     "_devices", "_threads", "_timeout", "_buffers", "_cdata", "_indices", "_modules",
-    "_non_persistent_buffers_set", "_parameters", "_schema", "_spec",
+    "_non_persistent_buffers_set", "_parameters", "_schema", "_spec", "_StridedShard",
 }  # fmt: skip
 
 
@@ -115,3 +117,9 @@ def call_after_backward(function: Callable[[], None]) -> None:
 def users_of_memory(tensor: Tensor) -> int:
     """Return how many tensors share the memory of ``tensor``, itself and the call included."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def allow_parts_in_files() -> None:
+    """Let ``torch.load`` read what torch 2.10 saves of a parameter on two axes, but refuses."""
+    if module := sys.modules.get("torch.distributed.tensor.placement_types"):
+        torch.serialization.add_safe_globals([module._StridedShard])
