@@ -16,6 +16,7 @@ from offbeat.methods.adasum.bound import BoundAdasum
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.participants import Participants
 from offbeat.methods.adasum.slice_layout import SliceLayout
+from offbeat.methods.adasum.touched_rows import TouchedRows
 from offbeat.settings import at_least, check_settings
 
 
@@ -44,6 +45,9 @@ class AdasumUpdate(ParameterExchange):
     (:meth:`offbeat.Site.owners`), which are exchanged between the owners of the same layers. Every
     step then broadcasts the parameters inside the node. A node sends as many times the largest
     share as it has ranks. Anchor, update and rows are those of the share.
+
+    Of embeddings with sparse gradients only the rows that some participant has changed are sent,
+    over "world" in full precision: the others are zero in all updates, and in the result.
 
     An update that is not finite is an error on all ranks alike, before anything is changed; with
     ``nonfinite="skip"`` all ranks return to the anchor instead and continue. A second time in a row
@@ -119,7 +123,12 @@ class AdasumUpdate(ParameterExchange):
         peers = Participants(site.size, site.group, node, site.slices, nested, place=site.rank)
         part = SliceLayout(layout, peers, place)
         own = flat if self.partition else [site.slice(part) for part in flat]
-        reduction = build_reduction(self.method, part, own, self.wire)
+        whole = self.over == "world" and self.wire is None and site.shards is None
+        reduction = (
+            TouchedRows(part, own, sorted(site.sparse), self.method)
+            if site.sparse and whole and site.group is not None
+            else build_reduction(self.method, part, own, self.wire)
+        )
         unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
         bound = BoundAdasum(
             site,
