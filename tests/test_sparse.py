@@ -3,20 +3,20 @@
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, SparseAdam
 
 import offbeat
-from offbeat.testing import ThreadWorld, simulate, snapshot
+from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
-from problems import START, Lookup, flat, lookup_gradient, lookup_loss
+from problems import Lookup, lookup_gradient, lookup_loss
 from recipe_cases import CASES, Case
+from test_contract import check_against_the_reference
 
-LR, STEPS = 0.1, 12
+LR = 0.1
 
 
 @pytest.mark.parametrize(
@@ -24,22 +24,8 @@ LR, STEPS = 0.1, 12
 )
 def test_follows_the_reference(case: Case) -> None:
     """With momentum, whose sparse form is the dense one: rows that are not read decay too."""
-    nodes = case.nodes(3)
-    runs = simulate(
-        case.algorithm,
-        Lookup,
-        lookup_loss,
-        steps=STEPS,
-        nodes=nodes,
-        optimizer=lambda parameters: SGD(parameters, lr=LR, momentum=0.9),
-    )
-    ours = np.array([[flat(s) for s in run] for run in runs]).swapaxes(0, 1)
-    assert not case.agrees or (ours == ours[:, :1]).all()
-    if (reference := case.of_rows or case.reference) is None:
-        assert np.isfinite(ours).all()
-        return
-    theirs = reference(START, lookup_gradient, nodes=nodes, steps=STEPS, lr=LR, momentum=0.9)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=case.tolerance)
+    reference = case.of_rows or case.reference
+    check_against_the_reference(case, 3, reference, Lookup, lookup_loss, lookup_gradient)
 
 
 def loop(model: Lookup, replica: offbeat.Replica, world: World) -> list[Tensor]:

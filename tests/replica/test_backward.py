@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from test_compiled import in_parts_by_aot_eager
 
 SIZE, STEPS = 3, 4
 Gradients = dict[str, Tensor | None]
@@ -802,17 +803,6 @@ def test_compiled_models(
     runs = ThreadWorld(SIZE).run(worker)
     for step in range(3):
         check_means([run[step] for run in runs], local_gradients(case, step), False, set())
-
-
-def in_parts_by_aot_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the backend "offbeat" use a compiler that takes less time than inductor."""
-    from torch._dynamo import lookup_backend  # importing it takes seconds
-
-    torch._dynamo.reset()  # what other tests have compiled counts: the ninth graph runs eagerly
-    quick = lookup_backend("aot_eager")
-    monkeypatch.setattr("torch._dynamo.lookup_backend", lambda _: quick)
-    monkeypatch.setattr("offbeat.exchange.engine.compiled.FIRST_BUCKET", 8)
-    monkeypatch.setattr("offbeat.exchange.engine.bucket.FIRST_BUCKET", 8)
 
 
 def test_a_compiled_model_hands_out_gradients_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
