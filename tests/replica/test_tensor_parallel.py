@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import SGD
 
 import offbeat
+from offbeat.recipes import RECIPES
 from ranks import Spawned
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(250)]
@@ -39,10 +40,18 @@ CASES = (
     (FSDP_AND_TP, "adasum(every=2, method='rvhdd', within='local')"),
     (FSDP_AND_TP, "diloco(every=2, fragments=2, delay=1, momentum=0.5, within='local')"),
     (FSDP_AND_TP, "noloco(every=2, gossip_lr=0.4, within='local')"),
+    (FSDP_AND_TP, "lags(density=1.0)"),
+    (FSDP_AND_TP, "local_sgd(every=2, within='local')"),
+    (FSDP_AND_TP, "d_psgd(within='local')"),
     (TP, "ddp"),
     (TP, "adasum(within='local')"),
     (HYBRID, "ddp"),
     (HYBRID, "adasum(within='local')"),
+)
+BY_SHARD = (  # these select or scale by all that a rank holds, or depend on the clock
+    "slgs(density=0.3)",
+    "sparse_loco(every=2, density=0.2, within='local')",
+    "ad_psgd(within='local')",
 )
 
 
@@ -149,13 +158,9 @@ def held(model: nn.Module) -> dict[str, Tensor]:
 
 
 def replicas(rank: int, results: Any, folder: str) -> None:
-    """Parts that two ranks hold, under methods that select or scale by all that a rank holds."""
+    """Parts that two ranks hold, under methods that do not equal the plain run."""
     mesh = layout(FSDP_AND_TP)
-    for text in (
-        "slgs(density=0.3)",
-        "sparse_loco(every=2, density=0.2, within='local')",
-        "ad_psgd(within='local')",
-    ):
+    for text in BY_SHARD:
         model = parallel(plain(), mesh)
         optimizer, replica = attach(model, text, mesh)
         for _ in steps(model, optimizer, replica, mesh, range(3)):
@@ -343,6 +348,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return by_scenario
 
 
+def test_every_recipe_is_among_them() -> None:
+    texts = [*(text for _, text in CASES), *BY_SHARD]
+    recipes = {recipe.__name__ for recipe in RECIPES}
+    assert {text.partition("(")[0] for text in texts} == recipes - {"torch_ddp", "alone"}
+
+
 def test_a_run_on_several_axes_equals_the_plain_one(found: Results) -> None:
     """With accumulation and clipping."""
     assert len(found["compare"]) == 8 * len(CASES)
@@ -351,7 +362,7 @@ def test_a_run_on_several_axes_equals_the_plain_one(found: Results) -> None:
 
 
 def test_ranks_that_hold_the_same_part_stay_equal(found: Results) -> None:
-    assert len(found["replicas"]) == 8 * 3
+    assert len(found["replicas"]) == 8 * len(BY_SHARD)
     assert all(equal for _, equal in found["replicas"]), found["replicas"]
 
 
