@@ -129,7 +129,8 @@ class Engine(BoundGradients, Generic[Kind]):
             message.missing.update(message.names)
         self.launched = 0
         if measured is not None:
-            self.order, self.is_measured, self.is_current = measured, True, False
+            self.is_current &= measured == self.order  # a compressor may remember something
+            self.order, self.is_measured = measured, True
         self.seen.clear()
 
     def collect(self) -> None:
