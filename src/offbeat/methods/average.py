@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from torch import Tensor
 
@@ -42,20 +42,12 @@ class Average(ParameterExchange):
     every: Annotated[int, at_least(1, "steps")] = 1
     over: Literal["world", "node"] = "world"
     nonfinite: Nonfinite = "raise"
+    takes_weights: ClassVar[bool] = True
+    on_loss: ClassVar[OnLoss] = "again"  # the mean
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """The mean is made again."""
-        return "again"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as a mean is a sum; any for 16-bit parameters."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Compressed(FeedbackExchange):
     message_mb: Annotated[float, above(0, "MiB")] = 25.0
     over: Literal["world", "local"] = "world"
     broadcast_buffers: bool = field(default=False, repr=False)
+    takes_sparse: ClassVar[bool] = True  # averaged as they are
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -66,11 +67,6 @@ class Compressed(FeedbackExchange):
 
     def __repr__(self) -> str:
         return describe(self)
-
-    @property
-    def takes_sparse(self) -> bool:
-        """Whether gradients may be sparse: they are averaged as they are."""
-        return True
 
     def bind(self, site: Site) -> "BoundCompressed":
         """Build the messages."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 
@@ -61,6 +61,7 @@ class Mean(GradientExchange):
     bucket_mb: Annotated[float, above(0, "MiB")] = 25.0
     partition: bool = False
     broadcast_buffers: bool | Annotated[None, 'True over "world"'] = field(default=None, repr=False)
+    takes_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, and that a partition stays inside a node."""
@@ -85,11 +86,6 @@ class Mean(GradientExchange):
     def takes_sparse(self) -> bool:
         """Whether gradients may be sparse: not with a partition, whose reduction is dense."""
         return not self.partition
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
 
     @property
     def on_loss(self) -> OnLoss | None:

@@ -1,6 +1,7 @@
 """Settings of exchanges with residuals, which a world of another size takes over."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -10,15 +11,12 @@ from offbeat.exchange import GradientExchange, Saved
 class FeedbackExchange(GradientExchange):
     """An exchange whose ranks each save residuals and velocities, by parameter."""
 
+    takes_weights: ClassVar[bool] = True
+
     @property
     def takes_shards(self) -> bool:
         """Whether it exchanges between nodes: FSDP2 has averaged inside them, all entries."""
         return self.over == "world"
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
 
     def inherit(self, saved: Mapping[int, Saved], before: int, rank: int, size: int) -> Saved:
         r"""Keep the mean of residuals and velocities in a world of another size.

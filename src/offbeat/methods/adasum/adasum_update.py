@@ -79,6 +79,7 @@ class AdasumUpdate(ParameterExchange):
     over: Literal["world", "node"] = "world"
     nonfinite: Nonfinite = "raise"
     partition: bool = False
+    takes_weights: ClassVar[bool] = True
     starts_equal: ClassVar[bool] = True  # the update counts from the parameters at the attach
 
     def __post_init__(self) -> None:
@@ -94,11 +95,6 @@ class AdasumUpdate(ParameterExchange):
                 f"method='rvhdd' with wire={self.wire!r}: it would round at every level; use "
                 "method='gram', which rounds once"
             )
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
 
     @property
     def on_loss(self) -> OnLoss | None:

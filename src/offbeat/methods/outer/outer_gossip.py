@@ -78,6 +78,8 @@ class OuterGossip(ParameterExchange):
     seed: Annotated[int, at_least(0)] = 0
     over: Literal["world", "node"] = "world"
     nonfinite: Nonfinite = "raise"
+    takes_weights: ClassVar[bool] = True
+    on_loss: ClassVar[OnLoss] = "again"  # pairs of those that are left
     anchored: ClassVar[bool] = True  # the change counts from the parameters at the attach
 
     def __post_init__(self) -> None:
@@ -95,16 +97,6 @@ class OuterGossip(ParameterExchange):
     def gamma(self) -> float:
         """The rate at which the slow weights of a pair approach each other."""
         return self.lr if self.gossip_lr is None else self.gossip_lr
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """Pairs exchange again, of those that are left."""
-        return "again"
 
     def partner(self, rank: int, size: int, step: int) -> int:
         """Return with whom ``rank`` of ``size`` exchanges in ``step``; itself if it is alone."""

@@ -105,6 +105,9 @@ class OuterStep(ParameterExchange):
     ) = None
     wire: Wire | Annotated[None, "full precision"] = None
     over: Literal["world", "node"] = "world"
+    takes_weights: ClassVar[bool] = True
+    # A mean in flight is dropped: anchors, and errors of messages, are as before.
+    on_loss: ClassVar[OnLoss] = "again"
     anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 
     def __post_init__(self) -> None:
@@ -133,16 +136,6 @@ class OuterStep(ParameterExchange):
         if self.mixing is not None:
             return self.mixing
         return 0.5 if self.delay and not isinstance(self.wire, Sparse) else 0.0
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """A mean in flight is dropped: anchors, and errors of messages, are as before."""
-        return "again"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return none, as means are sums or gathers; any for 16 and 8 bits."""

@@ -63,20 +63,12 @@ class PairAverage(ParameterExchange):
     over: Literal["world", "node"] = "world"
     nonfinite: Nonfinite = "raise"
     waits: ClassVar[bool] = False
+    takes_weights: ClassVar[bool] = True  # of 0: no step could agree on others
+    on_loss: ClassVar[OnLoss] = "anew"  # with the changes of exchanges that have ended
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have the weight 0; no step could agree on others."""
-        return True
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """Survivors go on from their models, with the changes of exchanges that have ended."""
-        return "anew"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Return the participants of the other half: pairs are drawn at random."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from offbeat.exchange import ParameterExchange, Site
 from offbeat.exchange.guard import Guard, Nonfinite
@@ -95,6 +95,7 @@ class PushSum(ParameterExchange):
     biased: bool = False
     weighted_updates: bool = False
     nonfinite: Nonfinite = "raise"
+    on_loss: ClassVar[OnLoss] = "anew"  # from the models of the survivors
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -114,11 +115,6 @@ class PushSum(ParameterExchange):
     def takes_weights(self) -> bool:
         """Whether messages have weights, which those of ranks become a part of."""
         return not self.biased
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """Survivors start anew from their models."""
-        return "anew"
 
     def peers(self, site: Site) -> Collection[int] | None:
         """Check the graphs for this world on all ranks alike, and return the neighbours in them."""

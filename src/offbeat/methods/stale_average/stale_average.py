@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -81,20 +81,13 @@ class StaleAverage(ParameterExchange):
     over: Literal["world", "node"] = "node"
     merge: Literal["weighted", "exact"] = "weighted"
     nonfinite: Nonfinite = "raise"
+    takes_weights: ClassVar[bool] = True
+    # A sum that has not arrived is dropped, and a blocking average made again.
+    on_loss: ClassVar[OnLoss] = "again"
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
-
-    @property
-    def takes_weights(self) -> bool:
-        """Whether participants may have weights."""
-        return True
-
-    @property
-    def on_loss(self) -> OnLoss:
-        """A sum that has not arrived is dropped, and a blocking average made again."""
-        return "again"
 
     def bind(self, site: Site) -> "BoundStaleAverage":
         """Allocate the sum and, if a blocking phase uses them, the 16-bit messages."""
