@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.attach.slots import SlotFiller
-from offbeat.exchange import Algorithm, Exchanged, Site
+from offbeat.exchange import Algorithm, Exchanged, ParameterExchange, Site
 from offbeat.plan.fabric import Fabric
+from offbeat.plan.profile import Profile
 from offbeat.platform.process_group import thread_store
 from offbeat.transport.recorded import Event, RecordedLinks, WithoutValues
 from offbeat.transport.world import Axis, World
@@ -79,6 +80,16 @@ def record(
         return Recording(
             found, [*first, links.launches], sent, gradients.nbytes() + shared.nbytes()
         )
+
+
+def bound_in(exchange: ParameterExchange, profile: Profile, fabric: Fabric, rank: int = 0) -> Any:
+    """Return ``exchange`` as it is bound on ``rank``, over recorded groups."""
+    links = RecordedLinks(World(rank, fabric.layout, thread_store(), None))
+    model = Exchanged(_Model(profile.tensors))
+    with WithoutValues(links):
+        control = links.open("world")
+        site = Site.on(exchange.over, links, model, control=control, peers=exchange.peers)
+        return exchange.bind(site)
 
 
 def site_in(parameters: Mapping[str, Tensor], fabric: Fabric, over: Axis) -> Site:

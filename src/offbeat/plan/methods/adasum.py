@@ -11,6 +11,7 @@ from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.halving import halving
 from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
 from offbeat.plan.profile import Profile
+from offbeat.plan.record import bound_in
 from offbeat.topology.schedule import due
 
 
@@ -42,13 +43,7 @@ class AdasumTimes(StepTimes):
         full = sum(section.nbytes for section in self.held)
         is_wide = exchange.wire is None and all(section.itemsize >= 4 for section in self.held)
         self.kind = choose(exchange.method, self.size, self.layers, self.sent, full, is_wide)
-        rows = self.size if self.kind == "gather" else 1
-        kept = 1 if exchange.partition else slices  # the share of a rank, or the model
-        models: float = kept + rows
-        if narrow == 2 and self.kind != "rvhdd":  # rows in 16 bits, and messages and their errors
-            models = kept + rows / 2 + 1.5 * (1 + (self.kind == "gram") / self.size)
-        anchor = sum(section.numel * max(section.itemsize, 4) for section in self.held)
-        self.memory = float(full * models + anchor * kept)
+        self.memory = float(bound_in(exchange, profile, fabric).nbytes())
         self.memory += 8 * self.size**2 * self.layers if self.kind != "rvhdd" else 0
 
     def step(self, clocks: Clocks, step: int) -> None:

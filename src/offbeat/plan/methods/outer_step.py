@@ -1,21 +1,20 @@
 """``diloco``, ``sparse_loco`` and ``local_sgd(outer=...)``: a mean that an optimizer steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from offbeat.functional import Layout, accumulation_dtype, divide_layers
 from offbeat.functional.messages.narrowing import GROUP, narrow_bytes
-from offbeat.functional.messages.sparse_messages import SparseFormat, chunks_of
 from offbeat.methods import OuterStep, Sparse
+from offbeat.methods.outer.fragment import Fragment
+from offbeat.methods.outer.sparse_mean import SparseMean
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import CALL, Section, StepTimes, gather_slices, slices_on
 from offbeat.plan.profile import Profile
+from offbeat.plan.record import bound_in
 from offbeat.settings import read_call
 from offbeat.topology.schedule import due
 from offbeat.transport.world import Axis
@@ -46,24 +45,14 @@ class OuterStepTimes(StepTimes):
     def __init__(self, exchange: OuterStep, profile: Profile, fabric: Fabric) -> None:
         """Divide the model into fragments as the exchange does."""
         self.exchange, self.period, self.size = exchange, exchange.every, fabric.size(exchange.over)
-        sizes = {name: tensor.nbytes for name, tensor in profile.tensors.items()}
-        sets = divide_layers(sizes, exchange.fragments)
-        if not all(sets):
-            layers = sum(1 for names in divide_layers(sizes, len(sizes)) if names)
-            raise ValueError(
-                f"fragments={exchange.fragments} for a model of {layers} layers: a fragment is a "
-                f"set of whole layers; use fragments <= {layers}"
-            )
-        slices = slices_on(fabric, exchange)
-        self.parts = [
-            _part({name: profile.tensors[name] for name in names}, slices, exchange.wire)
-            for names in sets
-        ]
-        extra = {"bf16": 2 + 1 / self.size, "int8": 1.5 + 1 / self.size}
-        wire = 0.0 if exchange.wire is None else extra.get(str(exchange.wire), 1.0)
-        self.memory = 4 * profile.numel * (1 + (1 + models_of(exchange.outer) + wire) / slices)
-        for nbytes, entries in (each for part in self.parts for each in part.sparse):
-            self.memory += self.size * float(nbytes.max()) + 16 * float(entries.max())
+        # Of sparse messages each local rank has its own size.
+        count = slices_on(fabric, exchange) if isinstance(exchange.wire, Sparse) else 1
+        first, *others = (bound_in(exchange, profile, fabric, rank) for rank in range(count))
+        alike = zip(*(each.fragments for each in (first, *others)), strict=True)
+        self.parts = [_part(fragments) for fragments in alike]
+        anchors = sum(section.nbytes for part in self.parts for section in part.held)
+        places = sum(16 * float(entries.max()) for p in self.parts for _, entries in p.sparse)
+        self.memory = first.nbytes() + models_of(exchange.outer) * anchors + places
 
     def restart(self) -> None:
         """Begin with nothing in flight."""
@@ -133,30 +122,14 @@ def models_of(outer: object) -> int:
     return int(bool(settings.get("momentum"))) if name == "SGD" else 2
 
 
-def _part(tensors: Mapping[str, Tensor], slices: int, wire: object) -> _Part:
-    wide = {n: t.to(accumulation_dtype(t.dtype)) for n, t in tensors.items()}
-    layout = Layout.of(wide, slices)
-    held = [
-        Section(numel // slices, dtype.itemsize)
-        for numel, dtype in zip(layout.numels, layout.dtypes, strict=True)
+def _part(fragments: Sequence[Fragment]) -> _Part:
+    """Return what one fragment is on each local rank."""
+    own = fragments[0]
+    numel = sum(parameter.numel() for parameter in own.site.parameters.values())
+    held = [Section(anchor.numel(), anchor.itemsize) for anchor in own.anchor]
+    forms = [[m.form for m in f.lossy if isinstance(m, SparseMean)] for f in fragments]
+    sparse = [
+        (np.array([f.nbytes * bool(f.chunks) for f in each]), np.array([f.count for f in each]))
+        for each in zip(*forms, strict=True)
     ]
-    numel = sum(tensor.numel() for tensor in tensors.values())
-    if not isinstance(wire, Sparse):
-        return _Part(numel, held)
-    forms = [
-        [
-            _sparse_format(layout, i, s * part.numel, (s + 1) * part.numel, wire)
-            for s in range(slices)
-        ]
-        for i, part in enumerate(held)
-    ]
-    return _Part(numel, held, [(np.array(form)[:, 0], np.array(form)[:, 1]) for form in forms])
-
-
-def _sparse_format(
-    layout: Layout, section: int, start: int, stop: int, wire: Sparse
-) -> tuple[int, int]:
-    """Return the bytes and the entries of a message of ``flat[section][start:stop]``."""
-    chunks = chunks_of(layout.segments(section, start, stop), wire.density)
-    form = SparseFormat(chunks, wire.bits, layout.dtypes[section], torch.device("cpu"))
-    return form.nbytes if chunks else 0, form.count
+    return _Part(numel, held, sparse)

@@ -8,6 +8,7 @@ from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.slot import CALL, Section, StepTimes, sections
 from offbeat.plan.profile import Profile
+from offbeat.plan.record import bound_in
 
 LONGEST = 1000  # steps that are played; a longer run is played with shorter phases
 
@@ -34,11 +35,7 @@ class StaleAverageTimes(StepTimes):
         self.held = sections(profile.tensors, fabric.ranks_per_node, wide=True)
         slices = fabric.ranks_per_node
         self.whole = [Section(held.numel * slices, held.itemsize) for held in self.held]
-        narrow = exchange.wire is not None and exchange.cycle.blocks_ever
-        is_rounded = any(tensor.itemsize < 4 for tensor in profile.tensors.values())
-        copies = 1 + 1.5 * narrow + is_rounded + (exchange.merge == "exact")
-        self.memory = 4 * profile.numel * copies
-        self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
+        self.memory = bound_in(exchange, profile, fabric).nbytes()
         self.narrow = exchange.wire is not None
         self.is_whole_run = self.cycle.total_steps is not None
         self.restart()
