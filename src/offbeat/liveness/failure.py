@@ -1,7 +1,6 @@
-"""The interface of failure detection during waits, and the error that waits raise."""
+"""The error that waits raise, and failure detection without heartbeats."""
 
 import contextlib
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -44,61 +43,11 @@ class Phase(NamedTuple):
         return f"{self.verb or 'its own code'} (call {self.calls})"
 
 
-class FailureDetector(ABC):
-    """Decides when a wait on a group has failed, and with which error.
-
-    The three contexts differ in what they check: :meth:`watching` expects all ranks in the same
-    collective call, :meth:`attending` only that they are running, :meth:`explaining` only replaces
-    the error of a wait that has failed already.
-    """
-
-    @property
-    @abstractmethod
-    def phase(self) -> Phase:
-        """The collective call in which this rank is."""
-
-    @abstractmethod
-    def report_pairing(self) -> Exception:
-        """Return the error, of all ranks, for gradients that met those of another step."""
-
-    @property
-    @abstractmethod
-    def has_agreed_error(self) -> bool:
-        """Whether the ranks have agreed on an error."""
-
-    @abstractmethod
-    def raise_agreed_error(self) -> None:
-        """Raise the error that the ranks have agreed on, if there is one."""
-
-    @abstractmethod
-    def watching(self) -> AbstractContextManager[None]:
-        """Check the other ranks during a wait of the training thread in a collective call."""
-
-    @abstractmethod
-    def attending(self) -> AbstractContextManager[None]:
-        """Check that the other ranks are running during a wait of a group's own thread."""
-
-    @abstractmethod
-    def explaining(self) -> AbstractContextManager[None]:
-        """Replace a ``RuntimeError`` of torch by one that names the cause; from any thread."""
-
-    @abstractmethod
-    def report_error(self, error: Exception) -> Exception:
-        """Publish ``error`` and return the error to raise, which is equal on all ranks."""
-
-    @abstractmethod
-    def release(self, group: ProcessGroup) -> None:
-        """End this rank's own waits on ``group``, without an error on other ranks."""
-
-    @abstractmethod
-    def forget(self, *groups: ProcessGroup) -> None:
-        """Drop the references to process groups that are closed."""
-
-
-class NoHeartbeat(FailureDetector):
+class NoHeartbeat:
     """Failure detection of a process group that another library has opened: its own timeout.
 
-    Nothing is checked during a wait. A wait ends when the backend reports a broken connection, or
+    It has the methods of :class:`~offbeat.liveness.heartbeats.heartbeat.Heartbeat` by which a group
+    waits. Nothing is checked in a wait, which ends when the backend reports a broken connection, or
     when the timeout of the process group is over, with a :class:`PeerLost` on this rank.
     """
 

@@ -166,22 +166,6 @@ def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
     return sent.union(*(peers.receive for peers in rounds))
 
 
-def exchanges_to_all(topology: Topology, size: int, sender: int, index: int) -> int:
-    """Return how many exchanges, from number ``index`` on, carry a word of ``sender`` to all.
-
-    Whoever has heard it passes it on in all later exchanges.
-
-    >>> from offbeat import Exponential, Ring
-    >>> exchanges_to_all(Exponential(), 8, sender=5, index=1), exchanges_to_all(Ring(), 7, 0, 0)
-    (3, 3)
-    """
-    heard, count = np.arange(size) == sender, 0
-    while not heard.all():
-        heard |= Edges.of(topology, size, index + count).received(heard.astype(float)) > 0
-        count += 1
-    return count
-
-
 def is_in_hops(topology: Topology, size: int) -> bool:
     """Return whether message j of everybody is message j of its receiver too, in all exchanges.
 

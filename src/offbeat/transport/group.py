@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch.distributed import ProcessGroup
 
-from offbeat.liveness.failure import FailureDetector, NoHeartbeat
+from offbeat.liveness.failure import NoHeartbeat
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.lane import Lane
 from offbeat.platform.device import current_accelerator
 from offbeat.platform.process_group import (
@@ -62,7 +63,7 @@ class Group:
     process_group: ProcessGroup
     ranks: tuple[int, ...]
     axis: Axis
-    detector: FailureDetector
+    detector: Heartbeat | NoHeartbeat
     meter: Meter
     connected: Collection[int] | None = None
     closed: bool = False

@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
-from offbeat.liveness.failure import FailureDetector, Phase
+from offbeat.liveness.failure import Phase
 
 
-class Calls(FailureDetector):
+class Calls:
     """The part of :class:`Heartbeat` that follows the calls of this rank, one of ``ranks``."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:

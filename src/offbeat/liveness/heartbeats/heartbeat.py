@@ -56,6 +56,10 @@ POLL = 0.02  # seconds between two looks for an agreed error that the thread of 
 class Heartbeat(Calls):
     """Heartbeat of this rank, written by a thread, which also reads those of some others.
 
+    Its three contexts differ in what they check: :meth:`watching` expects all ranks in the same
+    collective call, :meth:`attending` only that they are running, :meth:`explaining` only replaces
+    the error of a wait that has failed already.
+
     Extra memory: none. Traffic per second, in a world of any size: one small write, one small read
     and three more while this rank waits or one may come back, a question to each of three others.
     Where the store does not keep up, beats slow down and patience grows by the same factor.

@@ -11,9 +11,8 @@ from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
 from offbeat.exchange.state import Kind
 from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
-from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.methods.outer.optimizer import Builder, OuterOptimizer
-from offbeat.methods.outer.wire import Wire, lossy_means
+from offbeat.methods.outer.wire import LossyMean, Wire, lossy_means
 from offbeat.transport.collectives import all_reduce, mean
 from offbeat.transport.handle import Handle
 from offbeat.transport.small_gathers import gather_numbers

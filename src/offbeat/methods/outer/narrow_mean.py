@@ -9,7 +9,6 @@ from torch import Tensor
 
 from offbeat.functional.messages.narrowing import GROUP, Narrow, narrow_bytes, widen
 from offbeat.kernels.dispatch import narrowing_on
-from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.platform.device import has_streams
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
@@ -18,7 +17,7 @@ from offbeat.transport.messages import exchange
 
 @final
 @dataclass(eq=False)
-class NarrowMean(LossyMean):
+class NarrowMean:
     r"""Averages a flat tensor over a group again and again, in messages of 16 or 8 bits.
 
     Every member is the owner of one n-th, which the others send to it. It adds them in full

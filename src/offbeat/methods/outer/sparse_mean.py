@@ -16,7 +16,6 @@ from offbeat.functional.messages.sparse_messages import (
     fill_sparse,
 )
 from offbeat.kernels.dispatch import top_k_of_blocks
-from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.settings import between, check_settings
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group
@@ -48,7 +47,7 @@ class Sparse:
 
 @final
 @dataclass(eq=False)
-class SparseMean(LossyMean):
+class SparseMean:
     r"""Averages the largest entries of a flat tensor over a group, with error feedback.
 
     .. math::

@@ -7,11 +7,12 @@ from torch import Tensor
 from offbeat.exchange import Site
 from offbeat.functional import Layout
 from offbeat.functional.messages.narrowing import Narrow
-from offbeat.methods.outer.lossy_mean import LossyMean
 from offbeat.methods.outer.narrow_mean import NarrowMean
 from offbeat.methods.outer.sparse_mean import Sparse, SparseMean
 
 Wire = Narrow | Sparse
+# Both are equal on all members bit for bit, and what a message loses goes in the next.
+LossyMean = NarrowMean | SparseMean
 
 
 def lossy_means(
