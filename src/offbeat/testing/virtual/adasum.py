@@ -8,12 +8,12 @@ from torch import Tensor
 from offbeat.functional import adasum
 from offbeat.methods import AdasumUpdate
 from offbeat.testing.virtual.rows import Rows, first_of
-from offbeat.testing.virtual.rule import ParameterRule, require
+from offbeat.testing.virtual.rule import require
 from offbeat.topology.schedule import due
 
 
 @final
-class AdasumRule(ParameterRule):
+class AdasumRule:
     """Combines the updates since the last exchange, layer by layer."""
 
     def __init__(self, exchange: AdasumUpdate, rows: Rows, x: Tensor) -> None:

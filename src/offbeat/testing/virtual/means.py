@@ -6,12 +6,12 @@ from torch import Tensor
 
 from offbeat.methods import Average, Mean
 from offbeat.testing.virtual.rows import Rows, first_of, mean_of, spread
-from offbeat.testing.virtual.rule import GradientRule, ParameterRule, require
+from offbeat.testing.virtual.rule import require
 from offbeat.topology.schedule import due
 
 
 @final
-class MeanRule(GradientRule):
+class MeanRule:
     """The mean gradient of all workers, or of those of a node."""
 
     def __init__(self, exchange: Mean, rows: Rows, x: Tensor) -> None:
@@ -25,7 +25,7 @@ class MeanRule(GradientRule):
 
 
 @final
-class AverageRule(ParameterRule):
+class AverageRule:
     """The mean of all participants every ``every`` steps (Local SGD)."""
 
     def __init__(self, exchange: Average, rows: Rows, x: Tensor) -> None:

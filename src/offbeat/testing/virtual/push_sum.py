@@ -7,13 +7,13 @@ from torch import Tensor
 
 from offbeat.methods import PushSum
 from offbeat.testing.virtual.rows import Rows, first_of, spread
-from offbeat.testing.virtual.rule import ParameterRule, require
+from offbeat.testing.virtual.rule import require
 from offbeat.topology.graph import validate
 from offbeat.topology.schedule import due
 
 
 @final
-class PushSumRule(ParameterRule):
+class PushSumRule:
     r"""Sends along all edges of a graph at once.
 
     .. math::

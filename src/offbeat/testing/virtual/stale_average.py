@@ -8,11 +8,11 @@ from torch import Tensor
 from offbeat.functional import cast_difference, merge_exact_sum, merge_stale_sum
 from offbeat.methods import StaleAverage
 from offbeat.testing.virtual.rows import Rows, first_of, spread
-from offbeat.testing.virtual.rule import ParameterRule, require
+from offbeat.testing.virtual.rule import require
 
 
 @final
-class StaleAverageRule(ParameterRule):
+class StaleAverageRule:
     """Keeps one row for each participant; losses are not reported, so B and W stay as they are."""
 
     def __init__(self, exchange: StaleAverage, rows: Rows, x: Tensor) -> None:

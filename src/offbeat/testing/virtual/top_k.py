@@ -9,11 +9,11 @@ from offbeat.functional import count_kept, is_cheaper_dense
 from offbeat.methods import TopK
 from offbeat.methods.top_k.density import layer_densities
 from offbeat.testing.virtual.rows import Rows
-from offbeat.testing.virtual.rule import GradientRule, require
+from offbeat.testing.virtual.rule import require
 
 
 @final
-class TopKRule(GradientRule):
+class TopKRule:
     """The mean of what every row sends; the rest of its gradient waits in its residual."""
 
     def __init__(self, exchange: TopK, rows: Rows, x: Tensor) -> None:

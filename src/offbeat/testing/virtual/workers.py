@@ -15,21 +15,17 @@ from offbeat.testing.virtual.adasum import AdasumRule
 from offbeat.testing.virtual.means import AverageRule, MeanRule
 from offbeat.testing.virtual.push_sum import PushSumRule
 from offbeat.testing.virtual.rows import Rows
-from offbeat.testing.virtual.rule import GradientRule, Nothing, ParameterRule
 from offbeat.testing.virtual.stale_average import StaleAverageRule
 from offbeat.testing.virtual.top_k import TopKRule
 
-GRADIENT_RULES: dict[type, Callable[..., GradientRule]] = {
-    Mean: MeanRule,
-    TopK: TopKRule,
-    type(None): lambda *_: Nothing(),
-}
-PARAMETER_RULES: dict[type, Callable[..., ParameterRule]] = {
+# What the methods do with the rows of all workers at once: with their gradients after backward, or
+# with their parameters in place after the optimizer step.
+GRADIENT_RULES: dict[type, Any] = {Mean: MeanRule, TopK: TopKRule}
+PARAMETER_RULES: dict[type, Any] = {
     Average: AverageRule,
     PushSum: PushSumRule,
     AdasumUpdate: AdasumRule,
     StaleAverage: StaleAverageRule,
-    type(None): lambda *_: Nothing(),
 }
 
 
@@ -85,10 +81,8 @@ class VirtualWorkers:
         self._shapes = {name: parameter.shape for name, parameter in trained.items()}
         self._layout, self._optimizer = rows, optimizer([self.rows])
         x = self.rows.detach()
-        self._gradients = _rule(GRADIENT_RULES, algorithm.gradients)(algorithm.gradients, rows, x)
-        self._parameters = _rule(PARAMETER_RULES, algorithm.parameters)(
-            algorithm.parameters, rows, x
-        )
+        self._gradients = _rule(GRADIENT_RULES, algorithm.gradients, rows, x)
+        self._parameters = _rule(PARAMETER_RULES, algorithm.parameters, rows, x)
 
     def step(self, loss: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Train one step; return the loss of each worker (n,) before it.
@@ -100,9 +94,10 @@ class VirtualWorkers:
         """
         grads, losses = self._backward(loss, inputs)
         with torch.no_grad():
-            self.rows.grad = self._gradients.combine(grads)
+            self.rows.grad = self._gradients.combine(grads) if self._gradients else grads
             self._optimizer.step()
-            self._parameters.step(self.rows.detach(), self.steps)
+            if self._parameters:
+                self._parameters.step(self.rows.detach(), self.steps)
         self.steps += 1
         return losses
 
@@ -155,8 +150,9 @@ def _layers(model: nn.Module) -> dict[str, slice]:
     return layers
 
 
-def _rule(rules: dict[type, Callable[..., Any]], exchange: object) -> Callable[..., Any]:
-    if type(exchange) not in rules:
-        known = ", ".join(kind.__name__ for kind in rules if kind is not type(None))
+def _rule(rules: dict[type, Any], exchange: object, rows: Rows, x: Tensor) -> Any:
+    """Return what fills a slot; None if it is empty."""
+    if exchange is not None and type(exchange) not in rules:
+        known = ", ".join(kind.__name__ for kind in rules)
         raise ValueError(f"{exchange}: virtual workers know {known}; use offbeat.testing.simulate")
-    return rules[type(exchange)]
+    return exchange and rules[type(exchange)](exchange, rows, x)
