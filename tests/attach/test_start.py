@@ -85,8 +85,8 @@ def test_versions_that_differ(package: str, other: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         start,
         "fingerprint",
-        lambda model, *given: (
-            taken(model, *given) | ({package: other} if model.module is models[2] else {})
+        lambda filler, nodes: (
+            taken(filler, nodes) | ({package: other} if filler.model.module is models[2] else {})
         ),
     )
     errors = errors_of(lambda world: attach(world, models[world.rank]) and None, 3, seconds=10)

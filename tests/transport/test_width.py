@@ -12,6 +12,7 @@ from torch import Tensor
 
 import offbeat
 from offbeat.attach.checks import difference, fingerprint
+from offbeat.attach.slots import SlotFiller
 from offbeat.exchange import Exchanged
 from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport import collectives
@@ -114,7 +115,7 @@ def test_wrong_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = Exchanged(torch.nn.Linear(2, 1)), []
     for number in ("1", "8"):
         monkeypatch.setenv(CONNECTIONS, number)
-        texts.append(fingerprint(model, offbeat.ddp(), None))
+        texts.append(fingerprint(SlotFiller(offbeat.ddp(), model, (), None, []), None))
     assert difference(*texts) == "OFFBEAT_CONNECTIONS is 1 here and 8 there"
     for wrong in ("0", "65", "-1", "many", ""):
         monkeypatch.setenv(CONNECTIONS, wrong)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from offbeat.attach.first_step import WRAPPED
 from offbeat.attach.overlap import overlap
-from offbeat.exchange import Algorithm, Exchanged
+from offbeat.attach.slots import SlotFiller
+from offbeat.exchange import Exchanged
 from offbeat.exchange.sharding import is_flattened, is_sharded, local, placed, sharding_fault
 from offbeat.transport.links import CONNECTIONS, connections
 from offbeat.transport.world import World
@@ -78,29 +78,28 @@ def model_fault(model: Exchanged) -> str | None:
     return _shared_memory(model)
 
 
-def optimizer_fault(
-    model: Exchanged, algorithm: Algorithm, optimizers: Sequence[Optimizer]
-) -> str | None:
+def optimizer_fault(filler: SlotFiller) -> str | None:
     """Return why the algorithm cannot read the given optimizers, or None."""
-    gradients = algorithm.gradients
-    return None if gradients is None else gradients.fault(model.trained, optimizers)
+    gradients = filler.algorithm.gradients
+    return None if gradients is None else gradients.fault(filler.model.trained, filler.optimizers)
 
 
-def sparse_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
+def sparse_fault(filler: SlotFiller) -> str | None:
     """Return why the sparse gradients of this rank's model cannot be exchanged, or None."""
+    model, gradients = filler.model, filler.algorithm.gradients
     if not (tables := sorted(model.sparse)):
         return None
     fix = f"parameter {tables[0]!r} has sparse gradients; set sparse=False, or ignore the module"
     if model.is_sharded:
         return f"FSDP2 averages dense gradients only, and {fix}"
-    if (gradients := algorithm.gradients) is not None and not gradients.takes_sparse:
+    if gradients is not None and not gradients.takes_sparse:
         return f"{gradients} takes dense gradients only, and {fix}"
     return None
 
 
-def shards_fault(model: Exchanged, algorithm: Algorithm, world: World) -> str | None:
+def shards_fault(filler: SlotFiller, world: World) -> str | None:
     """Return why the algorithm cannot exchange this rank's shards on these nodes, or None."""
-    gradients = algorithm.gradients
+    model, gradients = filler.model, filler.algorithm.gradients
     if gradients is not None and not gradients.takes_shards:
         return (
             f"{gradients} cannot exchange gradients of a sharded model; use ddp() or lags(), which "
@@ -131,16 +130,10 @@ def _shared_memory(model: Exchanged) -> str | None:
     return None
 
 
-def fingerprint(
-    model: Exchanged,
-    algorithm: Algorithm,
-    nodes: object,
-    elastic: bool = False,
-    weighted: bool = False,
-) -> Fingerprint:
+def fingerprint(filler: SlotFiller, nodes: object) -> Fingerprint:
     """Return everything that must be equal on all ranks, as plain values."""
+    model, algorithm, sparse = filler.model, filler.algorithm, filler.model.sparse
     tensors: dict[str, list[object]] = {}
-    sparse = model.sparse
     for name, p in model.parameters.items():
         kind = "trainable" if p.requires_grad else "frozen"
         kind = "trainable by sparse gradients" if name in sparse else kind
@@ -163,8 +156,8 @@ def fingerprint(
         "recipe": str(algorithm),
         "nodes": repr(nodes),
         "settings": settings,
-        "elastic": str(elastic),
-        "weighted": str(weighted),
+        "elastic": str(filler.is_elastic),
+        "weighted": str(filler.samples is not None),
         "connections": str(connections()),
     }
 
@@ -199,9 +192,10 @@ def difference(first: Fingerprint, other: Fingerprint) -> str | None:
     return None
 
 
-def require_shares(model: Exchanged, algorithm: Algorithm, nodes: Sequence[Sequence[int]]) -> None:
+def require_shares(filler: SlotFiller, nodes: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if the ranks of a node are to share the layers but cannot."""
-    if algorithm.gradients is None or not algorithm.gradients.partition:
+    gradients = filler.algorithm.gradients
+    if gradients is None or not gradients.partition:
         return
     counts = [len(node) for node in nodes]
     if len(set(counts)) > 1:
@@ -210,7 +204,7 @@ def require_shares(model: Exchanged, algorithm: Algorithm, nodes: Sequence[Seque
             "owner on every node, and owners exchange; start equally many ranks on each, or "
             "leave partition at False"
         )
-    trainable = len(model.trained)
+    trainable = len(filler.model.trained)
     if trainable < counts[0]:
         raise ValueError(
             f"partition=True with {trainable} trainable parameters for {counts[0]} ranks of a "

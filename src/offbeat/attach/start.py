@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.optim import Optimizer
 
 from offbeat.attach.checks import (
     difference,
@@ -21,7 +20,8 @@ from offbeat.attach.checks import (
     sparse_fault,
 )
 from offbeat.attach.connection import Connection
-from offbeat.exchange import Algorithm, Exchanged
+from offbeat.attach.slots import SlotFiller
+from offbeat.exchange import Algorithm
 from offbeat.exchange.sharding import has_one_axis
 from offbeat.kit.warning import warn
 from offbeat.platform.process_group import default_group
@@ -32,23 +32,16 @@ from offbeat.transport.world import World, host_name
 
 
 def connect(
-    model: Exchanged,
-    algorithm: Algorithm,
-    mesh: object,
-    optimizers: Sequence[Optimizer],
-    run: int = 0,
-    elastic: bool = False,
-    weighted: bool = False,
-    meter: Meter | None = None,
+    filler: SlotFiller, mesh: object, run: int = 0, meter: Meter | None = None
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
-    The arguments are those of :func:`offbeat.replicate`. The layout of the ranks is ``mesh``, or
-    made of the hosts that the ranks name. All ranks must have the same model, by a digest that each
-    one sends; only where two differ are they compared name by name. ``run``: the number of the run,
-    if others may join it. ``meter``: counters that this rank has already.
+    The layout of the ranks is ``mesh``, or made of the hosts that the ranks name. All ranks must
+    have the same model, by a digest that each one sends; only where two differ are they compared
+    name by name. ``run``: the number of the run, if others may join it. ``meter``: counters that
+    this rank has already.
     """
-    given, fault = None, argument_fault(model, algorithm)
+    model, given, fault = filler.model, None, argument_fault(filler)
     try:
         given = given_world(mesh)
         connections()
@@ -64,18 +57,17 @@ def connect(
         if fault is not None:
             raise ValueError(fault)
         return Connection(world, None, None)
-    fault = fault or optimizer_fault(model, algorithm, optimizers)
-    fault = fault or sparse_fault(model, algorithm)
-    fault = fault or (elastic_fault(model, algorithm) if elastic else None)
-    if elastic and world.is_part:
+    fault = fault or optimizer_fault(filler) or sparse_fault(filler)
+    fault = fault or elastic_fault(filler)
+    if filler.is_elastic and world.is_part:
         fault = fault or (
             "elastic=True with a mesh of some ranks only: the others, such as the next stage of a "
             "pipeline, would not hear of a loss; use elastic=False"
         )
-    fault = fault or (weights_fault(model, algorithm, elastic) if weighted else None)
+    fault = fault or weights_fault(filler)
     links = Links.connect(world, run, meter)
     try:
-        hosts = _agree(links, fault, given, model, algorithm, elastic, weighted)
+        hosts = _agree(links, fault, given, filler)
         links.world = given or World.on_hosts(hosts)
     except BaseException:
         links.end_run()
@@ -95,8 +87,9 @@ def given_world(mesh: object) -> World | None:
     )
 
 
-def argument_fault(model: Exchanged, algorithm: object) -> str | None:
-    """Return why these are no arguments of :func:`offbeat.replicate`, or None."""
+def argument_fault(filler: SlotFiller) -> str | None:
+    """Return why it holds no arguments of :func:`offbeat.replicate`, or None."""
+    model, algorithm = filler.model, filler.algorithm
     if not isinstance(model.module, nn.Module):
         return f"the model is a {type(model.module).__name__}, expected a torch.nn.Module"
     if not isinstance(algorithm, Algorithm):
@@ -107,8 +100,11 @@ def argument_fault(model: Exchanged, algorithm: object) -> str | None:
     return model.fault()
 
 
-def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
-    """Return why a run of ``algorithm`` cannot go on without a lost rank, or None."""
+def elastic_fault(filler: SlotFiller) -> str | None:
+    """Return why a run, if it is elastic, cannot go on without a lost rank, or None."""
+    model, algorithm = filler.model, filler.algorithm
+    if not filler.is_elastic:
+        return None
     if model.is_sharded and not has_one_axis(model.parameters):
         return (
             "elastic=True with parameters of which several ranks of a node hold the same part, as "
@@ -137,17 +133,19 @@ def elastic_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
     return None
 
 
-def weights_fault(model: Exchanged, algorithm: Algorithm, elastic: bool) -> str | None:
-    """Return why the ranks of a run cannot have weights, or None."""
-    if model.is_sharded:
+def weights_fault(filler: SlotFiller) -> str | None:
+    """Return why the ranks of a run that has weights cannot have them, or None."""
+    algorithm, far = filler.algorithm, filler.algorithm.parameters
+    if filler.samples is None:
+        return None
+    if filler.model.is_sharded:
         return "weighted=True with a sharded model: FSDP2 averages inside the node, all ranks alike"
-    far = algorithm.parameters
-    if elastic and far is not None and far.over == "node":
+    if filler.is_elastic and far is not None and far.over == "node":
         return (
             f"weighted=True with elastic=True and {algorithm}: nodes that come and go count alike; "
             "use within='world', elastic=False or weighted=False"
         )
-    for exchange in (algorithm.gradients, algorithm.parameters):
+    for exchange in (algorithm.gradients, far):
         if exchange is not None and not exchange.takes_weights:
             return (
                 f"weighted=True with {algorithm}: {exchange} counts all ranks alike; use another "
@@ -156,18 +154,10 @@ def weights_fault(model: Exchanged, algorithm: Algorithm, elastic: bool) -> str 
     return None
 
 
-def _agree(
-    links: Links,
-    fault: str | None,
-    given: World | None,
-    model: Exchanged,
-    algorithm: Algorithm,
-    elastic: bool,
-    weighted: bool,
-) -> list[str]:
+def _agree(links: Links, fault: str | None, given: World | None, filler: SlotFiller) -> list[str]:
     """Return the hosts of all ranks; raise ``ValueError`` on all if one has a fault or differs."""
     nodes, ranks = None if given is None else given.nodes, links.world.ranks
-    mine = {} if fault else fingerprint(model, algorithm, nodes, elastic, weighted)
+    mine = {} if fault else fingerprint(filler, nodes)
     digest = digest_of(mine)
     word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
     text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))

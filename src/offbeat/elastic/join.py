@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import final
 
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
+from offbeat.attach.slots import SlotFiller
 from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.elastic.node import Node
-from offbeat.exchange import Algorithm, Exchanged
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
@@ -35,11 +35,11 @@ MODEL = "model"  # the key of the fingerprint
 PRESENT = "algorithm"  # the key of the algorithm at present
 
 
-def announce(links: Links, model: Exchanged, algorithm: Algorithm, weighted: bool) -> None:
+def announce(links: Links, filler: SlotFiller) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
     if links.run and links.world.rank == links.world.ranks[0]:
-        links.store.set(MODEL, json.dumps(fingerprint(model, algorithm, "", True, weighted)))
-        links.store.set(PRESENT, repr(algorithm))
+        links.store.set(MODEL, json.dumps(fingerprint(filler, "")))
+        links.store.set(PRESENT, repr(filler.algorithm))
         links.announce()
 
 
@@ -92,9 +92,7 @@ class JoinAttempts:
     """
 
     world: World
-    model: Exchanged
-    algorithm: Any
-    weighted: bool = False
+    filler: SlotFiller
     meter: Meter = field(default_factory=Meter)
     fault: str | None = None  # why it cannot join, if it is known before
     mates: Node | None = None
@@ -269,7 +267,7 @@ class JoinAttempts:
             time.sleep(SOON)
 
     def _growth_fault(self, membership: Membership) -> str | None:
-        exchange = self.algorithm.parameters
+        exchange = self.filler.algorithm.parameters
         present = membership.ranks if self.mates is None else membership.nodes
         return None if exchange is None else exchange.growth_fault(len(present) + 1)
 
@@ -291,19 +289,16 @@ class JoinAttempts:
             )
         fault = (
             self.fault
-            or argument_fault(self.model, self.algorithm)
-            or elastic_fault(self.model, self.algorithm)
-            or (weights_fault(self.model, self.algorithm, True) if self.weighted else None)
-            or model_fault(self.model)
+            or argument_fault(self.filler)
+            or elastic_fault(self.filler)
+            or weights_fault(self.filler)
+            or model_fault(self.filler.model)
             or self._growth_fault(membership)
             or self._node_fault(membership)
         )
         if fault is None:
-            there, here = (
-                json.loads(self.store.get(MODEL)),
-                fingerprint(self.model, self.algorithm, "", True, self.weighted),
-            )
-            different = difference(there, json.loads(json.dumps(here)))
+            here = json.dumps(fingerprint(self.filler, ""))
+            different = difference(json.loads(self.store.get(MODEL)), json.loads(here))
             fault = different and f"{different}; use the same versions, model and algorithm"
         if fault is not None:
             raise ValueError(f"rank {rank} cannot join the ranks {membership.ranks}: {fault}")

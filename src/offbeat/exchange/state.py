@@ -199,12 +199,15 @@ def nested(name: str, parts: State) -> Variable:
 def sections(
     kind: Kind, name: str, memory: Sequence[Tensor], site: Site, layout: Layout
 ) -> Variable:
-    """Declare this rank's slices of flat sections, saved by parameter name in the dtype of sums."""
+    """Declare this rank's slices of flat sections, saved by parameter name in the dtype of sums.
+
+    Nothing is saved if there are none.
+    """
     return Variable(
         name,
         kind,
-        read=lambda: by_name(site, layout, memory),
-        write=lambda named: pack(memory, slices_of(site, layout, named)),
+        read=lambda: by_name(site, layout, memory) if memory else {},
+        write=lambda named: pack(memory, slices_of(site, layout, named)) if memory else None,
         memory=memory,
     )
 

@@ -114,35 +114,32 @@ def replicate(
 
 
 def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
-    model, algorithm = filler.model, filler.algorithm
+    model = filler.model
     run, node = 0, None
-    in_shards = filler.is_elastic and not argument_fault(model, algorithm) and model.is_sharded
-    as_nodes = filler.is_elastic and takes_part_as_nodes(algorithm) and not in_shards
+    in_shards = filler.is_elastic and not argument_fault(filler) and model.is_sharded
+    as_nodes = filler.is_elastic and takes_part_as_nodes(filler.algorithm) and not in_shards
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
         node = Node.meet(mesh) if as_nodes or in_shards else None
-        attempts = JoinAttempts(mesh, model, algorithm, filler.samples is not None)
-        found = (
-            _join_in_shards(attempts, filler, node) if in_shards else _join(attempts, filler, node)
-        )
+        join_run = _join_in_shards if in_shards else _join
+        found = join_run(JoinAttempts(mesh, filler), node)
         if isinstance(found, Generation):
             replica = Replica(model, found)
             replica._end_step()  # the exchange of the step after which it has joined
             return replica
         run = found
-    special = filler.is_elastic, filler.samples is not None, node.meter if node else None
-    connection = connect(model, algorithm, mesh, filler.optimizers, run, *special)
+    connection = connect(filler, mesh, run, node.meter if node else None)
     world = connection.world
     try:
         if in_shards:
             connection = replace(connection, mates=node or Node.of(connection))
         if model.is_sharded:
-            raise_alike(shards_fault(model, algorithm, world), connection.control)
-        require_shares(model, algorithm, world.nodes)
+            raise_alike(shards_fault(filler, world), connection.control)
+        require_shares(filler, world.nodes)
         if as_nodes and connection.links is not None:
             return Replica(model, _divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
-            announce(connection.links, model, algorithm, filler.samples is not None)
+            announce(connection.links, filler)
         copy_from_rank0(model, connection)
         return Replica(model, Generation(connection, filler))
     except BaseException as error:
@@ -163,7 +160,7 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
         if node.is_first and everyone.links is not None:
             links = everyone.links.between_nodes()
             between = Connection(links.world, links, None)
-            announce(links, filler.model, filler.algorithm, filler.samples is not None)
+            announce(links, filler)
             between = between.open()
         found.append(Generation(between, filler, node))
 
@@ -178,10 +175,11 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
     return found[0]
 
 
-def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
+def _join(joining: JoinAttempts, node: Node | None) -> Generation | int:
     """Return who takes part in the run that this rank has joined, or the number of one to start."""
     if node is None:
-        return _join_run(joining, filler, None)
+        return _join_run(joining, None)
+    filler = joining.filler
     found: list[Generation | int] = []
 
     def join_first() -> tuple[int, int]:
@@ -189,10 +187,10 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
             return 0, 0
         world = joining.world.between_nodes()
         one = replace(joining, world=world, meter=node.meter, fault=fault)
-        found.append(_join_run(one, filler, node))
+        found.append(_join_run(one, node))
         return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
 
-    fault = _fault_inside(node, joining)
+    fault = _fault_inside(node, filler)
     run, steps = _as_one(node, join_first, None if fault else filler.model)
     if run:
         return run
@@ -210,26 +208,23 @@ def _join(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Gener
     return found[0]
 
 
-def _join_in_shards(
-    joining: JoinAttempts, filler: SlotFiller, node: Node | None
-) -> Generation | int:
+def _join_in_shards(joining: JoinAttempts, node: Node | None) -> Generation | int:
     """Return what :func:`_join` does, on each rank of a node that holds shards of one model."""
     assert node is not None, "whose ranks join together"
     try:
-        fault = _fault_inside(node, joining)
-        fault = fault or node.first_fault(shards_fault(filler.model, joining.algorithm, node.world))
-        return _join_run(replace(joining, mates=node, meter=node.meter, fault=fault), filler, None)
+        fault = _fault_inside(node, joining.filler)
+        fault = fault or node.first_fault(shards_fault(joining.filler, node.world))
+        return _join_run(replace(joining, mates=node, meter=node.meter, fault=fault), None)
     except BaseException:
         node.close()
         raise
 
 
-def _fault_inside(node: Node, joining: JoinAttempts) -> str | None:
+def _fault_inside(node: Node, filler: SlotFiller) -> str | None:
     """Return why the ranks of the node cannot take part together, or None; all of them call."""
-    model, algorithm = joining.model, joining.algorithm
-    fault = node.first_fault(argument_fault(model, algorithm) or model_fault(model))
+    fault = node.first_fault(argument_fault(filler) or model_fault(filler.model))
     if fault is None:
-        digests = node.gather(digest_of(fingerprint(model, algorithm, "")))
+        digests = node.gather(digest_of(fingerprint(filler, "")))
         if len({*digests}) > 1:
             fault = (
                 f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model, "
@@ -250,7 +245,8 @@ def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> 
         raise
 
 
-def _join_run(joining: JoinAttempts, filler: SlotFiller, node: Node | None) -> Generation | int:
+def _join_run(joining: JoinAttempts, node: Node | None) -> Generation | int:
+    filler = joining.filler
     while True:
         found = joining.connect()
         if isinstance(found, int):

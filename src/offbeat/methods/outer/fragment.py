@@ -7,8 +7,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offbeat.exchange import Saved, Site, State, Variable, plain, scratch
-from offbeat.exchange.state import Kind
+from offbeat.exchange import (
+    Saved,
+    Site,
+    State,
+    Variable,
+    by_name,
+    plain,
+    scratch,
+    sections,
+    slices_of,
+)
 from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
 from offbeat.methods.outer.optimizer import Builder, OuterOptimizer
@@ -200,8 +209,8 @@ class Fragment(State):
     def state(self) -> Iterator[Variable]:
         """Yield anchor, rounding, the outer optimizer, what messages have lost, and the mean."""
         yield scratch("flat", self.flat)
-        yield self._named("shared", "anchor", self.anchor)
-        yield self._named("shared", "carry", self.carry)
+        yield sections("shared", "anchor", self.anchor, self.site, self.layout)
+        yield sections("shared", "carry", self.carry, self.site, self.layout)
         yield Variable(
             "outer",
             "shared",
@@ -227,15 +236,6 @@ class Fragment(State):
         self.restart()
         super().load(saved)
 
-    def _named(self, kind: Kind, name: str, slices: list[Tensor]) -> Variable:
-        return Variable(
-            name,
-            kind,
-            lambda: self._by_name(slices) if slices else {},
-            lambda saved: self._fill(slices, saved) if slices else None,
-            memory=slices,
-        )
-
     def _read_mean(self) -> dict[str, Tensor]:
         if not self.is_delayed:
             return {}
@@ -253,9 +253,9 @@ class Fragment(State):
 
     def _restore_errors(self, saved: dict[str, dict[str, Tensor]]) -> None:
         restored: list[dict[str, Tensor]] = [{} for _ in self.lossy]
-        for kind, by_name in saved.items():
-            self._fill(sections := [torch.zeros_like(part) for part in self.anchor], by_name)
-            for errors, section in zip(restored, sections, strict=True):
+        for kind, named in saved.items():
+            self._fill(parts := [torch.zeros_like(part) for part in self.anchor], named)
+            for errors, section in zip(restored, parts, strict=True):
                 errors[kind] = section
         for lossy, errors in zip(self.lossy, restored, strict=True):
             lossy.restore(errors)
@@ -321,16 +321,10 @@ class Fragment(State):
             )
 
     def _by_name(self, slices: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return copies by parameter name, with zeros outside of this rank's slice."""
-        flat = self.layout.empty("cpu", self.site.chunks)
-        pack(self._slices(flat), slices)
-        return self.layout.views(flat)
+        return by_name(self.site, self.layout, slices)
 
     def _fill(self, slices: Sequence[Tensor], saved: Mapping[str, Tensor]) -> None:
-        flat = self.layout.empty("cpu", self.site.chunks)
-        views = self.layout.views(flat)
-        pack(views.values(), [saved[name] for name in views])
-        pack(slices, self._slices(flat))
+        pack(slices, slices_of(self.site, self.layout, saved))
 
 
 def _wide(parameter: Tensor) -> Tensor:

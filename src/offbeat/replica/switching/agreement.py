@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Literal, final
 
@@ -165,11 +166,12 @@ def switch_fault(members: Generation, target: Algorithm) -> str | None:
     comes_as_node = filler.model.is_sharded or takes_part_as_nodes(target)
     if filler.is_elastic and (members.node is not None or comes_as_node):
         return f"{now} to {target}: in an elastic run of nodes the algorithm cannot change"
+    following = replace(filler, algorithm=target)
     return (
-        optimizer_fault(filler.model, target, filler.optimizers)
-        or (elastic_fault(filler.model, target) if filler.is_elastic else None)
-        or (weights_fault(filler.model, target, filler.is_elastic) if filler.samples else None)
-        or (shards_fault(filler.model, target, members.world) if filler.model.is_sharded else None)
+        optimizer_fault(following)
+        or elastic_fault(following)
+        or weights_fault(following)
+        or (shards_fault(following, members.world) if filler.model.is_sharded else None)
     )
 
 
