@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import final
+from typing import Annotated, final
 
 import torch
 
@@ -17,11 +17,13 @@ from offbeat.kernels.dispatch import (
     top_k_of_blocks,
 )
 from offbeat.platform.device import wait_for_stream
+from offbeat.settings import at_least
 
 NUMEL = 2**22  # values, which no cache of a core holds
 MORE = 16  # times as many on an accelerator: its caches are larger, and each pass is a launch
 LAYER = 2**18  # values of a layer in which entries are selected
 TRIES = 5
+Seconds = Annotated[float, at_least(0, "seconds")]
 
 
 @final
@@ -41,15 +43,15 @@ class Speeds:
         narrow: round to 8 or 16 bits with error feedback.
     """
 
-    copy: float
-    add: float
-    fill: float
-    merge: float
-    select: float
-    scatter: float
-    products: float
-    combine: float
-    narrow: float
+    copy: Seconds
+    add: Seconds
+    fill: Seconds
+    merge: Seconds
+    select: Seconds
+    scatter: Seconds
+    products: Seconds
+    combine: Seconds
+    narrow: Seconds
 
     @classmethod
     def of_bandwidth(cls, bandwidth: float) -> "Speeds":
