@@ -190,10 +190,7 @@ class Generation:
         inside = [text] if self.node is None else self.node.gather(text)
 
         def between() -> list[str]:
-            control = self.connection.control
-            if control is None:
-                return inside
-            nodes = gather_bytes(json.dumps(inside).encode(), control)
+            nodes = gather_bytes(json.dumps(inside).encode(), self.connection.control)
             return [text for node in nodes for text in json.loads(node)]
 
         return between

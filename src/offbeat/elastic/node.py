@@ -124,8 +124,6 @@ class Node:
 
     def tell(self, word: object) -> Any:
         """Return what the first rank passes; all call."""
-        if self.control is None:
-            return word
         text = json.dumps(word if self.is_first else None).encode()
         return json.loads(gather_bytes(text, self.control)[0])
 
@@ -148,8 +146,6 @@ class Node:
 
     def gather(self, text: str) -> list[str]:
         """Return what every rank of the node passes; all call."""
-        if self.control is None:
-            return [text]
         return [said.decode() for said in gather_bytes(text.encode(), self.control)]
 
     def together(

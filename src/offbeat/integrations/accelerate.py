@@ -111,7 +111,7 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     }
     # Not by Accelerate, which unpickles what arrives.
     own = json.dumps([str(path) for path in numbered if _is_whole(path)]).encode()
-    everyone = gather_bytes(own, Group.of()) if is_running() else [own]
+    everyone = gather_bytes(own, Group.of() if is_running() else None)
     whole = set.intersection(*(set(json.loads(text)) for text in everyone))
     newest = max(map(Path, whole), key=numbered.__getitem__, default=None)
     incomplete = [p.name for p in numbered if newest and numbered[p] > numbered[newest]]

@@ -91,7 +91,7 @@ class Consensus:
 
         def average() -> None:
             control = self._members.connection.control
-            total = sum(n for (n,) in gather_numbers([batches], control)) if control else batches
+            total = sum(n for (n,) in gather_numbers([batches], control))
             if not total and any(isinstance(module, BatchNorm) for module in modes):
                 raise ValueError("update_bn() got no batches; pass a loader that has some")
             buffers = shared_buffers(self.model, "update_bn", control)
@@ -160,8 +160,6 @@ def average_buffers(
 
 def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
     """Raise the same ValueError on all ranks unless their numbers of steps are equal."""
-    if group is None:
-        return
     everyone = [int(k) for (k,) in gather_numbers([steps], group)]
     if len(set(everyone)) > 1:
         raise ValueError(

@@ -144,16 +144,9 @@ class Participation:
     def _named_algorithm(self) -> dict[str, str]:
         return {"algorithm": str(self.algorithm), "exchanges": repr(self.algorithm)}
 
-    @property
-    def _exchanging(self) -> tuple[Any, ...]:
-        """What :class:`GradientExchange` exchanges by."""
-        members = self._members
-        transact = self._transact if members.exchanges_again else None
-        return members.gradients, members.heartbeat, members.buffers, transact
-
     def _take_slots(self) -> None:
         self.gradients, self.parameters = self._members.gradients, self._members.parameters
-        self._watch.exchange.replace(*self._exchanging)
+        self._watch.exchange.follow()
 
     def _adopt(self, texts: Sequence[str]) -> None:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""

@@ -57,7 +57,7 @@ class Replica(Switched):
             self._autopilot.require_candidates()
         self._share = Share.of(model, self.algorithm.gradients, self.gradients)
         self._installed: Any = None
-        exchange = GradientExchange(*self._exchanging)
+        exchange = GradientExchange(members, self._transact)
         self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
         self.weighting = Weighting(members.filler.samples, members, self._trained)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one

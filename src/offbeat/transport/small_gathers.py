@@ -2,7 +2,7 @@
 
 Every gather begins with a block of one size, which names the call that its member is in. Ranks in
 different calls thus read each other's block, and not numbers of another meaning or a message of
-another size, on which Gloo aborts the process.
+another size, on which Gloo aborts the process. Where there is no group, a rank is the only member.
 """
 
 import struct
@@ -28,18 +28,22 @@ class _Block(NamedTuple):
     numbers: tuple[float, ...]
 
 
-def gather_bytes(payload: bytes, group: Group) -> list[bytes]:
+def gather_bytes(payload: bytes, group: Group | None) -> list[bytes]:
     """Gather every member's ``payload``, of any lengths; two small all-gathers."""
+    if group is None:
+        return [payload]
     sizes = [int(size) for (size,) in gather_numbers([len(payload)], group)]
     return [row[:n] for row, n in zip(_gather(payload, max(sizes), group), sizes, strict=True)]
 
 
-def gather_numbers(numbers: Sequence[float], group: Group) -> list[tuple[float, ...]]:
+def gather_numbers(numbers: Sequence[float], group: Group | None) -> list[tuple[float, ...]]:
     """Gather every member's ``numbers`` as float64, equally many each.
 
     One small all-gather for up to 4 numbers, two for more. Raises ``ValueError`` on all members
     if one of them is in another call.
     """
+    if group is None:
+        return [tuple(numbers)]
     if len(numbers) > _ROOM:
         mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         return [tuple(row) for row in gather_rows(mine, group).tolist()]
@@ -60,11 +64,9 @@ def gather_rows(row: Tensor, group: Group) -> Tensor:
 def raise_alike(fault: str | None, group: Group | None) -> None:
     """Raise ``ValueError`` on all ranks if any has a ``fault``, with the first such rank's text.
 
-    All members call, those without a fault with None. ``group`` is None in a world of one.
+    All members call, those without a fault with None.
     """
-    faults = (
-        [(fault or "").encode()] if group is None else gather_bytes((fault or "").encode(), group)
-    )
+    faults = gather_bytes((fault or "").encode(), group)
     ranks = (None,) if group is None else group.ranks
     for rank, text in zip(ranks, faults, strict=True):
         if text:

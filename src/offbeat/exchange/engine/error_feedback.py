@@ -140,8 +140,6 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         started = time.perf_counter()
         is_finite = all([message.wait() for message in self.messages])  # noqa: C419  # wait for all
         self.waited = time.perf_counter() - started
-        if self.site.shards is None:
-            return is_finite
         return all(here for (here,) in gather_numbers([is_finite], self.site.shards))
 
     def _settle(self, used: set[str], discarded: set[str]) -> None:

@@ -304,15 +304,15 @@ class Fragment(State):
 
         It is the same on all nodes, but each rank of a node has its own slice, or shard.
         """
-        found, node = [-1.0], self.site.inside or self.site.shards
+        found = [-1.0]
         if self.site.group is not None:
             start = self.site.inside.rank if self.site.inside is not None else 0
             for section, part in enumerate(self._slices(self.flat)):
                 if not part.sum(dtype=torch.float64).isfinite() and not part.isfinite().all():
                     first = start * part.numel() + int((~part.isfinite()).nonzero()[0])
                     found = [float(self.layout.segments(section, first, first + 1)[0].layer)]
-        if node is not None:
-            found = [layer for (layer,) in gather_numbers(found, node)]
+        node = self.site.inside or self.site.shards
+        found = [layer for (layer,) in gather_numbers(found, node)]
         if max(found) >= 0:
             raise ValueError(
                 f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a "

@@ -173,8 +173,7 @@ class BoundOuterGossip(BoundParameters):
         site, mine = self.site, self.window.samples
         if site.weights is None:
             return 1.0
-        if site.inside is not None:
-            mine = sum(samples for (samples,) in gather_numbers([mine], site.inside))
+        mine = sum(samples for (samples,) in gather_numbers([mine], site.inside))
         if site.group is None or partner == site.rank:
             return 1.0
         sent = torch.tensor([mine], dtype=torch.float64, device=site.device)

@@ -121,8 +121,7 @@ class BoundPushSum(BoundParameters):
         :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
         the anchor a. Others may have it by now: at most half of the weight is taken back at once.
         """
-        if (node := self.site.inside) is not None:
-            samples = sum(each for (each,) in gather_numbers([samples], node))
+        samples = sum(each for (each,) in gather_numbers([samples], self.site.inside))
         most = self.weight / 2 if self.weight > _LEAST else 0.0
         grown = max(samples - self.mass_given, -most)
         self.weight, self.mass_given = self.weight + grown, self.mass_given + grown

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
-from offbeat.exchange import BoundGradients
-from offbeat.exchange.buffers import BufferBroadcast
+from offbeat.elastic.generation import Generation
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 
 Transact = Callable[[Callable[[], None]], None]
 
@@ -16,34 +14,25 @@ Transact = Callable[[Callable[[], None]], None]
 class GradientExchange:
     """Gives the slot the gradients of a backward as they are ready, and ends their exchange.
 
-    ``transact`` makes a call, and again after a loss, once :meth:`replace` was called with what
-    joins the ranks that are left; None where a loss ends the run.
+    ``transact`` makes a call, and again after a loss, once :meth:`follow` was called; for runs in
+    which exchanges of gradients go on then.
     """
 
-    def __init__(
-        self,
-        slot: BoundGradients,
-        heartbeat: Heartbeat | None,
-        buffers: BufferBroadcast | None,
-        transact: Transact | None = None,
-    ) -> None:
+    def __init__(self, members: Generation, transact: Transact) -> None:
         self._loss: PeerLost | None = None  # at a launch in this backward
         self._seen: list[str] = []  # the gradients of this backward
         self._has_begun = False  # this backward, in a run with weights
-        self.replace(slot, heartbeat, buffers, transact)
+        self._members, self._transaction = members, transact
+        self.follow()
 
-    def replace(
-        self,
-        slot: BoundGradients,
-        heartbeat: Heartbeat | None,
-        buffers: BufferBroadcast | None,
-        transact: Transact | None,
-    ) -> None:
-        """Exchange by these from now on."""
-        self.slot, self.heartbeat, self.buffers = slot, heartbeat, buffers
-        self._transact = transact
-        is_weighted = slot.site is not None and slot.site.weights is not None
-        self._ready = self._agree_at_first if is_weighted else slot.ready
+    def follow(self) -> None:
+        """Exchange from now on between those who take part, by the present method."""
+        members = self._members
+        self.slot, self.heartbeat = members.gradients, members.heartbeat
+        self.buffers = members.buffers
+        self._transact = self._transaction if members.exchanges_again else None
+        is_weighted = self.slot.site is not None and self.slot.site.weights is not None
+        self._ready = self._agree_at_first if is_weighted else self.slot.ready
         self.ready = self._ready if self._transact is None else self._ready_unless_lost
 
     def finish(self) -> None:
