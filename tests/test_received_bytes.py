@@ -72,7 +72,7 @@ PEERS = {
 # Files and texts of the user, the kernel, and other processes of one machine.
 LOCAL = {
     *("doctor/addresses.py", "hogwild/launch.py"),
-    *("kernels/blocks.py", "lab/check/gloo_probe.py", "lab/check/measure.py"),
+    *("kernels/blocks.py", "lab/check/gloo_probe.py"),
     *("lab/check/path_probe.py", "lab/check/paths.py", "lab/network/delay_line.py"),
     *("lab/network/delaying.py", "liveness/interrupt.py", "plan/by_hand.py"),
     *("recipes/composed.py", "replica/saving/registered.py", "settings.py"),

@@ -1,6 +1,6 @@
 """The choice between algorithms while a run goes on: its figures, and the first that is fast."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -29,15 +29,14 @@ class Figures:
         return seconds_of_step(algorithm, self.profile, self.fabric, late)
 
 
-def first_fast(seconds: Sequence[float], now: int) -> int:
+def first_fast(seconds: Iterable[float], now: int = 0) -> int:
     """Return the first choice that is at most 1.1 times as slow as the fastest one.
 
     1.05 times for those before the present choice, number ``now``.
 
-    >>> first_fast([1.07, 1.0, 2.0], now=0), first_fast([1.07, 1.0, 2.0], now=1)
+    >>> first_fast([1.07, 1.0, 2.0]), first_fast([1.07, 1.0, 2.0], now=1)
     (0, 1)
     """
-    fastest = min(seconds)
-    return next(
-        i for i, each in enumerate(seconds) if each <= fastest * (BACK if i < now else CLOSE)
-    )
+    times = list(seconds)
+    close = (min(times) * (BACK if index < now else CLOSE) for index in range(len(times)))
+    return next(i for i, (each, most) in enumerate(zip(times, close, strict=True)) if each <= most)

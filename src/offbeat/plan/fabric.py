@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple, final
 
 import numpy as np
 
-from offbeat.kit import quantity
 from offbeat.lab.check import PAYLOAD
 from offbeat.plan.sites import NO_LIMIT, Array, Nodes, Sites
 from offbeat.settings import above, at_least, between, check_settings
@@ -25,16 +24,6 @@ class Path(NamedTuple):
     def seconds(self, nbytes: float) -> float:
         """Return the time of a message."""
         return self.latency + self.per_byte * nbytes
-
-
-def parse_latency(text: str) -> float:
-    """Parse a time such as "100us" or "0.5ms" into seconds.
-
-    >>> parse_latency("100us")
-    0.0001
-    """
-    expected = "a number with ns, us, ms or s; for example 100us"
-    return quantity.parse(text, "latency", quantity.TIME_UNITS, expected)
 
 
 @final
@@ -191,15 +180,12 @@ class Fabric:
         """Return among how many connections a tensor is divided."""
         return self.connections if nbytes > SHARE * self.connections else 1
 
-    def without_bytes(self) -> "Fabric":
-        """Return the same network without limits of rates."""
-        sites = self.sites and self.sites.unlimited(at_once=False)
-        return replace(self, rate=NO_LIMIT, inside_rate=NO_LIMIT, sites=sites)
-
-    def without_time(self) -> "Fabric":
-        """Return the same network without limits of rates and without latency."""
-        sites = self.sites and self.sites.unlimited(at_once=True)
-        return replace(self.without_bytes(), latency=0.0, inside_latency=0.0, sites=sites)
+    def unlimited(self, *, at_once: bool) -> "Fabric":
+        """Return the same network without limits of rates, and with ``at_once`` without latency."""
+        sites = self.sites and self.sites.unlimited(at_once=at_once)
+        near = (0.0, 0.0) if at_once else (self.latency, self.inside_latency)
+        free = replace(self, rate=NO_LIMIT, inside_rate=NO_LIMIT, sites=sites)
+        return replace(free, latency=near[0], inside_latency=near[1])
 
     def leaving(self, axis: Axis) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return how many messages leave a node when each rank sends one over each distance.

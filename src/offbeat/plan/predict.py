@@ -86,7 +86,7 @@ def predict(
     (0.08, 'bandwidth')
     """
     slots, stragglers = slots_of(algorithm, profile, fabric), stragglers or Stragglers()
-    networks = fabric.without_time(), fabric.without_bytes(), fabric
+    networks = fabric.unlimited(at_once=True), fabric.unlimited(at_once=False), fabric
     times = [play(slots, profile, each, Stragglers(), EVEN)[0] for each in networks]
     seconds, clocks, counted = play(slots, profile, fabric, stragglers, steps)
     # Windows of TCP may be smaller where there are no limits of rates: no part exceeds the whole.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from offbeat.kit import quantity
-from offbeat.plan.choose import CLOSE
+from offbeat.plan.choose import CLOSE, first_fast
 from offbeat.plan.result import Row, Setup
 
 WORDS = {
@@ -20,8 +20,7 @@ def choose(rows: Sequence[Row]) -> Row:
 
     Methods are listed in the order of preference: what is not slower is not given up.
     """
-    fastest = min(row.prediction.seconds for row in rows)
-    return next(row for row in rows if row.prediction.seconds <= CLOSE * fastest)
+    return rows[first_fast(row.prediction.seconds for row in rows)]
 
 
 def reason(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str:

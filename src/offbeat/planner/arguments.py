@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.compare import Method, parse_methods
+from offbeat.kit import quantity
 from offbeat.kit.quantity import parse_rate
 from offbeat.kit.terminal import print_line
 from offbeat.lab.network.links import LinkOptions, Links
 from offbeat.lab.network.wire import parse_loss
 from offbeat.plan.by_hand import read_profile
-from offbeat.plan.fabric import Fabric, parse_latency
+from offbeat.plan.fabric import Fabric
 from offbeat.plan.profile import Profile
 from offbeat.plan.sites import Sites
 from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
@@ -105,7 +106,8 @@ def links(
 
     ``texts`` are the rate, the latency and the rate inside.
     """
-    rate, latency, inside = parse_rate(texts[0]), parse_latency(texts[1]), parse_rate(texts[2])
+    rate, inside, expected = parse_rate(texts[0]), parse_rate(texts[2]), "a time, such as 100us"
+    latency = quantity.parse(texts[1], "latency", quantity.TIME_UNITS, expected)
     found = Links.parse(sites=far["sites"], between=far["between"])
     return {
         "rate": float(rate),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from offbeat.compare import Method
-from offbeat.plan.choose import CLOSE
+from offbeat.plan.choose import first_fast
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.predict import Prediction, predict, seconds_of_step
 from offbeat.plan.profile import Profile
@@ -94,8 +94,7 @@ def win_map(question: Question, progress: Callable[[], None] = lambda: None) -> 
         for fabric in question.fabrics:
             where = question.profile, replace(fabric, rate=rate), question.stragglers
             times = [(m.text, seconds_of_step(m.algorithm, *where)) for m in methods]
-            fastest = min(seconds for _, seconds in times)
-            row.append(next(pair for pair in times if pair[1] <= CLOSE * fastest))
+            row.append(times[first_fast(seconds for _, seconds in times)])
         winners.append(tuple(row))
         progress()
     return WinMap(rates, tuple(fabric.nodes for fabric in question.fabrics), tuple(winners))

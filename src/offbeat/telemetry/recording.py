@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, final
@@ -31,19 +31,11 @@ class Step:
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> "Step":
         """Build a step from a line of a recording; bytes without an axis count as "world"."""
-        return cls(
-            time=line["time"],
-            seconds=line["seconds"],
-            bytes_sent=line.get("bytes_by_axis") or {"world": line["bytes_sent"]},
-            seconds_stalled=line["seconds_stalled"],
-            loss=line.get("loss"),
-            weight=line.get("weight", 1.0),
-            spans=tuple((kind, start, end) for kind, start, end in line.get("spans", ())),
-            ready=line.get("ready", {}),
-            parameters={n: (numel, d) for n, (numel, d) in line.get("parameters", {}).items()},
-            memory=line.get("memory"),
-            device=line.get("device", "cpu"),
-        )
+        held = {field.name: line[field.name] for field in fields(cls) if field.name in line}
+        held["bytes_sent"] = line.get("bytes_by_axis") or {"world": line["bytes_sent"]}
+        held["spans"] = tuple(map(tuple, line.get("spans", ())))
+        held["parameters"] = {n: tuple(p) for n, p in line.get("parameters", {}).items()}
+        return cls(**held)
 
     def spans_of(self, kind: str) -> Iterator[tuple[float, float]]:
         """Yield start and end of all spans of a kind; "exchange" includes every axis."""

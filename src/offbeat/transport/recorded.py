@@ -93,14 +93,14 @@ class RecordedLinks:
         """Return a work that is done for the last launch."""
         return cast(Work, _Done(self, Event("wait", axis, number=self.launches), arrive))
 
-    def run(self, axis: Axis, job: Callable[[], object]) -> "Future[None]":
+    def run(self, axis: Axis, job: Callable[[], object]) -> "_Done":
         """Run a job at once; return a future whose result is a wait."""
         self.launches += 1
         number = self.launches
         with self.apart() as parts:
             job()
         self.events.append(Event("job", axis, number=number, parts=tuple(parts)))
-        return _DoneFuture(self, Event("wait", axis, number=number))
+        return _Done(self, Event("wait", axis, number=number))
 
     @contextmanager
     def apart(self) -> Iterator[list[Event]]:
@@ -187,7 +187,6 @@ class _Waiter:
     """Stands for the :class:`Lane` that waits for messages."""
 
     def submit(self, job: Callable[..., None], *args: object) -> "Future[None]":
-        """Wait."""
         job(*args)
         future: Future[None] = Future()
         future.set_result(None)
@@ -201,7 +200,6 @@ class _AtOnce:
         self._group = group
 
     def submit(self, job: Callable[..., object], *args: object, **options: object) -> Any:
-        """Run the job."""
         silent, axis = cast(Any, self._group.process_group), self._group.axis
         return silent.links.run(axis, lambda: job(*args, **options))
 
@@ -214,28 +212,25 @@ class _Silent:
         self._sent: dict[int, Tensor] = {}  # the last message of each size
 
     def rank(self) -> int:
-        """Return the number of this rank in the group."""
         return self._rank
 
     def size(self) -> int:
-        """Return the number of members."""
         return self._size
 
     def allreduce(self, tensors: list[Tensor], options: object) -> Work:
-        """Add up equal terms."""
-        with self.links.apart():
-            tensors[0].mul_(self._size)
-        return self.links.launched("all_reduce", self._axis, tensors[0])
+        return self._sum("all_reduce", tensors[0])
 
     def reduce(self, tensors: list[Tensor], options: Any) -> Work:
-        """Add up equal terms."""
-        with self.links.apart():
-            tensors[0].mul_(self._size)
-        return self.links.launched("reduce", self._axis, tensors[0], options.rootRank)
+        return self._sum("reduce", tensors[0], options.rootRank)
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> Work:
-        """Leave the tensor as it is."""
         return self.links.launched("broadcast", self._axis, tensors[0], options.rootRank)
+
+    def _sum(self, kind: Kind, tensor: Tensor, root: int = 0) -> Work:
+        """Add up equal terms."""
+        with self.links.apart():
+            tensor.mul_(self._size)
+        return self.links.launched(kind, self._axis, tensor, root)
 
     def _allgather_base(self, out: Tensor, tensor: Tensor) -> Work:
         with self.links.apart():
@@ -267,31 +262,18 @@ class _Silent:
 
 @dataclass(eq=False)
 class _Done:
-    """A work that is done, and notes that it is waited for."""
+    """A work, or the future of a job, that is done, and notes that it is waited for."""
 
     links: RecordedLinks
     event: Event
-    arrive: Callable[[], object] | None
+    arrive: Callable[[], object] | None = None
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
     def wait(self, timeout: object = None) -> None:
-        """Note the wait."""
         self.links.events.append(self.event)
         if self.arrive is not None:
             self.arrive()
 
-
-class _DoneFuture(Future[None]):
-    """The future of a job that is done."""
-
-    def __init__(self, links: RecordedLinks, event: Event) -> None:
-        super().__init__()
-        self.set_result(None)
-        self._links, self._event = links, event
-
-    def result(self, timeout: float | None = None) -> None:
-        """Note the wait."""
-        self._links.events.append(self._event)
+    done, result = is_completed, wait

@@ -2,12 +2,11 @@
 
 import json
 import math
-import sys
 from typing import NamedTuple
 
 from offbeat.lab.check import gloo_probe
 from offbeat.lab.check.measurements import LinkMeasurements
-from offbeat.lab.check.paths import measure_paths
+from offbeat.lab.check.paths import measure_paths, run_probe
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.network.links import Links
 from offbeat.lab.runner import Runner
@@ -57,7 +56,7 @@ def measure_links(runner: Runner) -> LinkMeasurements:
     limits = [wire.rate for wire in links.wires_between(*order[:2]) if wire.rate is not None]
     rate = min(limits, default=None)
     effort = _Effort.of(links, rate)
-    seconds = _time_patterns(runner, effort, leaders)
+    (seconds,) = run_probe(runner, [gloo_probe.__file__, *map(str, effort), json.dumps(leaders)])
     megabits = effort.size * 8 / 1e6
     inside = seconds.get("inside_node")
     return LinkMeasurements(
@@ -82,18 +81,3 @@ def _lossy_rate(links: Links) -> float:
     """
     loss = max(wire.loss for wire in links.wires)
     return 8 * 1448 / links.round_trip * math.sqrt(1.5 / loss) if loss else math.inf
-
-
-def _time_patterns(runner: Runner, effort: _Effort, leaders: list[int]) -> dict[str, float]:
-    """Run the probe on all ranks; return the seconds of each pattern."""
-    lines: list[tuple[int | None, str]] = []
-    command = [sys.executable, gloo_probe.__file__, *map(str, effort), json.dumps(leaders)]
-    code = runner.run(command, on_line=lambda rank, line: lines.append((rank, line)))
-    if code != 0:
-        output = "\n".join(line for _, line in lines)
-        raise RuntimeError(
-            f"the check failed with exit code {code}; output of the ranks:\n{output}"
-        )
-    found = (json.loads(line) for rank, line in lines if rank == 0 and line.startswith("{"))
-    seconds: dict[str, float] = next(found)
-    return seconds

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from offbeat.lab.check import path_probe
@@ -88,17 +88,20 @@ def _run(
     flows: list[dict[str, Any]] = [
         {**shared, "sender": leaders[a], "receiver": leaders[b], "to": f"node{b}"} for a, b in nodes
     ]
+    found: list[dict[str, float]] = [{} for _ in flows]
+    for line in run_probe(runner, ["-I", "-S", path_probe.__file__, json.dumps(flows)]):
+        found[int(line["flow"])] |= line  # both ends of a flow print
+    return found
+
+
+def run_probe(runner: Runner, arguments: list[str]) -> list[dict[str, float]]:
+    """Run a script on all ranks; return the objects that they print, a line of JSON each."""
     lines: list[str] = []
-    command = [sys.executable, "-I", "-S", path_probe.__file__, json.dumps(flows)]
+    command = [sys.executable, *arguments]
     code = runner.run(command, on_line=lambda rank, line: lines.append(line))
     if code != 0:
-        raise RuntimeError(f"the check failed with exit code {code}:\n" + "\n".join(lines))
-    return _merge(len(flows), (json.loads(line) for line in lines if line.startswith("{")))
-
-
-def _merge(count: int, lines: Iterable[dict[str, float]]) -> list[dict[str, float]]:
-    """Merge what both ends of each flow have printed."""
-    found: list[dict[str, float]] = [{} for _ in range(count)]
-    for line in lines:
-        found[int(line["flow"])] |= line
-    return found
+        output = "\n".join(lines)
+        raise RuntimeError(
+            f"the check failed with exit code {code}; output of the ranks:\n{output}"
+        )
+    return [json.loads(line) for line in lines if line.startswith("{")]
