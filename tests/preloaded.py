@@ -17,14 +17,14 @@ from offbeat.kernels.dispatch import (
     adasum_passes,
     machine_code,
     push_sum_passes,
-    top_k_selection,
+    top_k_of_blocks,
 )
 
 # What the first optimizer of a process imports, and its first kernels, takes a second.
 torch.optim.SGD([torch.zeros(1)])
 CPU = torch.device("cpu")
 push_sum_passes(CPU), adasum_passes(CPU, compiled=machine_code(CPU) != "")
-top_k_selection(CPU)(torch.zeros(2), 1)
+top_k_of_blocks(CPU)(torch.zeros(2), [(0, 2, 1)])
 
 assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread"
 

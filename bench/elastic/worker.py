@@ -24,7 +24,7 @@ import offbeat.names  # all public ones, which would be imported at their first 
 from offbeat.elastic import join, survivors
 from offbeat.functional.packing import Segment
 from offbeat.kernels import adasum
-from offbeat.kernels.dispatch import top_k_selection
+from offbeat.kernels.dispatch import top_k_of_blocks
 from offbeat.kernels.push_sum import add_messages, fill_messages
 from offbeat.replica import participation
 
@@ -68,7 +68,7 @@ def load_kernels() -> None:
     z = torch.ones(64)
     fill_messages([z], z.clone(), 0.5, [(0.25, 2, z.clone())])
     add_messages([z], z.clone(), 0.5, [], [z.clone()])
-    top_k_selection(z.device)(z, 8)
+    top_k_of_blocks(z.device)(z, [(0, 64, 8)])
     rows, spans = z.view(2, 32), [Segment(0, 0, 32)]
     adasum.add_gram(rows, spans, out := torch.zeros(1, 2, 2, dtype=torch.float64))
     adasum.combine_rows(rows, spans, adasum.analyze(out).weights, torch.zeros(32))

@@ -22,7 +22,6 @@ from offbeat.kernels.dispatch import (
     narrowing_on,
     push_sum_passes,
     top_k_of_blocks,
-    top_k_selection,
 )
 from offbeat.kernels.pieces import IN_TORCH
 
@@ -87,8 +86,8 @@ def passes(shape: Shape, large: int, device: torch.device) -> Iterator[Pass]:
     for density in DENSITIES:
         k = count_kept(large, density)
         name = f"{TOPK}, {density:g}"
-        select = top_k_selection(device)
-        yield Pass(name, large, 4, partial(select, x, k), partial(full, x, k))
+        select = top_k_of_blocks(device)
+        yield Pass(name, large, 4, partial(select, x, [(0, large, k)]), partial(full, x, k))
 
 
 def full(x: Tensor, k: int) -> Tensor:

@@ -24,7 +24,7 @@ from offbeat.functional import (
 )
 from offbeat.functional.top_k import BLOCK, LARGE, SMALL
 from offbeat.kernels.dispatch import top_k_of_blocks
-from offbeat.kernels.top_k import scanned_top_k
+from offbeat.kernels.top_k import scanned_blocks
 
 Select = Callable[[Tensor, int], Tensor]
 
@@ -34,6 +34,10 @@ def accelerated_top_k(x: Tensor, k: int) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(top_k.__globals__, "is_on_host", lambda _: False)
         return sampled_top_k(x, k)
+
+
+def scanned_top_k(x: Tensor, k: int) -> Tensor:
+    return scanned_blocks(x, [(0, len(x), k)])
 
 
 every = pytest.mark.parametrize("select", [top_k, sampled_top_k, scanned_top_k, accelerated_top_k])

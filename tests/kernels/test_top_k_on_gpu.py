@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.kernels.dispatch import top_k_of_blocks, top_k_selection
+from offbeat.kernels.dispatch import top_k_of_blocks
 from triton_device import DEVICE, kernels_of
 
 on_gpu = kernels_of("top_k")
@@ -68,5 +68,5 @@ def test_small_layers_and_other_dtypes_are_left_to_torch(monkeypatch: pytest.Mon
 
 def test_one_large_layer_is_selected_from_by_the_kernels() -> None:
     x = torch.randn(2**16)
-    found = top_k_selection(torch.device("cuda"))(x.to(DEVICE), 50)
+    found = top_k_of_blocks(torch.device("cuda"))(x.to(DEVICE), [(0, len(x), 50)])
     assert torch.equal(found.cpu().sort().values, first_largest(x, 50))

@@ -97,30 +97,13 @@ def machine_code(device: torch.device) -> str:
     return f"{numba.__version__} {binding.get_host_cpu_name()} {features}"
 
 
-def top_k_selection(device: torch.device, exact: bool = False) -> Select:
+def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
     """Return the fastest top-k selection on ``device``; results differ in ties only.
 
-    This is :func:`offbeat.kernels.top_k.scanned_top_k` on a CPU with numba, and
+    It takes a flat tensor x and the (start, stop, k) of each block, and returns indices into x,
+    block after block. This is :func:`offbeat.kernels.top_k.scanned_blocks` on a CPU with numba, and
     :func:`offbeat.kernels.gpu.top_k.top_k_of_blocks` on a GPU with Triton; otherwise
     :func:`offbeat.functional.sampled_top_k`, or :func:`offbeat.functional.top_k` if ``exact``.
-
-    >>> top_k_selection(torch.device("meta")).__name__
-    'sampled_top_k'
-    """
-    if device.type == "cpu" and _has_numba():
-        from offbeat.kernels.top_k import scanned_top_k
-
-        return scanned_top_k
-    if _has_triton(device):
-        return lambda x, k: _on_gpu(x, [(0, x.numel(), k)])
-    return functional.top_k if exact else functional.sampled_top_k
-
-
-def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
-    """Return a function that selects in many blocks of a flat tensor in one call.
-
-    It takes x and the (start, stop, k) of each block, and returns indices into x, block after
-    block. Selection in a block is that of :func:`top_k_selection`.
 
     >>> select = top_k_of_blocks(torch.device("cpu"))
     >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
@@ -132,18 +115,19 @@ def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
         return scanned_blocks
     if _has_triton(device):
         return _on_gpu
-    return partial(_of_runs, top_k_selection(device, exact))
+    return partial(_of_runs, functional.top_k if exact else functional.sampled_top_k)
 
 
-def checked_selection(select: Select) -> Select:
-    """Check what a selection of the user returns.
+def each_block(select: Select) -> BlockSelect:
+    """Apply a selection of the user's to every block of a flat tensor, and check what it returns.
 
     ``select(x, k)`` returns the indices (k,) of different entries of ``x`` (n,). Where an entry is
     not finite top-k selects instead, which includes that entry, so that it is noticed. Raises
     ``ValueError`` for another number of indices.
 
-    >>> checked_selection(lambda x, k: torch.arange(k))(torch.tensor([1.0, 2.0, torch.nan]), 1)
-    tensor([2])
+    >>> select = each_block(lambda x, k: torch.arange(k))
+    >>> select(torch.tensor([1.0, -3.0, 0.0, torch.nan]), [(0, 2, 1), (2, 4, 1)])
+    tensor([0, 3])
     """
 
     def selected(x: Tensor, k: int) -> Tensor:
@@ -155,17 +139,6 @@ def checked_selection(select: Select) -> Select:
             )
         return indices
 
-    return selected
-
-
-def each_block(select: Select) -> BlockSelect:
-    """Apply :func:`checked_selection` to every block of a flat tensor.
-
-    >>> select = each_block(lambda x, k: torch.arange(k))
-    >>> select(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
-    tensor([0, 2])
-    """
-    selected = checked_selection(select)
     return lambda x, blocks: torch.cat([selected(x[i:j], k).add(i) for i, j, k in blocks])
 
 

@@ -17,27 +17,16 @@ _BITS = {  # integers of the width of a float, and the mask of all bits but the 
 }
 
 
-def scanned_top_k(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest magnitudes of ``x`` (d,), in float32 or float64.
-
-    The entries are those of :func:`offbeat.functional.top_k`, except for ties. Magnitudes are
-    compared by their bits as integers, where NaN is larger than infinity. The first pass takes
-    the maximum of each block of 32. At least k entries reach the k-th largest maximum, so that
-    only blocks that reach it are read again. Histograms of 11 bits find the k-th largest value.
-    Extra memory: d/32 entries, and those of the blocks that are read again.
-
-    >>> scanned_top_k(torch.tensor([1.0, -3.0, 0.0, 2.0]), 2)
-    tensor([1, 3])
-    """
-    integers, magnitude = _BITS[x.dtype]
-    return torch.from_numpy(_largest(x.detach().view(integers).numpy(), k, magnitude))
-
-
 def scanned_blocks(x: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Return what :func:`scanned_top_k` selects in each ``x[start:end]``, in one call.
+    """Return the indices of the k largest magnitudes of each block of ``x`` (d,), in one call.
 
-    ``blocks`` are any number of (start, end, k). Returns indices into ``x``, block after block.
-    A call from Python takes 10 us, as long as the selection in a small layer.
+    ``x`` is in float32 or float64, ``blocks`` are any number of (start, end, k). Returns indices
+    into x, block after block: the entries of :func:`offbeat.functional.top_k`, except for ties.
+    Magnitudes are compared by their bits as integers, where NaN is larger than infinity. The first
+    pass takes the maximum of each run of 32. At least k entries reach the k-th largest maximum, so
+    that only runs that reach it are read again. Histograms of 11 bits find the k-th largest value.
+    Extra memory: d/32 entries, and those of the runs that are read again. A call from Python takes
+    10 us, as long as the selection in a small layer.
 
     >>> scanned_blocks(torch.tensor([1.0, -3.0, 0.0, 2.0]), [(0, 2, 1), (2, 4, 1)])
     tensor([1, 3])
