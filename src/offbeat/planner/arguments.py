@@ -106,7 +106,8 @@ def links(
 
     ``texts`` are the rate, the latency and the rate inside.
     """
-    rate, inside, expected = parse_rate(texts[0]), parse_rate(texts[2]), "a time, such as 100us"
+    expected = "a number with ns, us, ms or s; for example 100us"
+    rate, inside = parse_rate(texts[0]), parse_rate(texts[2])
     latency = quantity.parse(texts[1], "latency", quantity.TIME_UNITS, expected)
     found = Links.parse(sites=far["sites"], between=far["between"])
     return {

@@ -81,11 +81,8 @@ class WinMap:
     winners: tuple[tuple[tuple[str, float], ...], ...]
 
 
-def win_map(question: Question, progress: Callable[[], None] = lambda: None) -> WinMap:
-    """Choose a method for every number of nodes, at rates from 1/30 to 30 times the given one.
-
-    ``progress`` is called after each rate.
-    """
+def win_map(question: Question) -> WinMap:
+    """Choose a method for every number of nodes, at rates from 1/30 to 30 times the given one."""
     methods = [method for method in question.methods if not method.is_floor]
     rates = tuple(question.setup.rate * factor for factor in FACTORS)
     winners = []
@@ -96,5 +93,4 @@ def win_map(question: Question, progress: Callable[[], None] = lambda: None) -> 
             times = [(m.text, seconds_of_step(m.algorithm, *where)) for m in methods]
             row.append(times[first_fast(seconds for _, seconds in times)])
         winners.append(tuple(row))
-        progress()
     return WinMap(rates, tuple(fabric.nodes for fabric in question.fabrics), tuple(winners))

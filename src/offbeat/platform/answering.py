@@ -57,18 +57,23 @@ def leave_server_to_parent(server: TCPStore) -> None:
     of the parent polls.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    for descriptor, ports in ports_of_sockets().items():
+        if server.port in ports:
+            os.close(descriptor)
+
+
+def ports_of_sockets() -> dict[int, list[int]]:
+    """Return the port of each socket of this process, and that of its peer if it has one."""
+    found = {}
     for descriptor in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # the listing's own, or not connected
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and server.port in _ports(descriptor):
-                os.close(descriptor)
-
-
-def _ports(descriptor: int) -> list[int]:
-    with socket.socket(fileno=os.dup(descriptor)) as same:
-        ends = [same.getsockname()]
-        with contextlib.suppress(OSError):  # it listens
-            ends.append(same.getpeername())
-    return [end[1] for end in ends if isinstance(end, tuple)]
+        with contextlib.suppress(OSError):  # the listing's own, or closed meanwhile
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as same:
+                    ends = [same.getsockname()]
+                    with contextlib.suppress(OSError):  # it listens
+                        ends.append(same.getpeername())
+                found[descriptor] = [end[1] for end in ends if isinstance(end, tuple)]
+    return found
 
 
 def own_hosts(sockets: Iterable[int]) -> list[str]:

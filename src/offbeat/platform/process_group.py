@@ -13,7 +13,6 @@ import ctypes
 import itertools
 import os
 import socket
-import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -26,6 +25,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.platform import privates  # noqa: F401  # a clear error where one is missing
+from offbeat.platform.answering import ports_of_sockets
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
@@ -156,16 +156,7 @@ def client_sockets(store: Store) -> frozenset[int]:
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
         return frozenset()
-    own, port = map(int, os.listdir("/dev/fd")), store.port
-    return frozenset(descriptor for descriptor in own if _leads_to(descriptor, port))
-
-
-def _leads_to(descriptor: int, port: int) -> bool:
-    with contextlib.suppress(OSError):  # closed meanwhile, or not connected
-        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            with socket.socket(fileno=os.dup(descriptor)) as same:
-                return bool(same.getpeername()[1:2] == (port,))
-    return False
+    return frozenset(d for d, ports in ports_of_sockets().items() if ports[1:] == [store.port])
 
 
 def hang_up(sockets: Iterable[int]) -> None:

@@ -143,11 +143,12 @@ def _smallest_weight(topology: Topology, size: int, overlap: int) -> float:
 
 def edges_of_periods(topology: Topology, size: int) -> list[Edges]:
     """Return the edges of one period of each part, in order."""
-    return [
-        Edges.of(part, size, index)
-        for part in topology.parts()
-        for index in range(part.period(size))
-    ]
+    return [Edges.of(part, size, index) for part, index in exchanges_of_periods(topology, size)]
+
+
+def exchanges_of_periods(topology: Topology, size: int) -> list[tuple[Topology, int]]:
+    """Return each part with the index of each exchange of its period, in order."""
+    return [(part, index) for part in topology.parts() for index in range(part.period(size))]
 
 
 def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
@@ -157,11 +158,7 @@ def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
     >>> sorted(neighbours(Exponential(), 0, 16))
     [1, 2, 4, 8, 12, 14, 15]
     """
-    rounds = [
-        part.peers(rank, size, index)
-        for part in topology.parts()
-        for index in range(part.period(size))
-    ]
+    rounds = [part.peers(rank, size, index) for part, index in exchanges_of_periods(topology, size)]
     sent = {to for peers in rounds for to, _ in peers.send}
     return sent.union(*(peers.receive for peers in rounds))
 
@@ -179,8 +176,7 @@ def is_in_hops(topology: Topology, size: int) -> bool:
     """
     graphs = (
         [part.peers(rank, size, index) for rank in range(size)]
-        for part in topology.parts()
-        for index in range(part.period(size))
+        for part, index in exchanges_of_periods(topology, size)
     )
     return all(
         graph[to].receive[hop : hop + 1] == (rank,)

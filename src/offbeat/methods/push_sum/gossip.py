@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, sum_messages
-from offbeat.topology.graph import Peers, Topology
+from offbeat.topology.graph import Peers, Topology, exchanges_of_periods
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
@@ -182,11 +182,8 @@ def gossip_round(
     topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None, in_hops: bool
 ) -> GossipRound:
     """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
-    rounds = [
-        part.peers(site.rank, site.size, index)
-        for part in topology.parts()
-        for index in range(part.period(site.size))
-    ]
+    exchanges = exchanges_of_periods(topology, site.size)
+    rounds = [part.peers(site.rank, site.size, index) for part, index in exchanges]
     bodies = [
         part.to(torch.bfloat16) if wire == "bf16" and part.dtype.itemsize > 2 else part
         for part in parts
