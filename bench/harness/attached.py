@@ -83,14 +83,14 @@ Attach = Callable[[str, nn.Module, Build], Attached]
 
 
 def attach(
-    method: str | offbeat.Algorithm, model: nn.Module, build: Build, mesh: Any = None
+    method: str | offbeat.Algorithm, model: nn.Module, build: Build, **options: Any
 ) -> Attached:
-    """A recipe of this library, or torch's own; held-out losses are those of the average."""
+    """A recipe of this library with options, or torch's own; losses are those of the average."""
     if method == TORCH:
         return wrapped(model, build)
     optimizer = build(model.parameters())
     algorithm = offbeat.algorithm(method) if isinstance(method, str) else method
-    replica = offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer)
+    replica = offbeat.replicate(model, algorithm, optimizer=optimizer, **options)
 
     def after(loss: Tensor) -> None:
         replica.report_loss(loss)
