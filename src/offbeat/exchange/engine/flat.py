@@ -48,10 +48,13 @@ class Flat:
     def unless_kept(self, parameters: Mapping[str, Tensor], also_grad: bool = False) -> "Flat":
         """Return this memory, to be written again, or new memory if the script refers to it.
 
-        A tensor still in ``.grad`` does not count unless ``also_grad``: plain torch changes it in
-        place, too.
+        A tensor still in ``.grad`` does not count unless ``also_grad``, or of a parameter that was
+        frozen since: plain torch changes the others in place, too.
         """
-        is_grad = also_grad and any(stored(parameters[n]) is v for n, v in self.views.items())
+        is_grad = any(
+            stored(parameters[name]) is view and (also_grad or not parameters[name].requires_grad)
+            for name, view in self.views.items()
+        )
         if not is_grad and not self._is_kept(parameters):
             return self
         end = self.whole.numel() - self.rest.numel()
