@@ -230,7 +230,7 @@ def histories(
 def test_each_sample_once_over_ten_histories(draws: random.Random, tmp_path: Path) -> None:
     seen = histories(in_processes, 10, 2, draws, tmp_path)
     assert seen["lost"] >= 10, seen
-    assert seen["joined"] > 3, seen
+    assert seen["joined"] > 0, seen
 
 
 @pytest.mark.usefixtures("impatient")
@@ -241,5 +241,5 @@ def test_each_sample_once_in_worlds_of_threads(
     monkeypatch.setattr(join, "TIMEOUT", timedelta(seconds=2))
     seen = histories(in_threads, 12, 4, draws, tmp_path)
     assert seen["lost"] >= 12, seen
-    assert seen["joined"] > 3, seen
-    assert seen["other_size"] > 3, seen
+    assert seen["joined"] > 0, seen
+    assert seen["other_size"] > 0, seen  # depends on who is lost in time
