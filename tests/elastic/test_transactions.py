@@ -3,6 +3,7 @@
 The references are written apart: torch in one process, with the members of every exchange given.
 """
 
+import math
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ from problems import (
     loss,
 )
 from ranks import Spawned
+from reference.adasum import combine_layers
 from reference.participants import Array
 
 __all__ = ["quick", "stopped_heartbeats"]  # fixtures
@@ -299,11 +301,16 @@ def test_gradients_that_accumulate_in_place_survive_a_loss(waits: dict[int, int]
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ["ddp", "adasum"])
 @pytest.mark.parametrize("after", range(6))
-def test_rows_are_exchanged_again_after_a_loss(after: int, waits: dict[int, int]) -> None:
+def test_rows_are_exchanged_again_after_a_loss(
+    after: int, text: str, waits: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.methods.adasum.touched_rows.NAMING", math.inf)  # a tiny table
+
     def work(world: World) -> Array | None:
         model = Lookup()
-        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, elastic=True)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, elastic=True)
         optimizer = SGD(model.parameters(), lr=0.05)
         for step in range(STEPS):
             if (world.rank, step) == (VICTIM, 3):
@@ -321,16 +328,23 @@ def test_rows_are_exchanged_again_after_a_loss(after: int, waits: dict[int, int]
     with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
         ends = [end for end in ThreadWorld(3).run(work) if end is not None]
     until = [
-        lookup_ends(lambda step, n=n: [0, 2] if step >= n else range(3)) for n in range(3, STEPS)
+        lookup_ends(COMBINED[text], lambda step, n=n: [0, 2] if step >= n else range(3))
+        for n in range(3, STEPS)
     ]
     assert min(np.abs(ends[0] - each).max() for each in until) < 1e-12
     assert np.array_equal(*ends)
 
 
-def lookup_ends(members: Members) -> Array:
+COMBINED: dict[str, Callable[[Array], Array]] = {
+    "ddp": lambda gradients: gradients.mean(axis=0),
+    "adasum": lambda gradients: combine_layers(gradients, (6, 3)),
+}
+
+
+def lookup_ends(combined: Callable[[Array], Array], members: Members) -> Array:
     z = START
     for step in range(STEPS):
-        z = z - 0.05 * np.mean([lookup_gradient(rank, z, step) for rank in members(step)], axis=0)
+        z = z - 0.05 * combined(np.stack([lookup_gradient(r, z, step) for r in members(step)]))
     return z
 
 

@@ -15,6 +15,8 @@ from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_numbers
 
+NAMING = 0.1  # of the bytes that a whole table sends: the most that naming its rows may take
+
 
 @final
 class TouchedRows(Reduction):
@@ -85,7 +87,7 @@ class TouchedRows(Reduction):
         return {
             name: _union(rows, m, self._group)
             for (name, rows), m in zip(mine.items(), most, strict=True)
-            if 20 * self._group.size * m < updates[name].nbytes
+            if 4 * m < NAMING * 2 * updates[name].nbytes / self._group.size
         }
 
 
