@@ -99,9 +99,16 @@ class Connection:
             with normal:
                 yield
             return
-        with normal, self.links.heartbeat.verb(verb):
-            yield
-        self.links.heartbeat.next_call(verb)
+        heartbeat = self.links.heartbeat
+        try:
+            with normal, heartbeat.verb(verb):
+                yield
+        except ValueError:
+            # All raise it. One that is late to do so must not seem to be in another call than one
+            # that is in the next already.
+            heartbeat.next_call("")
+            raise
+        heartbeat.next_call(verb)
 
     @contextmanager
     def alike(self, is_of_all: bool = True) -> Iterator[None]:

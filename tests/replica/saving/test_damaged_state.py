@@ -231,6 +231,7 @@ def refusals(text: str, tried: list[list[Any]]) -> list[str]:
         train(model, 2, replica)
         before = {**snapshot(model), **{n: b.clone() for n, b in model.named_buffers()}}
         for states in tried:
+            calls = replica._members.heartbeat.phase.calls
             with pytest.raises(ValueError, match="rank") as raised:
                 replica.load_state_dict(states[world.rank])
             assert raised.type is ValueError
@@ -238,6 +239,7 @@ def refusals(text: str, tried: list[list[Any]]) -> list[str]:
             for name, tensor in model.state_dict().items():
                 assert torch.equal(tensor, before[name]), (name, said)
             assert replica.steps == 2
+            assert replica._members.heartbeat.phase.calls == calls + 1, "others may be in the next"
         train(model, 2, replica)
         replica.finish()
         replica.detach()

@@ -45,7 +45,10 @@ class Calls:
             self._phase = begun
 
     def next_call(self, verb: str) -> None:
-        """Count a completed collective call; all ranks must have made the same one."""
+        """Count a collective call that has ended; all ranks must have made the same one.
+
+        ``verb`` is empty if it was refused.
+        """
         phase = self._phase
         steps = phase.steps + (verb == "step")
         self._phase = phase._replace(calls=phase.calls + 1, verb="", steps=steps, turn=0)
