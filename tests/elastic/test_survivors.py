@@ -18,7 +18,8 @@ from torch.distributed import HashStore, ProcessGroup
 
 import offbeat
 from offbeat.elastic import survivors
-from offbeat.elastic.survivors import Agreement, Progress, agree_on_survivors
+from offbeat.elastic.agreement import Agreement, Progress
+from offbeat.elastic.survivors import agree_on_survivors
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 import offbeat
 from crowd import Crowd
-from offbeat.elastic import generation
+from offbeat.elastic import commits
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
@@ -101,7 +101,7 @@ def test_a_loss_in_a_switch(first: str, second: str, after: int, waits: dict[int
 
 @pytest.mark.usefixtures("quick")
 def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, armed = generation.gather_numbers, set[int]()
+    gather, armed = commits.gather_numbers, set[int]()
 
     def torn(numbers: Any, group: Any) -> Any:
         found = gather(numbers, group)
@@ -116,7 +116,7 @@ def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) ->
         if rank in (VICTIM, 2):
             armed.add(threading.get_ident())
 
-    monkeypatch.setattr(generation, "gather_numbers", torn)
+    monkeypatch.setattr(commits, "gather_numbers", torn)
     with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
         run = ThreadWorld(SIZE).run(lambda world: train(world, "ddp", LOCAL, arm))
     for end, stats in filter(None, run):

@@ -25,6 +25,7 @@ _WHOLE = {
     "algorithm": "the algorithm is",
     "nodes": "the mesh has the nodes",
     "elastic": "elastic is",
+    "optimizers": "in an elastic run the number of optimizers is",
     "weighted": "weighted is",
     "connections": f"{CONNECTIONS} is",
 }
@@ -157,6 +158,7 @@ def fingerprint(filler: SlotFiller, nodes: object) -> Fingerprint:
         "nodes": repr(nodes),
         "settings": settings,
         "elastic": str(filler.is_elastic),
+        "optimizers": str(filler.is_elastic and len(filler.optimizers)),
         "weighted": str(filler.samples is not None),
         "connections": str(connections()),
     }

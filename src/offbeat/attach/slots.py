@@ -59,10 +59,10 @@ class SlotFiller:
     A slot without an exchange, or whose group has one member, stays empty: a world of one rank
     trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
     ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
-    :meth:`offbeat.Site.commit`. ``registered``: objects whose states a rank that joins gets,
-    and ``received`` those that this one has got, by name; ``saved`` are those of the registered
-    that are part of the state of the replica. ``samples``: what steps stand for, in
-    a run with weights.
+    :meth:`offbeat.Site.commit`, and ``arrival`` is that of gradients. ``registered``: objects whose
+    states a rank that joins gets, and ``received`` those that this one has got, by name; ``saved``
+    are those of the registered that are part of the state of the replica. ``samples``: what steps
+    stand for, in a run with weights.
     """
 
     algorithm: Algorithm
@@ -72,6 +72,7 @@ class SlotFiller:
     notes: list[str]
     is_elastic: bool = False
     transaction: Callable[[int | None], None] | None = None
+    arrival: Callable[[int | None], None] | None = None
     registered: dict[str, Any] = field(default_factory=dict)
     received: dict[str, Any] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +83,14 @@ class SlotFiller:
         """Whether the gradients slot goes on after a loss: inside a node a loss ends the node."""
         exchange = self.algorithm.gradients
         return self.is_elastic and exchange is not None and exchange.over == "world"
+
+    @property
+    def heals(self) -> bool:
+        """Whether ranks that miss the result of an exchange can be healed by those that hold it."""
+        near, far = self.algorithm.gradients, self.algorithm.parameters
+        is_alone = self.exchanges_again and far is None and self.samples is None
+        is_whole = not self.model.is_sharded and bool(self.optimizers) and self.scaler is None
+        return is_alone and is_whole and near is not None and near.is_healable
 
     def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""
@@ -145,7 +154,8 @@ class SlotFiller:
     ) -> Site | None:
         if links is not None:
             given = self.optimizers, self.scaler, control
-            commit = None if exchange.over == "local" else self.transaction
+            commit = self.transaction if slot == "parameters" else self.arrival
+            commit = None if exchange.over == "local" else commit
             more = exchange.peers, commit, self.samples
             site = Site.on(exchange.over, links, self.model, *given, *more)
             if site.size > 1 or (exchange.partition and site.inside is not None):

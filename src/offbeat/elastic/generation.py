@@ -9,8 +9,10 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
+from offbeat.elastic.agreement import Agreement, Progress
+from offbeat.elastic.commits import Commits
 from offbeat.elastic.node import Node
-from offbeat.elastic.survivors import Agreement, Progress, Reconnected
+from offbeat.elastic.survivors import Reconnected
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, IdleParameters
 from offbeat.exchange.buffers import BufferBroadcast
 from offbeat.exchange.sharding import local
@@ -18,7 +20,7 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.transport.group import Group
 from offbeat.transport.meter import Meter
-from offbeat.transport.small_gathers import gather_bytes, gather_numbers
+from offbeat.transport.small_gathers import gather_bytes
 from offbeat.transport.world import World
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
@@ -28,7 +30,7 @@ Result = TypeVar("Result")
 
 
 @final
-class Generation:
+class Generation(Commits):
     """The connection to the other ranks, with the slots over it, and its changes.
 
     Where whole nodes come and go, ``node`` connects the ranks of this one, ``connection`` joins the
@@ -45,9 +47,7 @@ class Generation:
         joined: the ranks that have joined, each with its first step.
         switches: the algorithms since the first, each with its first step.
         exchanges_from: the first step after a loss at which all survivors exchange.
-        committed_in: the last step in which an exchange of all has committed.
         has_left: whether this rank has left.
-        progress: how far this rank has come.
     """
 
     def __init__(
@@ -59,10 +59,9 @@ class Generation:
     ) -> None:
         """Fill the parameters slot; all ranks call. ``joins``: this rank joins others."""
         if filler.is_elastic:
-            filler = replace(filler, transaction=self._commit)
+            filler = replace(filler, transaction=self._commit, arrival=self._arrive)
         self.connection, self.filler, self.node = connection, filler, node
-        self.progress = Progress(0)
-        self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
+        super().__init__()
         self._gradients: BoundGradients | None = None
         self._following: SlotFiller | None = None  # of a switch that has not been committed
         self.notes, self.parameters = filler.notes, self.filled_parameters(filler)
@@ -70,7 +69,7 @@ class Generation:
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.switches: list[dict[str, Any]] = []
-        self.exchanges_from, self.committed_in, self.has_left = 0, -1, False
+        self.exchanges_from, self.has_left = 0, False
         # Not before it knows in which step the others are.
         listens = filler.is_elastic and not joins
         self.admission = Admission(connection.links if listens else None)
@@ -142,6 +141,8 @@ class Generation:
         def survive() -> Result:
             while True:
                 self.progress = self._progress(steps())
+                if verb not in (None, "step"):
+                    self.wait_from(self.progress.steps)
                 try:
                     with self.connection.calling(verb), self.connection.alike(verb is not None):
                         result = call()
@@ -231,11 +232,6 @@ class Generation:
         return filler.gradients(near.links, near.control)
 
     @property
-    def has_reconnected(self) -> bool:
-        """Whether a loss was found in a commit of the present call, which ends with new links."""
-        return self._reconnected is not None
-
-    @property
     def starts_anew(self) -> bool:
         """Whether exchanges commit nothing, and survivors start anew from their models."""
         far = self.algorithm.parameters
@@ -244,7 +240,7 @@ class Generation:
     def _progress(self, steps: int) -> Progress:
         """Return how far this rank is."""
         used = steps if self.starts_anew else self.progress.used
-        return self.progress._replace(steps=steps, used=used)
+        return Progress(steps, self.progress.commits, used, 0, int(self.stage))
 
     def take_over(
         self, filler: SlotFiller, parameters: BoundParameters, gradients: BoundGradients
@@ -256,35 +252,7 @@ class Generation:
         finally:
             self._following = None
         self.filler, self.parameters, self._gradients = filler, parameters, gradients
-
-    def _commit(self, steps: int | None) -> None:
-        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
-        before = self.progress
-        self._agree()
-        used = max(before.used, before.steps + 1 if steps is None else steps)
-        self.progress = self.progress._replace(used=used)
-        self.committed_in = before.steps
-
-    def _agree(self) -> None:
-        """Return on all survivors, or raise :class:`PeerLost` on all, at the end of an exchange.
-
-        Each rank comes here once it holds the result of an exchange. So where one has returned,
-        every survivor holds it too, and returns although this round did not end here: all write,
-        or none.
-        """
-        if (control := self.connection.control) is None:
-            return
-        try:
-            with self.connection.alike():
-                gather_numbers((), control)
-        except PeerLost as loss:
-            if not self.filler.is_elastic:
-                raise
-            self._reconnected = self._reconnect(loss)
-            agreed = max(each.commits for each in self._reconnected.agreements)
-            if agreed == self.progress.commits:
-                raise
-        self.progress = self.progress._replace(commits=self.progress.commits + 1)
+        self.wait_from(self.progress.steps)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
         return survivors.reconnect(
@@ -322,7 +290,11 @@ class Generation:
     def adopt(self, found: Reconnected) -> list[str]:
         """Go on over what was found after a loss or a join; return lines for the log."""
         if (before := self.connection.heartbeat) is not None:
-            found.connection.resume(before.phase)  # it may have ended the call meanwhile
+            # It may have ended the call meanwhile. Exchanges are made again by all, from here on.
+            found.connection.resume(before.phase._replace(exchanges=0))
+        self.wait_from(max([self.progress.steps, *(each.step for each in found.agreements)]))
+        if found.healed is not None:
+            self.miss(found.agreements[-1], found.healed)
         if self.filler.is_elastic:
             found.parameters.succeed(self.parameters)
             if found.gradients is not None and self._gradients is not None:

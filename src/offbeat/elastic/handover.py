@@ -1,4 +1,4 @@
-"""What a rank that joins gets from its donor: state and model, bit for bit."""
+"""What a rank that joins, or misses a result, gets from its donor, bit for bit."""
 
 import json
 import zlib
@@ -8,24 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.attach.slots import SlotFiller
+from offbeat.elastic.agreement import Agreement
 from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Exchanged
+from offbeat.exchange.sharding import load_parts
 from offbeat.liveness.failure import PeerLost
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
+Healed = dict[str, Any]
 Kinds = Sequence[tuple[str, Sequence[int], str]]
 
 
-def give(model: Exchanged, state: Mapping[str, Any], rank: int, group: Group) -> None:
-    """Send the parameters, the persistent buffers and ``state`` to ``rank``, which :func:`take` s.
+def give(tensors: Mapping[str, Tensor], state: Mapping[str, Any], rank: int, group: Group) -> None:
+    """Send the ``tensors`` of a model and ``state`` to ``rank``, which :func:`take` s.
 
     ``state``: what :func:`~offbeat.elastic.portable.taken_apart` can take apart; what it cannot
     is an error of the newcomer. Bytes sent: those of all tensors, and some hundreds for each name
     in the state.
     """
-    to, tensors = group.ranks.index(rank), tensors_of(model)
-    fault = None
+    to, fault = group.ranks.index(rank), None
     try:
         text, more = taken_apart(dict(state))
     except ValueError as error:
@@ -38,14 +41,14 @@ def give(model: Exchanged, state: Mapping[str, Any], rank: int, group: Group) ->
         _send(messages, to, group)
 
 
-def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
-    """Receive what ``donor`` gives; parameters and buffers are then equal to its own.
+def take(tensors: Mapping[str, Tensor], donor: int, group: Group) -> dict[str, Any]:
+    """Receive what ``donor`` gives; ``tensors`` are then equal to its own.
 
     Returns the state. Before anything is written, raises ``ValueError`` if the donor has other
     buffers than this rank or a state that cannot be sent, and :class:`PeerLost` if something was
     damaged on the way: then this rank tries again.
     """
-    source, tensors = group.ranks.index(donor), tensors_of(model)
+    source = group.ranks.index(donor)
     length = torch.zeros(1, dtype=torch.int64)
     _receive([length], source, group)
     word = torch.empty(int(length), dtype=torch.uint8)
@@ -70,6 +73,43 @@ def take(model: Exchanged, donor: int, group: Group) -> dict[str, Any]:
             tensor.copy_(message)
     state: dict[str, Any] = put_together(text, got[len(tensors) :])
     return state
+
+
+def heal(filler: SlotFiller, control: Group | None, agreed: Agreement) -> Healed | None:
+    """Hand over what the donor has made of the result; all living ranks call.
+
+    Returns it on a rank that is behind, and None on others: "gradients", or "parameters" and
+    "optimizers" for :func:`go_on_with` after its own step. Bytes sent: theirs, to each one behind.
+    """
+    healed = None
+    if control is None:
+        return None
+    here = control.ranks[control.rank]
+    for rank in agreed.behind:
+        if here == agreed.donor:
+            give({}, _made(filler, agreed), rank, control)
+        elif here == rank:
+            healed = take({}, agreed.donor, control)
+    return healed
+
+
+def _made(filler: SlotFiller, agreed: Agreement) -> Healed:
+    trained = filler.model.trained
+    if agreed.has_gradients:
+        return {"gradients": {name: parameter.grad for name, parameter in trained.items()}}
+    return {"parameters": trained, "optimizers": filler.common()["optimizers"]}
+
+
+def go_on_with(filler: SlotFiller, healed: Healed) -> None:
+    """Take over parameters and optimizers' states; schedules and learning rates stay.
+
+    Those follow from the steps that this rank has made itself.
+    """
+    with torch.no_grad():
+        for name, parameter in filler.model.trained.items():
+            parameter.copy_(healed["parameters"][name])
+    for optimizer, state in zip(filler.optimizers, healed["optimizers"], strict=True):
+        load_parts(optimizer, state | {"param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def tensors_of(model: Exchanged) -> dict[str, Tensor]:

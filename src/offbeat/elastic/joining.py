@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
+from offbeat.elastic.agreement import Progress
 from offbeat.elastic.generation import Generation
-from offbeat.elastic.handover import give, take
+from offbeat.elastic.handover import give, take, tensors_of
 from offbeat.elastic.join_barrier import donor_in, donor_of, let_in
-from offbeat.elastic.survivors import Progress
 from offbeat.exchange import Exchanged
 from offbeat.liveness.failure import Phase
 from offbeat.transport.links import Links
@@ -58,7 +58,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
             "slots": [slot.common() for slot in members.slots],
             "held": members.filler.common(),
         }
-        give(model, state, newcomer + place, members.control)
+        give(tensors_of(model), state, newcomer + place, members.control)
     ranks = list(members.connection.world.ranks)
     return [
         f"{unit} {rank}: {unit} {newcomer} has joined; {ranks} train on, with exchanges between "
@@ -82,7 +82,7 @@ def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: 
 def join(members: Generation, model: Exchanged) -> None:
     """Take the place, the model and the state of the donor."""
     slots = members.slots
-    state = take(model, donor_in(members.connection.world), members.control)
+    state = take(tensors_of(model), donor_in(members.connection.world), members.control)
     members.filler.begin_with(state["held"])
     members.parameters.reset()
     members.parameters.restart(state["weight"])
@@ -90,6 +90,7 @@ def join(members: Generation, model: Exchanged) -> None:
         slot.begin_with(common)
     members.progress = Progress(*state["progress"])
     members.steps = members.progress.steps
+    members.wait_from(members.steps)
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic import survivors
+from offbeat.elastic.agreement import Agreement
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.join_barrier import barrier_of, pass_barrier
-from offbeat.elastic.survivors import Agreement
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import message_device
 

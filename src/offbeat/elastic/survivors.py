@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
+from offbeat.elastic.agreement import Agreement, Progress, Stage
+from offbeat.elastic.handover import Healed, heal
 from offbeat.exchange import BoundGradients, BoundParameters
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
@@ -20,45 +22,18 @@ LOOKS = 1000  # of all ranks in a second
 PATIENCE = 1800.0  # seconds for which survivors wait for a rank that is running but busy
 
 
-class Progress(NamedTuple):
-    """How far a rank has come: its steps, its exchanges that have committed, the steps in those."""
-
-    steps: int
-    commits: int = 0
-    used: int = 0
-
-
-class Agreement(NamedTuple):
-    """Ranks that continue, ranks that are lost, and the first step with exchanges between all.
-
-    ``commits``: the largest number of transactions that one of the living has committed; ``used``:
-    the steps of all ranks that are in these.
-    """
-
-    living: tuple[int, ...]
-    lost: tuple[int, ...]
-    step: int
-    commits: int = 0
-    used: int = 0
-
-    def text(self, rank: int, unit: str) -> str:
-        """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
-        return (
-            f"{unit} {rank}: {unit}s {list(self.lost)} are lost; {list(self.living)} train on, "
-            f"with exchanges from step {self.step}. See the logs of the lost {unit}s"
-        )
-
-
 class Reconnected(NamedTuple):
     """The connection of the survivors, their new slots, and what they agreed on.
 
-    The slot of gradients is None where these are not exchanged by those who may be lost.
+    The slot of gradients is None where these are not exchanged by those who may be lost. ``healed``
+    is what a rank behind has got.
     """
 
     connection: Connection
     parameters: BoundParameters
     gradients: BoundGradients | None
     agreements: list[Agreement]
+    healed: Healed | None = None
 
 
 def reconnect(
@@ -105,6 +80,7 @@ def connect_over(
                 slots = current.links, current.control
                 parameters = filler.parameters(*slots)
                 gradients = filler.gradients(*slots) if filler.exchanges_again else None
+                healed = heal(filler, current.control, agreements[-1]) if agreements else None
         except PeerLost as loss:
             current, agreed = _without(current, progress, loss)
             agreements.append(agreed)
@@ -113,7 +89,7 @@ def connect_over(
         # Not before: some ranks are steps behind, and catch up alone.
         if earlier.links is not None:
             current.resume(earlier.links.heartbeat.phase)
-        return Reconnected(current, parameters, gradients, agreements)
+        return Reconnected(current, parameters, gradients, agreements, healed)
 
 
 def _without(
@@ -170,8 +146,9 @@ def agree_on_survivors(
     if rank not in agreed.living:
         again = "start it again to rejoin them" if links.run else "it cannot rejoin them"
         raise PeerLost(
-            f"rank {rank} was given up by the others, which read no heartbeat of it and continue "
-            f"as {list(agreed.living)}; its model is valid; {again}"
+            f"rank {rank} was given up by the others, which read no heartbeat of it, or had a "
+            f"result that it misses, and continue as {list(agreed.living)}; its model is valid; "
+            f"{again}"
         )
     return agreed
 
@@ -204,8 +181,9 @@ def _outcome(
                 agreed = json.loads(meet.compare_set("agreed", "", proposal))
                 if agreed is None:
                     return None
-                living, lost, *most = agreed
-                return Agreement(tuple(living), tuple(lost), *most)
+                living, lost, step, commits, used, behind, *donor = agreed
+                most = step, commits, used, tuple(behind)
+                return Agreement(tuple(living), tuple(lost), *most, *donor)
         for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
             if words.get(rank) != how:
                 _say(meet, rank, how)
@@ -249,6 +227,16 @@ def _proposal(words: Mapping[int, str], units: Sequence[Sequence[int]]) -> str |
     living = {rank: Progress(*map(int, words[rank].split("/"))) for rank in ranks}
     if len(whole) == len(units) or "left" in words.values():
         return json.dumps(None)
+    steps, commits, used, *_ = (max(numbers) for numbers in zip(*living.values(), strict=True))
+    behind = [r for r, each in living.items() if max(each.commits, each.holds) < commits]
+    ahead = [rank for rank in living if rank not in behind and living[rank].commits == commits]
+    farthest = max(ahead, key=lambda rank: living[rank].reached)
+    # Gradients that were in the hands of the script are no longer what all had agreed on.
+    for rank in [rank for rank in behind if living[rank].reached >= living[farthest].reached]:
+        del living[rank]
+        behind.remove(rank)
+    donor = farthest if behind else -1
+    has_gradients = bool(behind) and living[farthest].stage == Stage.HAS_GRADIENTS
     lost = sorted(rank for unit in units for rank in unit if rank not in living)
-    most = (max(numbers) for numbers in zip(*living.values(), strict=True))
-    return json.dumps(Agreement(tuple(living), tuple(lost), *most))
+    agreed = tuple(living), tuple(lost), steps, commits, used
+    return json.dumps(Agreement(*agreed, tuple(behind), donor, has_gradients))

@@ -131,6 +131,9 @@ class BoundGradients(State, ABC):
     def carry(self, earlier: "BoundGradients") -> None:
         """Go on with what the exchange that filled the slot before has not sent."""
 
+    def missed(self) -> None:
+        """Note that others hold the result of the present exchange, which was lost here."""
+
     def stats(self) -> Saved:
         """Return what to add to ``replica.stats()``; no communication."""
         return {}

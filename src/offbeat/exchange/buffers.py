@@ -44,7 +44,7 @@ class BufferBroadcast:
             return None
         chosen = exchange.broadcast_buffers
         is_wanted = exchange.over == "world" if chosen is None else chosen
-        return cls(slot.site, found) if is_wanted else None
+        return cls(slot.site, found) if is_wanted and found else None
 
     def fault(self) -> str | None:
         """Return why buffers of this rank cannot be copied, or None."""
@@ -65,7 +65,7 @@ class BufferBroadcast:
             pack((self._views[name] for name in found), found.values())
         for handle in [broadcast(flat, 0, self._group) for flat in self._flat if len(flat)]:
             handle.wait()
-        self._commit()
+        self._commit(0)
         pack(found.values(), (self._views[name] for name in found))
 
     def _found(self) -> dict[str, Tensor]:

@@ -67,6 +67,9 @@ class GradientExchange(Exchange):
     # Whether the buffers of the first rank of the group reach the others in every exchange; None:
     # they do over "world".
     broadcast_buffers: bool | None = False
+    # Whether a rank that misses a result can go on with the parameters and optimizers of one that
+    # has it: they are equal on all ranks, and what is own follows from what this rank has sent.
+    is_healable: ClassVar[bool] = False
     # Whether torch's DistributedDataParallel does the work; elsewhere a wrapper is an error.
     is_wrapper: ClassVar[bool] = False
 

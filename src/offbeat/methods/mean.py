@@ -62,6 +62,7 @@ class Mean(GradientExchange):
     partition: bool = False
     broadcast_buffers: bool | Annotated[None, 'True over "world"'] = field(default=None, repr=False)
     takes_weights: ClassVar[bool] = True
+    is_healable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, and that a partition stays inside a node."""

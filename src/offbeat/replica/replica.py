@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from offbeat.attach import checks
 from offbeat.attach.first_step import check_start, keeps_equal
+from offbeat.elastic.agreement import Stage
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
 from offbeat.exchange.sharding import gathering_modules, reshard
@@ -75,6 +76,8 @@ class Replica(Switched):
         self._require_unchanged()
         self._note(self._watch.make_up())
         self.weighting.begin_step()
+        self._members.stage = Stage.HAS_STEPPED
+        self._members.heal()
         self._make_step()
         while self.weighting.is_resting and not self.has_left:
             self._make_step()
@@ -92,6 +95,7 @@ class Replica(Switched):
     def _end_step(self) -> None:
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
+        self._members.stage = Stage.COMPUTES
         since, measures = self.parameters.staleness(self.steps), self.parameters.measures
         self._recorder.stepped(since, measures, is_rest=self.weighting.is_resting)
         self.weighting.go_on(self.steps)

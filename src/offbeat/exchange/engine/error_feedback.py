@@ -114,6 +114,13 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         else:  # a backward that this rank did not run: the others use what it sent
             self._settle(set(), set())
 
+    def missed(self) -> None:
+        """Keep what was not sent; no gradient of this exchange is left here that could be used."""
+        for message in self.messages:
+            for feedback in message.feedback.values():
+                feedback.commit()
+        self._settle(set(), set())
+
     def stepped(self) -> None:
         """Keep what used gradients left, and go back to before those that were discarded."""
         self._settle(*self.handed.step())

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -52,10 +52,8 @@ class TopK(FeedbackExchange):
 
     ``selection`` is how entries are found: "sampled" and "exact" find the same, and a callable
     ``select(x, k)`` of your own, equal on all ranks, returns the indices (k,) of any k entries of
-    a flat tensor.
-
-    ``scope="model"`` chooses among all entries of the model at once, after backward (SLGS-SGD).
-    ``over="local"`` exchanges inside nodes only. ``broadcast_buffers`` is that of :class:`Mean`.
+    a flat tensor. ``scope="model"`` chooses among all entries of the model at once, after backward
+    (SLGS-SGD). ``over="local"`` exchanges inside nodes only.
 
     Of deep gradient compression: ``momentum`` is momentum correction, which adds the velocity u = m
     u + G to the residual instead of G. ``masking`` sets the velocity to zero where an entry is sent
@@ -70,9 +68,8 @@ class TopK(FeedbackExchange):
     Of a model that FSDP2 shards, a layer is this rank's shard of a parameter, P the number of nodes
     and :math:`G^p` the mean gradient of node p. Each rank chooses k entries of its shard, which are
     the same k on its counterparts; a shard without entries sends nothing. ``scope="model"`` chooses
-    among the shards of a rank.
-
-    Of a sparse gradient all rows are sent, as by :class:`Mean`, without a residual.
+    among the shards of a rank. Of a sparse gradient all rows are sent, as by :class:`Mean`, without
+    a residual.
 
     A gradient that is discarded trains nothing later: residuals and velocities return to what they
     were before its backward. Discarded is what was cleared, replaced or changed in ``.grad`` before
@@ -121,6 +118,7 @@ class TopK(FeedbackExchange):
     measure: bool = False
     over: Literal["world", "local"] = "world"
     broadcast_buffers: bool = field(default=False, repr=False)
+    is_healable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, and that densities by layer have layers to choose for."""
@@ -305,6 +303,11 @@ class BoundTopK(ErrorFeedback):
             self.exchanges, self.has_exchanged = self.exchanges + 1, True
             if self.settings.measure or self.settings.density == "adaptive":
                 self._watch()
+
+    def missed(self) -> None:
+        """Keep what was not sent, and count the exchange."""
+        super().missed()
+        self.exchanges += not self.has_exchanged
 
     def stepped(self) -> None:
         """Begin a step; build new messages if the densities are others now."""

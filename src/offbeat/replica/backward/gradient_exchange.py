@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
+from offbeat.elastic.agreement import Stage
 from offbeat.elastic.generation import Generation
 from offbeat.liveness.failure import PeerLost
 
@@ -48,7 +49,10 @@ class GradientExchange:
         # Two transactions: a rank may have lost the second when another is in the first.
         self._transact(self._finish_again)
         self._seen.clear()
-        self._transact(self._copy_buffers)
+        if self.buffers is not None:
+            self._members.stage = Stage.HAS_GRADIENTS
+            self._transact(self._copy_buffers)
+            self._members.stage = Stage.COMPUTES
 
     def _agree_at_first(self, name: str) -> None:
         # The first gradient waits for the weights of the others: a rank that waits must say in
@@ -73,13 +77,15 @@ class GradientExchange:
         loss, self._loss = self._loss, None
         if loss is not None:
             raise loss
+        if self._members.has_result():
+            return
         with self._calling():
             for name in self._seen if self.slot is not self._begun else ():
                 self.slot.ready(name)
             self.slot.finish()
 
     def _copy_buffers(self) -> None:
-        if self.buffers is not None:
+        if self.buffers is not None and not self._members.is_behind:
             with self._calling():
                 self.buffers.copy()
 

@@ -1,0 +1,133 @@
+"""The transactions of a rank: when the result of an exchange counts, on all ranks or on none."""
+
+from abc import ABC, abstractmethod
+
+from offbeat.attach.connection import Connection
+from offbeat.attach.slots import SlotFiller
+from offbeat.elastic.agreement import Agreement, Progress, Stage
+from offbeat.elastic.handover import Healed, go_on_with
+from offbeat.elastic.node import Node
+from offbeat.elastic.survivors import Reconnected
+from offbeat.exchange import BoundGradients
+from offbeat.liveness.failure import PeerLost
+from offbeat.transport.small_gathers import gather_numbers
+
+
+class Commits(ABC):
+    """The part of :class:`Generation` that commits exchanges.
+
+    Attributes:
+        progress: how far this rank has come.
+        committed_in: the last step in which an exchange of all has committed.
+        stage: where this rank is in the present step.
+    """
+
+    connection: Connection
+    filler: SlotFiller
+    node: Node | None
+
+    def __init__(self) -> None:
+        self.progress, self.committed_in, self.stage = Progress(0), -1, Stage.COMPUTES
+        self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
+        self._healed: Healed | None = None  # on a rank behind, until its step ends
+        self._has_result = False  # of the exchange that a loss has ended here
+        self._ahead_from = 2  # the first step in which ranks do not wait at the end of exchanges
+
+    @property
+    @abstractmethod
+    def gradients(self) -> BoundGradients:
+        """The gradients slot at present."""
+
+    @abstractmethod
+    def _reconnect(self, loss: PeerLost) -> Reconnected:
+        """Agree with the other survivors, and connect to them."""
+
+    @property
+    def has_reconnected(self) -> bool:
+        """Whether a loss was found in a commit of the present call, which ends with new links."""
+        return self._reconnected is not None
+
+    def _commit(self, steps: int | None) -> None:
+        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
+        self._agree()
+        self._count(steps)
+
+    def _arrive(self, steps: int | None) -> None:
+        """Commit an exchange of gradients or buffers, and do not wait if ranks can be healed.
+
+        After a loss some may hold its result, and have used it, and some not: none is more than
+        one exchange ahead, to which all contribute. Those behind get what another holds: gradients
+        that it has not handed out, or parameters and optimizers once it has stepped
+        (:mod:`offbeat.elastic.handover`). Between, gradients are the script's, which may clip or
+        add to them. So there must be no second exchange or other call between: then this waits.
+        """
+        if steps is None and self.committed_in == self.progress.steps:
+            self.wait_from(self.progress.steps)
+        is_ahead = self.progress.steps >= self._ahead_from and self.connection.mates is None
+        if not (is_ahead and self.filler.heals and self.node is None):
+            return self._commit(steps)
+        self._count(steps)
+        self.progress = self.progress._replace(commits=self.progress.commits + 1)
+
+    def _count(self, steps: int | None) -> None:
+        used = max(self.progress.used, self.progress.steps + 1 if steps is None else steps)
+        self.progress = self.progress._replace(used=used)
+        self.committed_in = self.progress.steps
+
+    def wait_from(self, step: int) -> None:
+        """Wait at the end of exchanges in this and the following step; all ranks call alike."""
+        self._ahead_from = max(self._ahead_from, step + 2)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this rank misses a result, until the end of its step."""
+        return self._healed is not None
+
+    def miss(self, agreed: Agreement, healed: Healed) -> None:
+        """Go on with ``healed``: with gradients at once, with what became of them after the step.
+
+        That rank computes the rest of the step in vain.
+        """
+        self.gradients.missed()
+        if agreed.has_gradients:
+            self._has_result = True
+            for name, parameter in self.filler.model.trained.items():
+                parameter.grad = healed["gradients"][name]
+        else:
+            self._healed = healed
+        self.progress = self.progress._replace(commits=agreed.commits, used=agreed.used)
+        self.committed_in = self.progress.steps
+
+    def has_result(self) -> bool:
+        """Return, once, whether others have handed over the result of the present exchange."""
+        had, self._has_result = self._has_result or self.is_behind, False
+        return had
+
+    def heal(self) -> None:
+        """Take over what others have made of the result that this rank misses, if there is one."""
+        if self._healed is not None:
+            self.gradients.stepped()  # before parameters are written: a write is a sign of use
+            go_on_with(self.filler, self._healed)
+            self._healed = None
+
+    def _agree(self) -> None:
+        """Return on all survivors, or raise :class:`PeerLost` on all, at the end of an exchange.
+
+        Each rank comes here once it holds the result of an exchange. So where one has returned,
+        every survivor holds it too, and returns although this round did not end here: all write,
+        or none.
+        """
+        if (control := self.connection.control) is None:
+            return
+        try:
+            with self.connection.alike():
+                gather_numbers((), control)
+        except PeerLost as loss:
+            if not self.filler.is_elastic:
+                raise
+            self.progress = self.progress._replace(holds=self.progress.commits + 1)
+            self._reconnected = self._reconnect(loss)
+            agreed = max(each.commits for each in self._reconnected.agreements)
+            if agreed == self.progress.commits:
+                raise
+        self.progress = self.progress._replace(commits=self.progress.commits + 1)

@@ -1,0 +1,245 @@
+"""A rank that misses a result which others hold gets the gradients, or what they made of them."""
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_survivors import perish, quick, stopped_heartbeats
+from test_transactions import STEPS, VICTIM, Lost, adam, expected
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
+
+import offbeat
+from offbeat.liveness.failure import PeerLost
+from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.handle import Handle
+from offbeat.transport.world import World
+from problems import Quadratic, flat, gradient, loss
+
+__all__ = ["quick", "stopped_heartbeats"]  # fixtures
+
+LAST = 4  # the last step of the victim
+GROWTH = 1.1  # of the learning rate, in each step
+OTHERS = (0, 2, 3)
+BARE = offbeat.ddp(broadcast_buffers=False)  # no message follows gradients
+
+
+@pytest.fixture
+def torn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the victim end after some messages of its last step, and others miss the last one."""
+    left: dict[int, int] = {}
+    wait, has_ended, victims = Handle.wait, threading.Event(), set[int]()
+
+    def counted(handle: Handle) -> None:
+        me = threading.get_ident()
+        is_last = left.get(me) == 1
+        if is_last and me not in victims:
+            del left[me]
+            assert has_ended.wait(20)
+            raise PeerLost("the connection of this rank broke before it had the message")
+        wait(handle)
+        if is_last:
+            has_ended.set()
+            raise Lost
+        if me in left:
+            left[me] -= 1
+
+    def begins(rank: int, step: int, behind: Collection[int], messages: int = 1) -> None:
+        if step == LAST and rank in (VICTIM, *behind):
+            left[threading.get_ident()] = messages
+            victims.update({threading.get_ident()} if rank == VICTIM else ())
+
+    monkeypatch.setattr(Handle, "wait", counted)
+    return begins
+
+
+def run(work: Callable[[World], Any]) -> dict[int, Any]:
+    """What each survivor returns."""
+    with pytest.warns(RuntimeWarning, match=r"ranks \[1(, 2)?\] are lost"):
+        found = dict(enumerate(ThreadWorld(4).run(work)))
+    assert found.pop(VICTIM) is None
+    return found
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("behind", [(2,), (0, 3)])
+@pytest.mark.fault(
+    "a rank is lost when some have made a step with its last result and some miss it",
+    "those behind get parameters and optimizers of one that is not; all stay equal",
+)
+def test_those_behind_get_what_others_made(
+    behind: Collection[int], torn: Callable[..., None]
+) -> None:
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = adam(model)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, BARE, mesh=world, **given)
+        schedule = ExponentialLR(optimizer, GROWTH)
+        try:
+            for step in range(STEPS):
+                torn(world.rank, step, behind)
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+                schedule.step()  # it has no part in what is handed over
+        except Lost:
+            return perish(replica._connection.links)
+        stats = replica.stats()
+        replica.detach()
+        return flat(snapshot(model)), stats
+
+    found = run(work)
+    want = expected("ddp", 4, lambda step: OTHERS if step > LAST else range(4), growth=GROWTH)
+    for end, stats in found.values():
+        np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+        assert np.array_equal(end, found[0][0])
+        assert [(each["rank"], each["used"]) for each in stats["lost"]] == [(VICTIM, LAST + 1)]
+
+
+class Normalized(nn.Module):
+    """A model with buffers, which are exchanged after its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, dtype=torch.float64)
+        self.out = nn.Linear(3, 1, dtype=torch.float64)
+        with torch.no_grad():
+            self.out.weight.fill_(0.5)
+            self.out.bias.zero_()
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        batch = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+        result: torch.Tensor = (self.out(self.norm(batch)) - batch.sum(1, keepdim=True)).square()
+        return result.mean()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("messages", [1, 2])
+@pytest.mark.parametrize("behind", [(2,), (0, 3)])
+@pytest.mark.fault(
+    "a rank is lost when some miss the gradients that others hold, or the buffers",
+    "those behind get them",
+)
+def test_those_behind_get_gradients_and_buffers(
+    messages: int, behind: Collection[int], torn: Callable[..., None]
+) -> None:
+    """The second message of a step has the buffers."""
+
+    def work(world: World) -> Any:
+        model = Normalized()
+        optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                torn(world.rank, step, behind, messages)
+                model(world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        replica.detach()
+        return {name: t.clone() for name, t in model.state_dict().items()}
+
+    found = run(work)
+    for name, want in normalized().items():
+        for end in found.values():
+            assert torch.equal(end[name], found[0][name]), name
+            if name.startswith(("out", "norm.weight", "norm.bias")):
+                torch.testing.assert_close(end[name], want, rtol=0, atol=1e-12)
+
+
+def normalized() -> dict[str, torch.Tensor]:
+    """Train in one process, on the batches of all that take part."""
+    model = Normalized()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(STEPS):
+        ranks = OTHERS if step > LAST else range(4)
+        for rank in ranks:
+            (model(rank, step) / len(ranks)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("messages", [1, 2])
+def test_residuals_of_those_behind_are_those_of_what_they_sent(
+    messages: int, torn: Callable[..., None]
+) -> None:
+    """As in ``test_residuals_survive_a_loss``: nothing is lost, and nothing is sent twice."""
+    lr = 0.05
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=lr)
+        given = {"optimizer": optimizer, "elastic": True}
+        recipe = offbeat.lags(density=0.12)
+        replica = offbeat.replicate(model, recipe, mesh=world, **given)
+        assert len(replica.gradients.messages) == 2
+        places, residuals = [flat(snapshot(model))], [np.zeros(9)]
+        for step in range(STEPS):
+            torn(world.rank, step, (2,), messages)
+            try:
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                replica.step()
+            except Lost:
+                return perish(replica._connection.links)
+            optimizer.zero_grad()
+            (entry,) = replica.state_dict().values()
+            places.append(flat(snapshot(model)))
+            residuals.append(flat(entry["gradients"]["residual"]))
+        replica.detach()
+        return places, residuals
+
+    found = run(work)
+    places = found[0][0]
+    for step in range(LAST + 1, STEPS + 1):
+        assert all(np.array_equal(run[0][step], places[step]) for run in found.values()), step
+    misses = []  # whether the second message of the victim arrives is a matter of chance
+    for start in (LAST, LAST + 1):
+        gradients = sum(gradient(r, x, 0) for r in found for x in places[start:-1])
+        kept = sum(run[1][-1] - run[1][start] for run in found.values())
+        misses.append(np.abs(places[-1] - places[start] + (lr * gradients - kept) / 3).max())
+    assert min(misses) < 1e-12, misses
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_result_that_is_in_the_hands_of_the_script_is_not_handed_over(
+    torn: Callable[..., None],
+) -> None:
+    """The script may have clipped it; in the next step with such a call, all wait for all."""
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, BARE, mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                torn(world.rank, step, (2,))
+                loss(model, world.rank, step).backward()
+                if step >= LAST:
+                    replica.gather("between")
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        except PeerLost as error:
+            return str(error)
+        replica.detach()
+        return flat(snapshot(model))
+
+    found = run(work)
+    assert "rank 2 was given up by the others" in found[2]
+    assert np.array_equal(found[0], found[3])
