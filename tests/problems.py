@@ -1,5 +1,9 @@
 """Small problems whose gradients are known in closed form, for torch and for numpy."""
 
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,6 +16,17 @@ _random = np.random.default_rng(0)
 OPTIMA: Array = _random.normal(size=(RANKS, DIMENSION))
 CURVATURES: Array = _random.uniform(0.5, 1.5, size=(RANKS, DIMENSION))
 START: Array = _random.normal(size=DIMENSION)
+
+
+Made = TypeVar("Made")
+_SEEDING = threading.Lock()
+
+
+def seeded(seed: int, make: Callable[[], Made]) -> Made:
+    """Return what ``make`` draws from torch's generator, which ranks that are threads share."""
+    with _SEEDING:
+        torch.manual_seed(seed)
+        return make()
 
 
 class Quadratic(nn.Module):

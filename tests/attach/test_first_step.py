@@ -11,6 +11,7 @@ from torch.optim import SGD
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from problems import seeded
 from ranks import Spawned
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
@@ -19,8 +20,7 @@ NODES = ((0, 1), (2, 3))
 
 
 def small(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    return seeded(seed, lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
 
 
 def train(replica: offbeat.Replica, rank: int, steps: int = 2) -> None:

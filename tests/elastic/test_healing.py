@@ -57,23 +57,25 @@ def torn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return begins
 
 
-def run(work: Callable[[World], Any]) -> dict[int, Any]:
+def run(work: Callable[[World], Any], size: int = 4) -> dict[int, Any]:
     """What each survivor returns."""
     with pytest.warns(RuntimeWarning, match=r"ranks \[1(, 2)?\] are lost"):
-        found = dict(enumerate(ThreadWorld(4).run(work)))
+        found = dict(enumerate(ThreadWorld(size).run(work)))
     assert found.pop(VICTIM) is None
     return found
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("behind", [(2,), (0, 3)])
+@pytest.mark.parametrize(("size", "behind"), [(4, (2,)), (4, (0, 3)), (6, (4,))])
 @pytest.mark.fault(
     "a rank is lost when some have made a step with its last result and some miss it",
     "those behind get parameters and optimizers of one that is not; all stay equal",
 )
 def test_those_behind_get_what_others_made(
-    behind: Collection[int], torn: Callable[..., None]
+    size: int, behind: Collection[int], torn: Callable[..., None]
 ) -> None:
+    """Of six ranks, the last case has two that are no neighbours in a ring or a tree."""
+
     def work(world: World) -> Any:
         model = Quadratic()
         optimizer = adam(model)
@@ -94,8 +96,10 @@ def test_those_behind_get_what_others_made(
         replica.detach()
         return flat(snapshot(model)), stats
 
-    found = run(work)
-    want = expected("ddp", 4, lambda step: OTHERS if step > LAST else range(4), growth=GROWTH)
+    found = run(work, size)
+    want = expected(
+        "ddp", size, lambda step: [*found] if step > LAST else range(size), 1, (1,) * size, GROWTH
+    )
     for end, stats in found.values():
         np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
         assert np.array_equal(end, found[0][0])
@@ -170,19 +174,61 @@ def normalized() -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+class Adaptive(SGD):
+    """Keeps the size of a step among its settings, as optimizers do that need no learning rate."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        grads = [p.grad for p in group["params"] if p.grad is not None]
+        group["seen"] = group.get("seen", 0.0) + float(sum(g.square().sum() for g in grads))
+        group["lr"] = 0.05
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-0.1 / (1 + group["seen"]) ** 0.5)
+
+
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("messages", [1, 2])
+def test_settings_in_which_optimizers_keep_a_state_are_handed_over(
+    torn: Callable[..., None],
+) -> None:
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = Adaptive([p for p in model.parameters() if p.requires_grad], lr=0.05)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, BARE, mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                torn(world.rank, step, (2,))
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        replica.detach()
+        return flat(snapshot(model)), optimizer.param_groups[0]["seen"]
+
+    found = run(work)
+    assert len({seen for _, seen in found.values()}) == 1
+    assert all(np.array_equal(end, found[0][0]) for end, _ in found.values())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("messages", [1, 2, 3])
 def test_residuals_of_those_behind_are_those_of_what_they_sent(
     messages: int, torn: Callable[..., None]
 ) -> None:
-    """As in ``test_residuals_survive_a_loss``: nothing is lost, and nothing is sent twice."""
+    """As in ``test_residuals_survive_a_loss``: nothing is lost, and nothing is sent twice.
+
+    The third message of a step has the buffers.
+    """
     lr = 0.05
 
     def work(world: World) -> Any:
         model = Quadratic()
         optimizer = SGD(model.parameters(), lr=lr)
         given = {"optimizer": optimizer, "elastic": True}
-        recipe = offbeat.lags(density=0.12)
+        recipe = offbeat.lags(density=0.12, broadcast_buffers=True)
         replica = offbeat.replicate(model, recipe, mesh=world, **given)
         assert len(replica.gradients.messages) == 2
         places, residuals = [flat(snapshot(model))], [np.zeros(9)]
@@ -243,3 +289,54 @@ def test_a_result_that_is_in_the_hands_of_the_script_is_not_handed_over(
     found = run(work)
     assert "rank 2 was given up by the others" in found[2]
     assert np.array_equal(found[0], found[3])
+
+
+@pytest.mark.usefixtures("quick")
+def test_weights_that_the_script_has_swapped_in_are_not_handed_over(
+    torn: Callable[..., None],
+) -> None:
+    """Others may find a loss in the middle of an evaluation."""
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, BARE, mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                torn(world.rank, step, (2,))
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                replica.step()
+                if step >= LAST:
+                    held = [p.detach().clone() for p in model.parameters()]
+                    with torch.no_grad():
+                        for parameter in model.parameters():
+                            parameter.zero_()
+                        replica.gather("evaluated")
+                        for parameter, before in zip(model.parameters(), held, strict=True):
+                            parameter.copy_(before)
+        except Lost:
+            return perish(replica._connection.links)
+        except PeerLost as error:
+            return str(error)
+        replica.detach()
+        return flat(snapshot(model))
+
+    found = run(work)
+    assert "rank 2 was given up by the others" in found[2]
+    assert found[0].any()
+    assert np.array_equal(found[0], found[3])
+
+
+def test_runs_that_wait_and_runs_that_do_not_are_not_mixed() -> None:
+    def work(world: World) -> None:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu") if world.rank else None
+        given: dict[str, Any] = {"optimizer": optimizer, "scaler": scaler, "elastic": True}
+        with pytest.raises(ValueError, match="scaler, weights or parameters of no optimizer"):
+            offbeat.replicate(model, offbeat.ddp(), mesh=world, **given)
+
+    ThreadWorld(2).run(work)

@@ -11,13 +11,14 @@ from torch.optim.swa_utils import update_bn
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from problems import seeded
 
 SIZE = 2
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    first, last = seeded(3, lambda: (nn.Linear(2, 4), nn.Linear(4, 1)))
+    return nn.Sequential(first, nn.BatchNorm1d(4), nn.ReLU(), last)
 
 
 def batches(rank: int, count: int) -> list[tuple[Tensor, int]]:

@@ -25,7 +25,7 @@ _WHOLE = {
     "algorithm": "the algorithm is",
     "nodes": "the mesh has the nodes",
     "elastic": "elastic is",
-    "optimizers": "in an elastic run the number of optimizers is",
+    "waits": "elastic runs with a scaler, weights or parameters of no optimizer are",
     "weighted": "weighted is",
     "connections": f"{CONNECTIONS} is",
 }
@@ -158,7 +158,7 @@ def fingerprint(filler: SlotFiller, nodes: object) -> Fingerprint:
         "nodes": repr(nodes),
         "settings": settings,
         "elastic": str(filler.is_elastic),
-        "optimizers": str(filler.is_elastic and len(filler.optimizers)),
+        "waits": str(filler.is_elastic and not filler.heals),
         "weighted": str(filler.samples is not None),
         "connections": str(connections()),
     }

@@ -89,8 +89,11 @@ class SlotFiller:
         """Whether ranks that miss the result of an exchange can be healed by those that hold it."""
         near, far = self.algorithm.gradients, self.algorithm.parameters
         is_alone = self.exchanges_again and far is None and self.samples is None
-        is_whole = not self.model.is_sharded and bool(self.optimizers) and self.scaler is None
-        return is_alone and is_whole and near is not None and near.is_healable
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
+        is_whole = {id(p) for p in self.model.trained.values()} <= optimized
+        is_plain = self.scaler is None and not self.model.is_sharded
+        return is_alone and is_whole and is_plain and near is not None and near.is_healable
 
     def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""

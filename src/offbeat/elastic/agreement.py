@@ -5,11 +5,15 @@ from typing import NamedTuple
 
 
 class Stage(IntEnum):
-    """How far a rank is in a step: it computes, has the gradients that count, or has used them."""
+    """How far a rank is in a step: it computes, has the gradients that count, or has used them.
+
+    Or the script has written the parameters since: then they are nothing to hand over.
+    """
 
     COMPUTES = 0
     HAS_GRADIENTS = 1
     HAS_STEPPED = 2
+    HAS_WRITTEN = 3
 
 
 class Progress(NamedTuple):
@@ -32,7 +36,7 @@ class Progress(NamedTuple):
     @property
     def reached(self) -> tuple[int, int]:
         """What to compare between ranks: the farther one may hand over what it holds."""
-        return self.steps, self.stage
+        return (-1, 0) if self.stage == Stage.HAS_WRITTEN else (self.steps, self.stage)
 
 
 class Agreement(NamedTuple):

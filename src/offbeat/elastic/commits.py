@@ -1,6 +1,8 @@
 """The transactions of a rank: when the result of an exchange counts, on all ranks or on none."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
@@ -9,8 +11,11 @@ from offbeat.elastic.handover import Healed, go_on_with
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Reconnected
 from offbeat.exchange import BoundGradients
+from offbeat.exchange.sharding import version
 from offbeat.liveness.failure import PeerLost
 from offbeat.transport.small_gathers import gather_numbers
+
+ALWAYS = 2**62  # steps
 
 
 class Commits(ABC):
@@ -20,6 +25,7 @@ class Commits(ABC):
         progress: how far this rank has come.
         committed_in: the last step in which an exchange of all has committed.
         stage: where this rank is in the present step.
+        ahead_from: the first step in which ranks do not wait for all at the end of an exchange.
     """
 
     connection: Connection
@@ -28,10 +34,10 @@ class Commits(ABC):
 
     def __init__(self) -> None:
         self.progress, self.committed_in, self.stage = Progress(0), -1, Stage.COMPUTES
+        self.ahead_from, self._versions = 2, 0
         self._reconnected: Reconnected | None = None  # found in a commit, and not yet adopted
         self._healed: Healed | None = None  # on a rank behind, until its step ends
         self._has_result = False  # of the exchange that a loss has ended here
-        self._ahead_from = 2  # the first step in which ranks do not wait at the end of exchanges
 
     @property
     @abstractmethod
@@ -55,16 +61,17 @@ class Commits(ABC):
     def _arrive(self, steps: int | None) -> None:
         """Commit an exchange of gradients or buffers, and do not wait if ranks can be healed.
 
-        After a loss some may hold its result, and have used it, and some not: none is more than
-        one exchange ahead, to which all contribute. Those behind get what another holds: gradients
-        that it has not handed out, or parameters and optimizers once it has stepped
+        After a loss some may hold its result, and have used it, and some not: no step ends before
+        all have contributed to it. Those behind get what another holds: gradients that it has not
+        handed out, or parameters and optimizers once it has stepped
         (:mod:`offbeat.elastic.handover`). Between, gradients are the script's, which may clip or
         add to them. So there must be no second exchange or other call between: then this waits.
         """
         if steps is None and self.committed_in == self.progress.steps:
-            self.wait_from(self.progress.steps)
-        is_ahead = self.progress.steps >= self._ahead_from and self.connection.mates is None
-        if not (is_ahead and self.filler.heals and self.node is None):
+            self.wait_for_calls()
+        is_ahead = self.progress.steps >= self.ahead_from and self.gradients.is_settled
+        is_flat = self.connection.mates is None and self.node is None
+        if not (is_ahead and is_flat and self.filler.heals):
             return self._commit(steps)
         self._count(steps)
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
@@ -76,7 +83,15 @@ class Commits(ABC):
 
     def wait_from(self, step: int) -> None:
         """Wait at the end of exchanges in this and the following step; all ranks call alike."""
-        self._ahead_from = max(self._ahead_from, step + 2)
+        self.ahead_from = max(self.ahead_from, step + 2)
+
+    def wait_for_calls(self) -> None:
+        """Wait in this step, which has more than an exchange; always, if that has ended before.
+
+        In the hands of the script gradients are not handed over to those behind.
+        """
+        is_between = self.committed_in == self.progress.steps and self.stage != Stage.HAS_STEPPED
+        self.wait_from(ALWAYS if is_between else self.progress.steps)
 
     @property
     def is_behind(self) -> bool:
@@ -88,15 +103,39 @@ class Commits(ABC):
 
         That rank computes the rest of the step in vain.
         """
-        self.gradients.missed()
+        if self.stage != Stage.HAS_GRADIENTS:  # else it misses the buffers only
+            self.gradients.missed()
         if agreed.has_gradients:
             self._has_result = True
             for name, parameter in self.filler.model.trained.items():
-                parameter.grad = healed["gradients"][name]
+                grad = healed["gradients"][name]
+                parameter.grad = None if grad is None else grad.to(parameter.device)
         else:
             self._healed = healed
         self.progress = self.progress._replace(commits=agreed.commits, used=agreed.used)
         self.committed_in = self.progress.steps
+
+    @contextmanager
+    def at(self, stage: Stage) -> Iterator[None]:
+        """Note that this rank is at ``stage`` of a step; it computes before and after."""
+        self.stage = stage
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """Note that this rank computes, with parameters that only optimizers write."""
+        self.stage, self._versions = Stage.COMPUTES, self._count_writes()
+
+    def _count_writes(self) -> int:
+        trained = self.filler.model.trained.values() if self.filler.heals else ()
+        return sum(version(parameter) for parameter in trained)
+
+    def _present_stage(self) -> Stage:
+        """Return the stage, where the script may have swapped in an average of weights."""
+        is_written = self._count_writes() != self._versions
+        return Stage.HAS_WRITTEN if is_written and self.stage == Stage.COMPUTES else self.stage
 
     def has_result(self) -> bool:
         """Return, once, whether others have handed over the result of the present exchange."""

@@ -142,7 +142,7 @@ class Generation(Commits):
             while True:
                 self.progress = self._progress(steps())
                 if verb not in (None, "step"):
-                    self.wait_from(self.progress.steps)
+                    self.wait_for_calls()
                 try:
                     with self.connection.calling(verb), self.connection.alike(verb is not None):
                         result = call()
@@ -240,7 +240,7 @@ class Generation(Commits):
     def _progress(self, steps: int) -> Progress:
         """Return how far this rank is."""
         used = steps if self.starts_anew else self.progress.used
-        return Progress(steps, self.progress.commits, used, 0, int(self.stage))
+        return Progress(steps, self.progress.commits, used, 0, int(self._present_stage()))
 
     def take_over(
         self, filler: SlotFiller, parameters: BoundParameters, gradients: BoundGradients
@@ -306,10 +306,10 @@ class Generation(Commits):
         self.admission, self._reconnected = Admission(found.connection.links, self.admission), None
         if self.node is not None:
             self.node.go_on(self.connection.world.ranks, self.connection.world.rank)
-        return [self._note(agreed) for agreed in found.agreements]
+        return [self._note(agreed, found.agreements[-1].used) for agreed in found.agreements]
 
-    def _note(self, agreed: Agreement) -> str:
+    def _note(self, agreed: Agreement, used: int) -> str:
         self.exchanges_from = agreed.step
         for number in agreed.lost:
-            self.lost += self.entries(number, step=agreed.step, used=agreed.used)
+            self.lost += self.entries(number, step=agreed.step, used=used)
         return agreed.text(self.connection.world.rank, self.unit)

@@ -18,6 +18,9 @@ from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
 Healed = dict[str, Any]
+SCHEDULED = {  # settings of optimizers that the schedules of torch write
+    "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum",
+}  # fmt: skip
 Kinds = Sequence[tuple[str, Sequence[int], str]]
 
 
@@ -101,15 +104,20 @@ def _made(filler: SlotFiller, agreed: Agreement) -> Healed:
 
 
 def go_on_with(filler: SlotFiller, healed: Healed) -> None:
-    """Take over parameters and optimizers' states; schedules and learning rates stay.
+    """Take over parameters and what optimizers hold, but not what schedules set.
 
-    Those follow from the steps that this rank has made itself.
+    Those have made the step here too.
     """
     with torch.no_grad():
         for name, parameter in filler.model.trained.items():
             parameter.copy_(healed["parameters"][name])
     for optimizer, state in zip(filler.optimizers, healed["optimizers"], strict=True):
-        load_parts(optimizer, state | {"param_groups": optimizer.state_dict()["param_groups"]})
+        own = optimizer.state_dict()["param_groups"]
+        groups = [
+            theirs | {key: mine[key] for key in SCHEDULED & mine.keys()}
+            for theirs, mine in zip(state["param_groups"], own, strict=True)
+        ]
+        load_parts(optimizer, state | {"param_groups": groups})
 
 
 def tensors_of(model: Exchanged) -> dict[str, Tensor]:

@@ -55,6 +55,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
             "phase": members.control.detector.phase,
             "changes": changes,
             "weight": weight,
+            "ahead_from": members.ahead_from,
             "slots": [slot.common() for slot in members.slots],
             "held": members.filler.common(),
         }
@@ -90,7 +91,7 @@ def join(members: Generation, model: Exchanged) -> None:
         slot.begin_with(common)
     members.progress = Progress(*state["progress"])
     members.steps = members.progress.steps
-    members.wait_from(members.steps)
+    members.ahead_from = state["ahead_from"]
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)

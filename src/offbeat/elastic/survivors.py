@@ -72,6 +72,8 @@ def connect_over(
     ``pair``: as in :meth:`Connection.open`.
     """
     while True:
+        if agreements and (last := agreements[-1]).behind:
+            pair = last.donor, *last.behind
         try:
             with current.alike():
                 if current.links is not None:

@@ -131,6 +131,11 @@ class BoundGradients(State, ABC):
     def carry(self, earlier: "BoundGradients") -> None:
         """Go on with what the exchange that filled the slot before has not sent."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether an exchange changes nothing that ranks share but gradients."""
+        return True
+
     def missed(self) -> None:
         """Note that others hold the result of the present exchange, which was lost here."""
 

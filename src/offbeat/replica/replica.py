@@ -76,11 +76,11 @@ class Replica(Switched):
         self._require_unchanged()
         self._note(self._watch.make_up())
         self.weighting.begin_step()
-        self._members.stage = Stage.HAS_STEPPED
-        self._members.heal()
-        self._make_step()
-        while self.weighting.is_resting and not self.has_left:
+        with self._members.at(Stage.HAS_STEPPED):
+            self._members.heal()
             self._make_step()
+            while self.weighting.is_resting and not self.has_left:
+                self._make_step()
         self.weighting.end_step()
 
     def _make_step(self) -> None:
@@ -95,7 +95,7 @@ class Replica(Switched):
     def _end_step(self) -> None:
         self._together("step", self._step)
         self.steps, self.is_averaged = self.steps + 1, False
-        self._members.stage = Stage.COMPUTES
+        self._members.end_step()
         since, measures = self.parameters.staleness(self.steps), self.parameters.measures
         self._recorder.stepped(since, measures, is_rest=self.weighting.is_resting)
         self.weighting.go_on(self.steps)
@@ -265,6 +265,7 @@ class Replica(Switched):
         with self._in_phase_of(saved):
             self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
+        self._members.wait_from(self.steps)
         alone = 0 if self.is_averaged else self.parameters.staleness(self.steps)
         self._members.settle(self.steps - alone)
         self._watch.loaded()

@@ -10,6 +10,7 @@ import offbeat
 from crowd import Crowd
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
+from problems import seeded
 
 EVERY, STEPS, RANKS = 3, 12, 3
 OUTER_LR, MOMENTUM = 0.7, 0.9
@@ -17,8 +18,7 @@ OUTER_LR, MOMENTUM = 0.7, 0.9
 
 def net() -> nn.Module:
     """Two matrices for Muon, and biases for AdamW."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    return seeded(0, lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))).double()
 
 
 def inner(model: nn.Module) -> list[Optimizer]:

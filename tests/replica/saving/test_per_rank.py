@@ -14,14 +14,14 @@ import offbeat
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
+from problems import seeded
 from recipe_cases import Case, every_repeatable_recipe
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
 
 def build(world: World, text: str) -> tuple[nn.Module, Optimizer, offbeat.Replica]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
     optimizer = Adam(model.parameters(), lr=0.01)
     algorithm = offbeat.algorithm(text)
     return model, optimizer, offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 import offbeat
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
-from problems import Quadratic
+from problems import Quadratic, seeded
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 Parts = dict[str, Any]
@@ -22,8 +22,8 @@ Parts = dict[str, Any]
 
 def build(world: World) -> Parts:
     """Two networks, each with a replica, and one optimizer, scheduler and scaler."""
-    torch.manual_seed(0)
-    nets = nn.ModuleList([nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))])
+    first, second = seeded(0, lambda: (nn.Linear(3, 2), nn.Linear(2, 2)))
+    nets = nn.ModuleList([first, nn.Sequential(second, nn.BatchNorm1d(2))])
     optimizer = Adam(nets.parameters(), lr=0.1)
     replicas = [offbeat.replicate(net, offbeat.sgp(overlap=1), mesh=world) for net in nets]
     return {

@@ -46,6 +46,11 @@ class Engine(BoundGradients, Generic[Kind]):
         assert self.site.group is not None, "a slot alone in its group is disabled"
         return self.site.group
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the order is measured; the exchange that does so changes it on all ranks."""
+        return self.is_measured
+
     @abstractmethod
     def new_messages(self) -> Sequence[Kind]:
         """Return the messages of all parameters, for the present order."""

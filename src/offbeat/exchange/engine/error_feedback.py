@@ -13,7 +13,7 @@ from offbeat.exchange.engine.engine import Engine
 from offbeat.exchange.engine.gradient_use import HandedGradients
 from offbeat.exchange.engine.message import FeedbackMessage
 from offbeat.exchange.engine.units import Units
-from offbeat.functional import accumulation_dtype
+from offbeat.functional import accumulation_dtype, all_finite
 from offbeat.transport.small_gathers import gather_numbers
 
 
@@ -118,7 +118,8 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         """Keep what was not sent; no gradient of this exchange is left here that could be used."""
         for message in self.messages:
             for feedback in message.feedback.values():
-                feedback.commit()
+                if all_finite([feedback.next.whole]):
+                    feedback.commit()
         self._settle(set(), set())
 
     def stepped(self) -> None:

@@ -50,9 +50,8 @@ class GradientExchange:
         self._transact(self._finish_again)
         self._seen.clear()
         if self.buffers is not None:
-            self._members.stage = Stage.HAS_GRADIENTS
-            self._transact(self._copy_buffers)
-            self._members.stage = Stage.COMPUTES
+            with self._members.at(Stage.HAS_GRADIENTS):
+                self._transact(self._copy_buffers)
 
     def _agree_at_first(self, name: str) -> None:
         # The first gradient waits for the weights of the others: a rank that waits must say in
@@ -66,6 +65,8 @@ class GradientExchange:
     def _ready_unless_lost(self, name: str) -> None:
         # Backward computes the other gradients of this rank all the same: they are exchanged
         # between the ranks that are left.
+        if self._members.is_behind:
+            return
         self._seen.append(name)
         if self._loss is None:
             try:
