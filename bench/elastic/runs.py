@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import nan
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class Case:
     seconds: float
     workers: int = 4
     step: float = 1.0
+    steps: int | None = None  # the last step; otherwise a common one after all kills
+    seed: int = 1  # of who is killed
 
     @property
     def is_peer(self) -> bool:
@@ -43,6 +46,8 @@ class Run:
     kills: int = 0
     fault: str = ""  # a hang, an end by itself, or models that differ at the end
     score: Score = field(default_factory=Score)
+    heldout: float = nan  # the loss of the workers, at the end
+    steps: int = 0  # until then
 
 
 class Killer:
@@ -54,13 +59,15 @@ class Killer:
         self._started, self._past = 0, list[tuple[Path, int, float, bool]]()
         self._running: dict[int, tuple[Any, Path]] = {}
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if case.steps is not None:
+            self._store.set("last", str(case.steps))
         self._lighthouse: Any = self._host() if case.is_peer else None
         for rank in range(case.workers):
             self._start(rank)
 
     def whole(self) -> Run:
         """Disturb the run for its time, let it end, and add up what the workers did."""
-        case, random_ranks = self._case, random.Random(1)
+        case, random_ranks = self._case, random.Random(self._case.seed)
         self._await(lambda: all(self._says(rank, "end") for rank in self._running), "start")
         begin = time.monotonic()
         due, next_kill = list[tuple[float, int]](), begin + case.every
@@ -85,8 +92,11 @@ class Killer:
         if self._lighthouse is not None:
             self._lighthouse[0].kill()
         lives = [Life.read(*each) for each in self._past]
-        if len({life.digest for life in lives if life.digest is not None}) > 1:
+        ends = [life for life in lives if life.digest is not None]
+        if len({life.digest for life in ends}) > 1:
             self.run.fault += " models differ"
+        for life in ends:
+            self.run.heldout, self.run.steps = life.heldout, life.made
         for life in lives:
             life.death = min(life.death, end)
         self.run.score = score(lives, case.step, begin, end)
@@ -126,8 +136,9 @@ class Killer:
         self._await(lambda: all(self._says(rank, "end") for rank in self._running), "join")
         if self.run.fault:
             return
-        numbers = [_last_step(path) for _, path in self._running.values()]
-        self._store.set("last", str(max(numbers) + MARGIN))
+        if self._case.steps is None:
+            numbers = [_last_step(path) for _, path in self._running.values()]
+            self._store.set("last", str(max(numbers) + MARGIN))
         self._await(lambda: all(self._says(rank, "out") for rank in self._running), "finish")
 
     def _says(self, rank: int, kind: str) -> bool:

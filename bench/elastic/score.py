@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Life:
     steps: list[Step] = field(default_factory=list)
     losses: list[tuple[float, int, int]] = field(default_factory=list)  # time, rank, steps used
     digest: int | None = None  # of its parameters at the end
+    heldout: float = nan  # the loss at the end
+    made: int = 0  # steps until then
 
     @classmethod
     def read(cls, path: Path, rank: int, death: float, is_killed: bool) -> "Life":
@@ -66,7 +68,7 @@ class Life:
                 case "lost":
                     life.losses.append((when, *said))
                 case "out":
-                    life.digest = said[0]
+                    life.digest, life.heldout, life.made = said
         return life
 
     def judge(self, losses: Iterable[tuple[float, int, int]]) -> None:

@@ -57,7 +57,15 @@ class Learner:
     def loss(self, module: Callable[[Tensor], Tensor]) -> Tensor:
         """The loss on new data, after the pause."""
         time.sleep(self.pause)
-        x = torch.randn(64, WIDTH, generator=self._random)
+        return self._of(module, torch.randn(64, WIDTH, generator=self._random))
+
+    @torch.no_grad()
+    def heldout(self) -> float:
+        """The loss on data that are the same for all workers."""
+        x = torch.randn(4096, WIDTH, generator=torch.Generator().manual_seed(0))
+        return self._of(self.model, x).item()
+
+    def _of(self, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         with torch.no_grad():
             y = self._teacher(x)
         return (module(x) - y).square().mean()
@@ -104,7 +112,8 @@ def work(address: str, size: int, rank: int, text: str, pause: float, path: Path
         told = len(replica.lost)
         last = int(store.get("last")) if store.check(["last"]) else None
     replica.finish()
-    log("out", crc32(b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters())))
+    digest = crc32(b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters()))
+    log("out", digest, learner.heldout(), replica.steps)
     replica.detach()
 
 
