@@ -65,6 +65,34 @@ def run(work: Callable[[World], Any], size: int = 4) -> dict[int, Any]:
     return found
 
 
+def train(
+    world: World,
+    torn: Callable[..., None],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    between: Callable[[offbeat.Replica, int], object] = lambda *_: None,
+    after: Callable[[offbeat.Replica, int], object] = lambda *_: None,
+) -> Any:
+    """Train one rank, with rank 2 behind; its end, what it was told, or None of the victim."""
+    given: dict[str, Any] = {"optimizer": optimizer, "elastic": True}
+    replica = offbeat.replicate(model, BARE, mesh=world, **given)
+    try:
+        for step in range(STEPS):
+            torn(world.rank, step, (2,))
+            loss(model, world.rank, step).backward()
+            between(replica, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            after(replica, step)
+    except Lost:
+        return perish(replica._connection.links)
+    except PeerLost as error:
+        return str(error)
+    replica.detach()
+    return flat(snapshot(model))
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("size", "behind"), [(4, (2,)), (4, (0, 3)), (6, (4,))])
 @pytest.mark.fault(
@@ -194,19 +222,8 @@ def test_settings_in_which_optimizers_keep_a_state_are_handed_over(
     def work(world: World) -> Any:
         model = Quadratic()
         optimizer = Adaptive([p for p in model.parameters() if p.requires_grad], lr=0.05)
-        given = {"optimizer": optimizer, "elastic": True}
-        replica = offbeat.replicate(model, BARE, mesh=world, **given)
-        try:
-            for step in range(STEPS):
-                torn(world.rank, step, (2,))
-                loss(model, world.rank, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                replica.step()
-        except Lost:
-            return perish(replica._connection.links)
-        replica.detach()
-        return flat(snapshot(model)), optimizer.param_groups[0]["seen"]
+        end = train(world, torn, model, optimizer)
+        return None if end is None else (end, optimizer.param_groups[0]["seen"])
 
     found = run(work)
     assert len({seen for _, seen in found.values()}) == 1
@@ -265,26 +282,13 @@ def test_a_result_that_is_in_the_hands_of_the_script_is_not_handed_over(
 ) -> None:
     """The script may have clipped it; in the next step with such a call, all wait for all."""
 
+    def between(replica: offbeat.Replica, step: int) -> None:
+        if step >= LAST:
+            replica.gather("between")
+
     def work(world: World) -> Any:
         model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
-        given = {"optimizer": optimizer, "elastic": True}
-        replica = offbeat.replicate(model, BARE, mesh=world, **given)
-        try:
-            for step in range(STEPS):
-                torn(world.rank, step, (2,))
-                loss(model, world.rank, step).backward()
-                if step >= LAST:
-                    replica.gather("between")
-                optimizer.step()
-                optimizer.zero_grad()
-                replica.step()
-        except Lost:
-            return perish(replica._connection.links)
-        except PeerLost as error:
-            return str(error)
-        replica.detach()
-        return flat(snapshot(model))
+        return train(world, torn, model, SGD(model.parameters(), lr=0.05), between=between)
 
     found = run(work)
     assert "rank 2 was given up by the others" in found[2]
@@ -297,32 +301,21 @@ def test_weights_that_the_script_has_swapped_in_are_not_handed_over(
 ) -> None:
     """Others may find a loss in the middle of an evaluation."""
 
+    def evaluate(replica: offbeat.Replica, step: int) -> None:
+        if step < LAST:
+            return
+        parameters = [*replica.model.parameters()]
+        held = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.zero_()
+            replica.gather("evaluated")
+            for parameter, before in zip(parameters, held, strict=True):
+                parameter.copy_(before)
+
     def work(world: World) -> Any:
         model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
-        given = {"optimizer": optimizer, "elastic": True}
-        replica = offbeat.replicate(model, BARE, mesh=world, **given)
-        try:
-            for step in range(STEPS):
-                torn(world.rank, step, (2,))
-                loss(model, world.rank, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                replica.step()
-                if step >= LAST:
-                    held = [p.detach().clone() for p in model.parameters()]
-                    with torch.no_grad():
-                        for parameter in model.parameters():
-                            parameter.zero_()
-                        replica.gather("evaluated")
-                        for parameter, before in zip(model.parameters(), held, strict=True):
-                            parameter.copy_(before)
-        except Lost:
-            return perish(replica._connection.links)
-        except PeerLost as error:
-            return str(error)
-        replica.detach()
-        return flat(snapshot(model))
+        return train(world, torn, model, SGD(model.parameters(), lr=0.05), after=evaluate)
 
     found = run(work)
     assert "rank 2 was given up by the others" in found[2]

@@ -53,7 +53,7 @@ class TopK(FeedbackExchange):
     ``selection`` is how entries are found: "sampled" and "exact" find the same, and a callable
     ``select(x, k)`` of your own, equal on all ranks, returns the indices (k,) of any k entries of
     a flat tensor. ``scope="model"`` chooses among all entries of the model at once, after backward
-    (SLGS-SGD). ``over="local"`` exchanges inside nodes only.
+    (SLGS-SGD). ``over="local"`` exchanges inside nodes only. ``broadcast_buffers``: as of Mean.
 
     Of deep gradient compression: ``momentum`` is momentum correction, which adds the velocity u = m
     u + G to the residual instead of G. ``masking`` sets the velocity to zero where an entry is sent
@@ -68,8 +68,7 @@ class TopK(FeedbackExchange):
     Of a model that FSDP2 shards, a layer is this rank's shard of a parameter, P the number of nodes
     and :math:`G^p` the mean gradient of node p. Each rank chooses k entries of its shard, which are
     the same k on its counterparts; a shard without entries sends nothing. ``scope="model"`` chooses
-    among the shards of a rank. Of a sparse gradient all rows are sent, as by :class:`Mean`, without
-    a residual.
+    among the shards of a rank. Of a sparse gradient all rows are sent, without a residual.
 
     A gradient that is discarded trains nothing later: residuals and velocities return to what they
     were before its backward. Discarded is what was cleared, replaced or changed in ``.grad`` before
