@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, final
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.exchange import (
@@ -84,14 +86,19 @@ class SlotFiller:
         exchange = self.algorithm.gradients
         return self.is_elastic and exchange is not None and exchange.over == "world"
 
-    @property
+    @cached_property
+    def trained(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that are not frozen, for what looks at them in every step."""
+        return tuple(self.model.trained.values())
+
+    @cached_property
     def heals(self) -> bool:
         """Whether ranks that miss the result of an exchange can be healed by those that hold it."""
         near, far = self.algorithm.gradients, self.algorithm.parameters
         is_alone = self.exchanges_again and far is None and self.samples is None
         groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
-        is_whole = {id(p) for p in self.model.trained.values()} <= optimized
+        is_whole = {id(parameter) for parameter in self.trained} <= optimized
         is_plain = self.scaler is None and not self.model.is_sharded
         return is_alone and is_whole and is_plain and near is not None and near.is_healable
 

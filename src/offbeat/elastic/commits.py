@@ -129,8 +129,7 @@ class Commits(ABC):
         self.stage, self._versions = Stage.COMPUTES, self._count_writes()
 
     def _count_writes(self) -> int:
-        trained = self.filler.model.trained.values() if self.filler.heals else ()
-        return sum(version(parameter) for parameter in trained)
+        return sum(map(version, self.filler.trained)) if self.filler.heals else 0
 
     def _present_stage(self) -> Stage:
         """Return the stage, where the script may have swapped in an average of weights."""
