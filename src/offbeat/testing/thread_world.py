@@ -1,9 +1,11 @@
 """Worlds of threads: real collectives and messages in one process, in milliseconds."""
 
+import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -76,11 +78,12 @@ class ThreadWorld:
         threads = [
             threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(self.size)
         ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + timeout
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        with _collected_outside_of_torch():
+            for thread in threads:
+                thread.start()
+            deadline = time.monotonic() + timeout
+            for thread in threads:
+                _join(thread, deadline)
         if errors:
             first = next(iter(errors))
             errors[first].add_note(f"raised on rank {first}; ranks {sorted(errors)} raised")
@@ -91,6 +94,32 @@ class ThreadWorld:
         # All messages were read. The idle threads of Gloo of a hundred worlds would take a core.
         close_sockets(closed_among(self._opened))
         return [results[rank] for rank in range(self.size)]
+
+
+@contextmanager
+def _collected_outside_of_torch() -> Iterator[None]:
+    """Let no thread collect garbage by itself.
+
+    ``torch.get_rng_state``, which activation checkpoints call, holds the lock of the generator
+    while it makes its result. A collection that Python 3.11 starts there may run a finalizer, which
+    lets another thread in; if that one asks for the generator too it waits with Python's lock
+    held, and the whole process stands still.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _join(thread: threading.Thread, deadline: float) -> None:
+    """Wait for a thread; collect, once a second, what none of the threads collects."""
+    while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+        thread.join(min(left, 1.0))
+        if thread.is_alive():
+            gc.collect()
 
 
 def simulate(

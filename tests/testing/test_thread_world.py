@@ -1,0 +1,58 @@
+"""Ranks in threads of one process: what they share besides the messages."""
+
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from offbeat.testing import ThreadWorld
+from offbeat.transport.world import World
+
+
+class Cycle:
+    """Garbage that only a collection finds, and that lets other threads in when it is freed."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+@pytest.fixture
+def many_collections() -> Iterator[None]:
+    """Collect at nearly every allocation."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_no_collection_stops_ranks_that_ask_for_the_random_state(many_collections: None) -> None:
+    def worker(world: World) -> int:
+        for _ in range(1000):
+            Cycle()
+            torch.get_rng_state()
+        return world.rank
+
+    assert ThreadWorld(2).run(worker, timeout=30) == [0, 1]
+    assert gc.isenabled()
+
+
+def test_what_ranks_leave_in_cycles_is_collected_while_they_run() -> None:
+    freed = []
+
+    class Counted(Cycle):
+        def __del__(self) -> None:
+            freed.append(self)
+
+    def worker(world: World) -> bool:
+        Counted()
+        until = time.monotonic() + 20
+        while not freed and time.monotonic() < until:
+            time.sleep(0.05)
+        return bool(freed)
+
+    assert ThreadWorld(1).run(worker) == [True]
