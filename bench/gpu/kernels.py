@@ -101,13 +101,13 @@ def push_sum(layers: list[int], anchor: Tensor) -> Iterator[Pass]:
     out, arrived = (torch.zeros_like(anchor, dtype=torch.bfloat16) for _ in range(2))
     ours = push_sum_passes(anchor.device)
     sent = [(0.5, 1, out)]
-    # Reads z and the anchor, writes the anchor and 16 bits; reads the anchor and 16 bits, writes z
-    # and the anchor.
+    # Reads z, to send nothing that is not finite, then z and the anchor, writes the anchor and 16
+    # bits; reads the anchor and 16 bits, writes z and the anchor.
     fill, add = (
         [partial(way.fill_messages, zs, anchor, 0.75, sent) for way in (ours, IN_TORCH)],
         [partial(way.add_messages, zs, anchor, 1.0, sent, [arrived]) for way in (ours, IN_TORCH)],
     )
-    yield Pass("push-sum, fill messages", len(anchor), 14, *fill)
+    yield Pass("push-sum, fill messages", len(anchor), 18, *fill)
     yield Pass("push-sum, add messages", len(anchor), 14, *add)
 
 

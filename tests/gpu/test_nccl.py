@@ -55,8 +55,8 @@ def test_messages_follow_the_stream_that_launches_them(group: Group) -> None:
         torch.cuda._sleep(100_000_000)  # cycles: some 50 ms
         sent.fill_(3.0)
         exchange([(0, sent)], [(0, received)], group).wait()
-        total = received.sum()
-    assert total.item() == 3.0 * 2**20
+        total = received.sum().item()
+    assert total == 3.0 * 2**20
 
 
 @every_recipe

@@ -17,6 +17,7 @@ from offbeat.kernels.gpu.launch import OPTIONS, SIZE
 
 ROWS, EVEN = "*i64", True
 CASES: dict[str, tuple[Any, list[Any]]] = {  # types of arguments, values of constants
+    "check": (push_sum._check, [ROWS, "*i32", tl.float32, EVEN, SIZE]),
     "fill": (push_sum._fill, [ROWS, "*fp32", "*bf16", *["fp32"] * 3, tl.float32, EVEN, SIZE]),
     "fill, 16 bits": (
         push_sum._fill, [ROWS, "*fp32", "*bf16", *["fp32"] * 3, tl.bfloat16, EVEN, SIZE],
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[Any, list[Any]]] = {  # types of arguments, values of con
         top_k._maxima,
         [ROWS, "*fp32", *["*i32"] * 2, top_k.TOP, top_k.BINS, EVEN, top_k.GROUPS, top_k.GROUP],
     ),
+    "bound": (top_k._bound, [*["*i32"] * 5, top_k.TOP, top_k.BINS]),
     "digits": (
         top_k._digits,
         [ROWS, "*fp32", *["*i32"] * 4, 7, 12, top_k.BINS, EVEN, top_k.GROUPS, top_k.GROUP],

@@ -21,15 +21,15 @@ from triton_device import DEVICE, kernels_of
 launch = kernels_of("launch")
 LR, STEPS = 0.1, 8
 KERNELS = {  # which kernels each recipe needs
-    "sgp": {"_fill", "_add"},
-    "sgp(overlap=1, wire='bf16')": {"_fill", "_add"},
-    "sgp('ring', overlap=2)": {"_fill"},
-    "sgp(overlap=2, within='local')": {"_fill", "_add"},
+    "sgp": {"_check", "_fill", "_add"},
+    "sgp(overlap=1, wire='bf16')": {"_check", "_fill", "_add"},
+    "sgp('ring', overlap=2)": {"_check", "_fill"},
+    "sgp(overlap=2, within='local')": {"_check", "_fill", "_add"},
     "adasum(every=3, method='gram')": {"_products", "_sums", "_combine"},
     "adasum(method='gram', within='local')": {"_products", "_sums", "_combine"},
     "adasum(partition=True)": {"_products", "_sums", "_combine"},
-    "lags(density=0.2)": {"_maxima", "_digits", "_descend", "_tally", "_place"},
-    "slgs(density=0.25)": {"_maxima", "_digits", "_descend", "_tally", "_place"},
+    "lags(density=0.2)": {"_maxima", "_bound", "_digits", "_descend", "_tally", "_place"},
+    "slgs(density=0.25)": {"_maxima", "_bound", "_digits", "_descend", "_tally", "_place"},
     "diloco(every=3, lr=1.0, momentum=0.5, wire='bf16')": {"_cast"},
     "diloco(every=3, delay=1, mixing=0.25, lr=1.0, momentum=0.5, within='local', wire='int8')": {
         "_quantize"
@@ -57,7 +57,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in ("push_sum", "adasum", "top_k", "narrowing"):
         monkeypatch.setattr(kernels_of(name), "launch", counted)
     monkeypatch.setattr(dispatch, "_has_numba", lambda: False)
-    monkeypatch.setattr(dispatch, "_has_triton", lambda device: True)
+    monkeypatch.setattr(dispatch, "_has_triton", lambda device: device.type == DEVICE)
     monkeypatch.setattr(dispatch, "SMALL", 0)
     for user in ("operands", "rvhdd"):
         name = f"offbeat.methods.adasum.{user}.machine_code"
@@ -88,4 +88,6 @@ def test_follows_the_reference(case: Case, launches: Counter[str]) -> None:
     assert case.reference is not None
     theirs = case.reference(START, gradient, nodes=nodes, steps=STEPS, lr=LR, momentum=0.9)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=max(case.tolerance, 1e-5))
-    assert KERNELS[case.text] <= set(launches)
+    # Gloo's messages lie on the host: what fills them, or reads what has arrived, runs there.
+    if DEVICE == "cpu" or case.text.startswith(("lags", "slgs")):
+        assert KERNELS[case.text] <= set(launches)

@@ -181,15 +181,16 @@ def clip_segments(segments: Iterable[Segment], start: int, stop: int) -> Segment
 
 
 @torch.no_grad()
-def pack(into: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+def pack(into: Iterable[Tensor], tensors: Iterable[Tensor], *, non_blocking: bool = False) -> None:
     """Copy ``tensors`` over ``into``, pair by pair: one pass over memory, casting on the way.
 
     Packs when ``into`` are the views of a :class:`Layout`, unpacks when ``tensors`` are. Autograd
-    does not record the copies.
+    does not record the copies. ``non_blocking`` as in :meth:`torch.Tensor.copy_`.
     """
     pairs = list(zip(into, tensors, strict=True))
     if pairs:  # torch refuses an empty list
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
+        sources = [source for _, source in pairs]
+        torch._foreach_copy_([to for to, _ in pairs], sources, non_blocking=non_blocking)
 
 
 def flat_view(tensor: Tensor) -> Tensor | None:

@@ -73,6 +73,17 @@ def number_on_host(like: Tensor) -> Tensor:
     return torch.empty(1, dtype=like.dtype, device="cpu", pin_memory=has_streams(like.device))
 
 
+def zeros_beside(
+    home: torch.device, numel: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Allocate (numel,) zeros on ``device``, to which ``home`` copies at full speed.
+
+    Pinned if that is the host: from an H200, pageable memory takes five times as long.
+    """
+    pin = device.type == "cpu" and has_streams(home)
+    return torch.zeros(numel, dtype=dtype, device=device, pin_memory=pin)
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the largest number of bytes that tensors on an accelerator have taken."""
     return torch.accelerator.max_memory_allocated(device)

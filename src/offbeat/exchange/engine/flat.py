@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat.exchange.engine.dot_grad import stored
+from offbeat.platform.device import zeros_beside
 from offbeat.platform.privates import users_of_memory
 
 Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
@@ -34,7 +35,10 @@ class Flat:
         device: torch.device | None = None,
         rest: int = 0,
     ) -> "Flat":
-        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
+        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them.
+
+        On the host their memory is pinned if the parameters are on an accelerator.
+        """
         shapes, start = dict[str, Shape](), 0
         for name in names:
             parameter = parameters[name]
@@ -42,8 +46,9 @@ class Flat:
             strides = torch.empty_like(parameter, device="meta").stride()
             shapes[name] = (parameter.shape, strides, start)
             start += parameter.numel()
-        device = device or parameters[names[0]].device
-        return cls(torch.zeros(start + rest, dtype=dtype, device=device), shapes, start)
+        home = parameters[names[0]].device
+        whole = zeros_beside(home, start + rest, dtype, device or home)
+        return cls(whole, shapes, start)
 
     def unless_kept(self, parameters: Mapping[str, Tensor], also_grad: bool = False) -> "Flat":
         """Return this memory, to be written again, or new memory if the script refers to it.
@@ -58,7 +63,8 @@ class Flat:
         if not is_grad and not self._is_kept(parameters):
             return self
         end = self.whole.numel() - self.rest.numel()
-        return Flat(torch.zeros_like(self.whole), self._shapes, end)
+        whole = torch.zeros_like(self.whole, pin_memory=self.whole.is_pinned())
+        return Flat(whole, self._shapes, end)
 
     def release(self) -> None:
         """Give the memory back; the views stay what they are, without content."""

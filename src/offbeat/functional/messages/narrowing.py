@@ -40,7 +40,8 @@ def narrow(acc: Tensor, message: Tensor, wire: Narrow) -> None:
     else:
         scales, levels = scales_and_levels(message, acc.numel())
         groups = acc.view(-1, GROUP)
-        scales.copy_(groups.abs().amax(1) / 127)
+        # By a tensor: a GPU multiplies by the reciprocal of a number, which rounds differently.
+        scales.copy_(groups.abs().amax(1) / scales.new_tensor(127.0))
         # 0 / 0 where all are 0. A scale that was rounded down could make 127.5 of the largest.
         divided = (groups / scales.unsqueeze(1)).round().nan_to_num(0).clamp(-127, 127)
         levels.view(-1, GROUP).copy_(divided)

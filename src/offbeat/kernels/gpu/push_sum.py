@@ -1,7 +1,7 @@
 """Push-sum exchanges on a GPU: one launch for all layers (Assran et al. 2019, Algorithm 1)."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.functional import all_finite
 from offbeat.functional.push_sum import Messages
 from offbeat.kernels import pieces
 from offbeat.kernels.blocks import Blocks, blocks_of
@@ -22,16 +21,20 @@ def fill_messages(
     """Fill the messages of one exchange, as :func:`offbeat.kernels.pieces.fill_messages` does.
 
     ``zs`` are the flat parameters, one after the other in the anchor and in messages. One launch
-    reads and writes each byte once, after the check. The kernel runs for one message and sums in
-    float32 (32-bit and 16-bit parameters); other inputs are passed to the torch implementation.
+    reads and writes each byte once, after another that reads the parameters and whose result the
+    host waits for: nothing is written if one is not finite. The kernel runs for one message and
+    sums in float32 (32-bit and 16-bit parameters); other inputs are passed to the torch
+    implementation.
     """
     if len(messages) != 1 or not _fit(zs, messages[0][2]):
         return pieces.fill_messages(zs, anchor, weight, messages)
-    if not all_finite(zs):
-        return False
     ((share, receivers, out),) = messages
     blocks, aligned = _blocks(zs)
     dtype = DTYPES[zs[0].dtype]
+    broken = torch.zeros(1, dtype=torch.int32, device=zs[0].device)
+    launch(_check, len(blocks.rows), blocks.rows, broken, dtype, aligned, SIZE)
+    if broken.item():
+        return False
     of_anchor = weight - 1 if zs[0].dtype == torch.float32 else weight
     factors = of_anchor, share, float(receivers)
     launch(_fill, len(blocks.rows), blocks.rows, anchor, out, *factors, dtype, aligned, SIZE)
@@ -81,14 +84,32 @@ def _fit(zs: Sequence[Tensor], message: Tensor) -> bool:
 
 
 def _blocks(zs: Sequence[Tensor]) -> tuple[Blocks, bool]:
+    return _blocks_at(tuple((z.data_ptr(), z.numel()) for z in zs), zs[0].itemsize, zs[0].device)
+
+
+@lru_cache(maxsize=64)
+def _blocks_at(
+    places: tuple[tuple[int, int], ...], itemsize: int, device: torch.device
+) -> tuple[Blocks, bool]:
     """Return blocks whose owner is the address at which element 0 of the model would lie."""
-    ends = list(accumulate(z.numel() for z in zs))
-    spans = [
-        (z.data_ptr() - (end - z.numel()) * z.itemsize, end - z.numel(), end)
-        for z, end in zip(zs, ends, strict=True)
-    ]
-    blocks = blocks_of(np.array(spans, np.int64), SIZE, zs[0].device)
+    spans, start = [], 0
+    for address, numel in places:
+        spans.append((address - start * itemsize, start, start + numel))
+        start += numel
+    blocks = blocks_of(np.array(spans, np.int64), SIZE, device)
     return blocks, blocks.aligned and all(address % 16 == 0 for address, _, _ in spans)
+
+
+@triton.jit
+def _check(
+    rows: tl.tensor, broken: tl.tensor,
+    dtype: tl.constexpr, aligned: tl.constexpr, size: tl.constexpr,
+) -> None:  # fmt: skip
+    """Set ``broken`` if an element is not finite."""
+    address, at, inside = own_block(rows, aligned, size)
+    z = tl.load(_parameters(address, dtype, aligned) + at, mask=inside, other=0.0).to(tl.float32)
+    if tl.min((tl.abs(z) < float("inf")).to(tl.int32), 0) == 0:
+        tl.store(broken, 1)
 
 
 @triton.jit

@@ -43,43 +43,38 @@ def top_k_of_blocks(x: Tensor, blocks: Sequence[Block]) -> Tensor:
     """Return the indices of the k largest magnitudes of each block of ``x`` (d,) in float32.
 
     ``blocks`` are (start, stop, k). The entries are those of :func:`offbeat.functional.top_k`;
-    of ties the first ones. Twenty launches for any number of blocks, of which one reads all of
+    of ties the first ones. Twelve launches for any number of blocks, of which one reads all of
     ``x``. Memory: d/32 entries, and 4096 for each block.
     """
     plan = _plan(tuple(block for block in blocks if block[1] > block[0]), x.device)
     table, layers = plan.blocks.rows, len(plan.ks)
     count, aligned = len(table), plan.blocks.aligned
     maxima, tallies = (table.new_empty(n, dtype=torch.int32) for n in (count * GROUPS, 2 * count))
-    counts, known = (table.new_zeros(n, dtype=torch.int32) for n in (layers * BINS, layers))
-    left = plan.ks.clone()
+    counts = table.new_zeros(layers * BINS, dtype=torch.int32)
+    least, known, left = table.new_empty(3, layers, dtype=torch.int32)
     launch(_maxima, count, table, x, maxima, counts, TOP, BINS, aligned, GROUPS, GROUP)
-    launch(_descend, layers, counts, known, left, DIGIT, BINS)
-    # At least 1: most rows of an embedding have no gradient, and all would be read again.
-    least = known.bitwise_left_shift(TOP).clamp_(min=1)
-    known.zero_()
-    left.copy_(plan.ks)
+    launch(_bound, layers, counts, plan.ks, least, known, left, TOP, BINS)
     for shift, width in ((TOP, DIGIT), (TOP - DIGIT, DIGIT), (0, TOP - DIGIT)):
         read = x, maxima, least, known
         launch(_digits, count, table, *read, counts, shift, width, BINS, aligned, GROUPS, GROUP)
         launch(_descend, layers, counts, known, left, width, BINS)
     launch(_tally, count, table, x, maxima, known, tallies, aligned, GROUPS, GROUP)
-    before = tallies.view(-1, 2).cumsum(0, dtype=torch.int32) - tallies.view(-1, 2)
+    sums = tallies.cumsum(0, dtype=torch.int32)
     indices = table.new_empty(plan.total)
     launch(
-        _place, count, table, plan.blocks.runs, x, maxima, known, left, before,
+        _place, count, table, plan.blocks.runs, x, maxima, known, left, sums,
         plan.ks, plan.starts, indices, aligned, GROUPS, GROUP,
     )  # fmt: skip
     return indices
 
 
 @lru_cache(maxsize=64)
-def _plan(blocks: tuple[Block, ...], device: torch.device) -> LaunchPlan:
-    spans = np.array([(i, start, stop) for i, (start, stop, _) in enumerate(blocks)], np.int64)
-    ks = torch.tensor([k for *_, k in blocks], dtype=torch.int32, device="cpu")
+def _plan(layers: tuple[Block, ...], device: torch.device) -> LaunchPlan:
+    spans = np.array([(i, start, stop) for i, (start, stop, _) in enumerate(layers)], np.int64)
+    ks = torch.tensor([k for *_, k in layers], dtype=torch.int32, device="cpu")
     starts = ks.cumsum(0, dtype=torch.int64) - ks
-    return LaunchPlan(
-        blocks_of(spans, SIZE, device), ks.to(device), starts.to(device), int(ks.sum())
-    )
+    blocks = blocks_of(spans, SIZE, device)
+    return LaunchPlan(blocks, ks.to(device), starts.to(device), int(ks.sum()))
 
 
 @triton.jit
@@ -139,23 +134,44 @@ def _digits(
 
 
 @triton.jit
-def _descend(
-    counts: tl.tensor, known: tl.tensor, left: tl.tensor, width: tl.constexpr, bins: tl.constexpr
-) -> None:
-    """Append the digit of the k-th largest value, and clear the counts.
+def _digit_of(counts: tl.tensor, wanted: tl.tensor, bins: tl.constexpr) -> tl.tuple:
+    """Return the digit of the value that ``wanted`` - 1 are above, and how many digits are larger.
 
-    ``left`` is k less the number of values whose known digits are larger. If there are fewer
-    values than that, only zeros are left, and the digit is 0.
+    Clears the counts of this program's layer. If there are fewer values, only zeros are left, and
+    the digit is 0.
     """
-    layer = tl.program_id(0)
-    place = counts + layer.to(tl.int64) * bins + tl.arange(0, bins)
+    place = counts + tl.program_id(0).to(tl.int64) * bins + tl.arange(0, bins)
     count = tl.load(place)
     tl.store(place, tl.zeros([bins], tl.int32))
     above = tl.sum(count, 0) - tl.cumsum(count, 0)  # values with a larger digit
-    wanted = tl.load(left + layer)
     # Larger digits have fewer values above them: the digit is the first with less than wanted.
     digit = tl.sum((above >= wanted).to(tl.int32), 0)
-    larger = tl.sum(tl.where(tl.arange(0, bins) > digit, count, 0), 0)
+    return digit, tl.sum(tl.where(tl.arange(0, bins) > digit, count, 0), 0)
+
+
+@triton.jit
+def _bound(
+    counts: tl.tensor, ks: tl.tensor, least: tl.tensor, known: tl.tensor, left: tl.tensor,
+    shift: tl.constexpr, bins: tl.constexpr,
+) -> None:  # fmt: skip
+    """Start the search: a lower bound of the k-th largest value, no known digit, k to be found."""
+    layer = tl.program_id(0)
+    wanted = tl.load(ks + layer)
+    digit, _ = _digit_of(counts, wanted, bins)
+    # At least 1: most rows of an embedding have no gradient, and all would be read again.
+    tl.store(least + layer, tl.maximum(digit << shift, 1))
+    tl.store(known + layer, 0)
+    tl.store(left + layer, wanted)
+
+
+@triton.jit
+def _descend(
+    counts: tl.tensor, known: tl.tensor, left: tl.tensor, width: tl.constexpr, bins: tl.constexpr
+) -> None:
+    """Append the digit of the k-th largest value; ``left`` is k less those that are larger."""
+    layer = tl.program_id(0)
+    wanted = tl.load(left + layer)
+    digit, larger = _digit_of(counts, wanted, bins)
     tl.store(left + layer, wanted - larger)
     tl.store(known + layer, (tl.load(known + layer) << width) | digit)
 
@@ -165,21 +181,25 @@ def _tally(
     rows: tl.tensor, x: tl.tensor, maxima: tl.tensor, known: tl.tensor, tallies: tl.tensor,
     aligned: tl.constexpr, groups: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Count the values of each block that are larger than the k-th, and those that equal it."""
+    """Count the values of each block that are larger than the k-th, then those that equal it.
+
+    The counts of all blocks lie in one row, so that one scan adds up both: torch scans a matrix of
+    two columns a hundred times slower.
+    """
     layer, at, inside = _in_groups(rows, aligned, groups, group)
     threshold = tl.load(known + layer)
     program = tl.program_id(0).to(tl.int64)
     bits, inside = _reaching(x, at, inside, maxima, threshold)
     larger = tl.sum(tl.sum((inside & (bits > threshold)).to(tl.int32), 1), 0)
     equal = tl.sum(tl.sum((inside & (bits == threshold)).to(tl.int32), 1), 0)
-    tl.store(tallies + 2 * program, larger)
-    tl.store(tallies + 2 * program + 1, equal)
+    tl.store(tallies + program, larger)
+    tl.store(tallies + tl.num_programs(0) + program, equal)
 
 
 @triton.jit
 def _place(
     rows: tl.tensor, runs: tl.tensor, x: tl.tensor, maxima: tl.tensor, known: tl.tensor,
-    left: tl.tensor, before: tl.tensor, ks: tl.tensor, starts: tl.tensor, indices: tl.tensor,
+    left: tl.tensor, sums: tl.tensor, ks: tl.tensor, starts: tl.tensor, indices: tl.tensor,
     aligned: tl.constexpr, groups: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the indices of larger values, and behind them those of as many equal ones as fit."""
@@ -189,10 +209,19 @@ def _place(
     size: tl.constexpr = groups * group
     at, bits = tl.reshape(at, (size,)), tl.reshape(bits, (size,))
     inside = tl.reshape(inside, (size,))
-    here, first = before + 2 * tl.program_id(0), before + 2 * tl.load(runs + 3 * layer + 1)
     larger, equal = inside & (bits > threshold), inside & (bits == threshold)
-    rank = tl.load(here) - tl.load(first) + tl.cumsum(larger.to(tl.int32), 0) - 1
-    tie = tl.load(here + 1) - tl.load(first + 1) + tl.cumsum(equal.to(tl.int32), 0) - 1
+    first = tl.load(runs + 3 * layer + 1)
+    both = tl.cumsum(larger.to(tl.int32) + (equal.to(tl.int32) << 16), 0)  # one scan, two counts
+    rank = _before(sums, 0, first) + (both & 0xFFFF) - 1
+    tie = _before(sums, tl.num_programs(0), first) + (both >> 16) - 1
     into = indices + tl.load(starts + layer)
     tl.store(into + rank, at, mask=larger)
     tl.store(into + tl.load(ks + layer) - ties + tie, at, mask=equal & (tie < ties))
+
+
+@triton.jit
+def _before(sums: tl.tensor, part: tl.tensor, first: tl.tensor) -> tl.tensor:
+    """Return how many the blocks from ``first`` up to this program's have, in a part of the row."""
+    here, start = part + tl.program_id(0), part + first
+    sum_here = tl.load(sums + here - 1, mask=here > 0, other=0)
+    return sum_here - tl.load(sums + start - 1, mask=start > 0, other=0)
