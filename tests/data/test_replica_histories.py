@@ -233,6 +233,7 @@ def test_each_sample_once_over_ten_histories(draws: random.Random, tmp_path: Pat
     assert seen["joined"] > 0, seen
 
 
+@pytest.mark.quiet  # of twenty threads none may look lost for two seconds
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_each_sample_once_in_worlds_of_threads(

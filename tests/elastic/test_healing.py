@@ -48,8 +48,10 @@ def torn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         if me in left:
             left[me] -= 1
 
-    def begins(rank: int, step: int, behind: Collection[int], messages: int = 1) -> None:
-        if step == LAST and rank in (VICTIM, *behind):
+    def begins(
+        rank: int, step: int, behind: Collection[int], messages: int = 1, last: int = LAST
+    ) -> None:
+        if step == last and rank in (VICTIM, *behind):
             left[threading.get_ident()] = messages
             victims.update({threading.get_ident()} if rank == VICTIM else ())
 
@@ -132,6 +134,50 @@ def test_those_behind_get_what_others_made(
         np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
         assert np.array_equal(end, found[0][0])
         assert [(each["rank"], each["used"]) for each in stats["lost"]] == [(VICTIM, LAST + 1)]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("behind", [(2,), (0, 3)])
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [("local_sgd(every=2)", 1), ("diloco(every=2)", 1), ("adasum(every=2)", 1)],
+)
+@pytest.mark.parametrize("last", [5, STEPS - 1])  # both end a window
+@pytest.mark.fault(
+    "a rank is lost when some have the result of a window and train on, and some miss it",
+    "those behind get it from one that keeps it; all stay equal",
+)
+def test_those_behind_get_the_result_of_a_window(
+    text: str, messages: int, behind: Collection[int], last: int, torn: Callable[..., None]
+) -> None:
+    """Ranks that hold it are a step ahead when they find the loss, or in another call."""
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = adam(model)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torn(world.rank, step, behind, messages, last)
+                replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        replica.finish()
+        stats = replica.stats()
+        replica.detach()
+        return flat(snapshot(model)), stats
+
+    found = run(work)
+    for end, stats in found.values():
+        assert np.array_equal(end, found[0][0])
+        assert [(each["rank"], each["used"]) for each in stats["lost"]] == [(VICTIM, last + 1)]
+        if not text.startswith("adasum"):
+            want = expected(text, 4, lambda step: OTHERS if step > last else range(4))
+            np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
 
 
 class Normalized(nn.Module):

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic.agreement import Agreement, Progress, Stage
-from offbeat.elastic.handover import Healed, go_on_with
+from offbeat.elastic.handover import Healed, go_on_with, made_of_gradients
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Reconnected
-from offbeat.exchange import BoundGradients
+from offbeat.exchange import BoundGradients, BoundParameters
 from offbeat.exchange.sharding import version
 from offbeat.liveness.failure import PeerLost
 from offbeat.transport.small_gathers import gather_numbers
@@ -31,6 +31,7 @@ class Commits(ABC):
     connection: Connection
     filler: SlotFiller
     node: Node | None
+    parameters: BoundParameters
 
     def __init__(self) -> None:
         self.progress, self.committed_in, self.stage = Progress(0), -1, Stage.COMPUTES
@@ -54,9 +55,31 @@ class Commits(ABC):
         return self._reconnected is not None
 
     def _commit(self, steps: int | None) -> None:
-        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`."""
-        self._agree()
+        """Commit an exchange that has arrived as a whole on this rank; see :meth:`Site.commit`.
+
+        One of parameters does not wait for the others if their result is kept until the next one
+        has arrived here. All have contributed to that one then, so none misses more than the last,
+        and gets it after a loss.
+        """
+        if self._keeps_result():
+            self.progress = self.progress._replace(commits=self.progress.commits + 1)
+        else:
+            self._agree()
         self._count(steps)
+
+    def _keeps_result(self) -> bool:
+        """Whether the exchange of parameters is the only one of this step, and keeps its result."""
+        is_flat = self.connection.mates is None and self.node is None
+        filler, is_alone = self.filler, self.filler.algorithm.gradients is None
+        is_plain = filler.samples is None and not filler.model.is_sharded
+        is_step = self.stage == Stage.HAS_STEPPED and self.progress.steps >= self.ahead_from
+        return is_flat and is_alone and is_plain and is_step and self.parameters.result is not None
+
+    def made(self, agreed: Agreement) -> Healed:
+        """Return what this rank has made of the last result, for those that miss it."""
+        if self.filler.algorithm.gradients is not None:
+            return made_of_gradients(self.filler, agreed)
+        return {"result": self.parameters.result, "common": self.parameters.common()}
 
     def _arrive(self, steps: int | None) -> None:
         """Commit an exchange of gradients or buffers, and do not wait if ranks can be healed.
@@ -105,7 +128,9 @@ class Commits(ABC):
         """
         if self.stage != Stage.HAS_GRADIENTS:  # else it misses the buffers only
             self.gradients.missed()
-        if agreed.has_gradients:
+        if "result" in healed:
+            self.parameters.go_on_with(healed["result"], healed["common"])
+        elif agreed.has_gradients:
             self._has_result = True
             for name, parameter in self.filler.model.trained.items():
                 grad = healed["gradients"][name]

@@ -255,9 +255,8 @@ class Generation(Commits):
         self.wait_from(self.progress.steps)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
-        return survivors.reconnect(
-            self.connection, self.filler, self.progress, loss, self._following
-        )
+        given = self.connection, self.filler, self.progress, loss
+        return survivors.reconnect(*given, self.made, self._following)
 
     @property
     def slots(self) -> list[BoundParameters | BoundGradients]:

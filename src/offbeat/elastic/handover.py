@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,13 @@ def take(tensors: Mapping[str, Tensor], donor: int, group: Group) -> dict[str, A
     return state
 
 
-def heal(filler: SlotFiller, control: Group | None, agreed: Agreement) -> Healed | None:
-    """Hand over what the donor has made of the result; all living ranks call.
+def heal(
+    made: Callable[[Agreement], Healed], control: Group | None, agreed: Agreement
+) -> Healed | None:
+    """Hand over what the donor has ``made`` of the result; all living ranks call.
 
-    Returns it on a rank that is behind, and None on others: "gradients", or "parameters" and
-    "optimizers" for :func:`go_on_with` after its own step. Bytes sent: theirs, to each one behind.
+    Returns it on a rank that is behind, and None on others. Bytes sent: its own, to each one
+    behind.
     """
     healed = None
     if control is None:
@@ -90,13 +92,14 @@ def heal(filler: SlotFiller, control: Group | None, agreed: Agreement) -> Healed
     here = control.ranks[control.rank]
     for rank in agreed.behind:
         if here == agreed.donor:
-            give({}, _made(filler, agreed), rank, control)
+            give({}, made(agreed), rank, control)
         elif here == rank:
             healed = take({}, agreed.donor, control)
     return healed
 
 
-def _made(filler: SlotFiller, agreed: Agreement) -> Healed:
+def made_of_gradients(filler: SlotFiller, agreed: Agreement) -> Healed:
+    """Return "gradients", or "parameters" and "optimizers" for :func:`go_on_with` after a step."""
     trained = filler.model.trained
     if agreed.has_gradients:
         return {"gradients": {name: parameter.grad for name, parameter in trained.items()}}

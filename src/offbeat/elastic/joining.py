@@ -73,7 +73,9 @@ def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: 
     earlier = members.connection
     current = replace(earlier, world=between.world, links=between, control=None)
     try:
-        found = survivors.connect_over(current, earlier, members.filler, place, [], pair)
+        found = survivors.connect_over(
+            current, earlier, members.filler, place, [], members.made, pair
+        )
     finally:
         if links is not None:
             links.close(at_once=True)  # all have come to the barrier; one may be lost since

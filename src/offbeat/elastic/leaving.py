@@ -49,7 +49,7 @@ def let_go(members: Generation, steps: int) -> list[str]:
     weight = _add(members, shares)
     between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
     current = replace(earlier, world=world.among(living), links=between, control=None)
-    found = survivors.connect_over(current, earlier, members.filler, place, [])
+    found = survivors.connect_over(current, earlier, members.filler, place, [], members.made)
     entry = {"step": steps - 1, "used": members.progress.used, "left": 1}
     members.lost.append({members.unit: request.rank, **entry})
     texts = members.adopt(found)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,12 +41,14 @@ def reconnect(
     filler: SlotFiller,
     progress: Progress,
     loss: PeerLost,
+    made: Callable[[Agreement], Healed],
     following: SlotFiller | None = None,
 ) -> Reconnected:
     """Agree with the other survivors and connect to them; all living ranks call.
 
-    ``progress``: how far this rank has come. ``following`` fills the slots instead of ``filler`` if
-    one of the living has committed more than this rank: a switch to it.
+    ``progress``: how far this rank has come. ``made`` returns what it hands over to those behind.
+    ``following`` fills the slots instead of ``filler`` if one of the living has committed more than
+    this rank: a switch to it.
 
     If another rank is lost meanwhile, its survivors agree once more, over the links of the new,
     smaller world: there also those meet who had connected already. Raises as
@@ -55,7 +57,7 @@ def reconnect(
     between, agreed = _without(connection, progress, loss)
     if following is not None and agreed.commits > progress.commits:
         filler = following
-    return connect_over(between, connection, filler, progress, [agreed])
+    return connect_over(between, connection, filler, progress, [agreed], made)
 
 
 def connect_over(
@@ -64,6 +66,7 @@ def connect_over(
     filler: SlotFiller,
     progress: Progress,
     agreements: list[Agreement],
+    made: Callable[[Agreement], Healed],
     pair: Collection[int] = (),
 ) -> Reconnected:
     """Open the groups of ``current``, which has links only; all its ranks call.
@@ -82,7 +85,7 @@ def connect_over(
                 slots = current.links, current.control
                 parameters = filler.parameters(*slots)
                 gradients = filler.gradients(*slots) if filler.exchanges_again else None
-                healed = heal(filler, current.control, agreements[-1]) if agreements else None
+                healed = heal(made, current.control, agreements[-1]) if agreements else None
         except PeerLost as loss:
             current, agreed = _without(current, progress, loss)
             agreements.append(agreed)

@@ -1,7 +1,7 @@
 """Exchanges bound to a replica: settings at a site, with their state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,21 @@ class BoundParameters(State, ABC):
         views = layout.views(flat)
         pack(views.values(), site.parameters.values())
         return flat, views, 1.0
+
+    @property
+    def result(self) -> dict[str, Tensor] | None:
+        """What the last exchange has set the parameters to, by name, equal on all members.
+
+        Kept until the next exchange has committed, for members that miss it after a loss: with what
+        :meth:`common` returns it is all that an exchange leaves behind. None if it is not kept.
+        """
+        return None
+
+    def go_on_with(self, result: Mapping[str, Tensor], common: Saved) -> None:
+        """Take over the result of the present exchange, which this member misses."""
+        with torch.no_grad():
+            pack(self.site.parameters.values(), [result[name] for name in self.site.parameters])
+        self.begin_with(common)
 
     def windows(self) -> Sequence[Window]:
         """Return for each flat tensor of :meth:`mass` the window by whose samples it is weighted.

@@ -33,8 +33,8 @@ class Average(ParameterExchange):
     parameters is added to the next one.
 
     Bytes sent per exchange: 2 (n-1)/n of the model's (of its slice, plus the gather inside the
-    node). Extra memory: one model, two with "skip", and 4/n bytes for each 16-bit parameter. Passes
-    over memory: four per exchange, with "skip" two in other steps.
+    node). Extra memory: one model, two with "skip" or in an elastic run, and 4/n bytes for each
+    16-bit parameter. Passes over memory: four per exchange, with "skip" two in other steps.
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Algorithm 1.
     """
@@ -59,8 +59,11 @@ class Average(ParameterExchange):
         flat = layout.empty(site.device, site.chunks)
         carry = [part.float() for part in _rounded_chunks(site, layout, flat)]
         guard = Guard.of(site, self.nonfinite)
+        is_plain = site.is_elastic and site.weights is None and site.inside is None
+        is_kept = is_plain and self.nonfinite == "raise" and not layout.is_rounded
+        kept = layout.empty(site.device, site.chunks) if is_kept else []
         views, window = layout.views(flat), Window(site)
-        return BoundAverage(site, self, layout, flat, views, carry, guard, window)
+        return BoundAverage(site, self, layout, flat, views, carry, guard, window, kept)
 
 
 @dataclass(eq=False)
@@ -69,7 +72,8 @@ class BoundAverage(BoundParameters):
 
     ``flat`` is a copy of the model by section, and ``views`` its tensors by name. ``carry`` is what
     rounding has taken from the means that this rank computes for all: its chunk of its slice of
-    each section, empty for a section that is not rounded.
+    each section, empty for a section that is not rounded. ``kept`` is the last mean, if members
+    that miss it after a loss can get it.
     """
 
     site: Site
@@ -80,10 +84,11 @@ class BoundAverage(BoundParameters):
     carry: list[Tensor]
     guard: Guard
     window: Window
+    kept: list[Tensor]
 
     def state(self) -> Iterator[Variable]:
         """Yield the copy of the model, what rounding took from the means, and skipped steps."""
-        yield scratch("flat", self.flat)
+        yield scratch("flat", [*self.flat, *self.kept])
         if self.layout.is_rounded:
             yield Variable("carry", "own", self._read_carry, self._write_carry, memory=self.carry)
         yield from self.guard.state()
@@ -112,6 +117,9 @@ class BoundAverage(BoundParameters):
         self.window.close()
         pack(self.carry, carried)
         pack(site.parameters.values(), self.views.values())
+        if self.kept:
+            self.kept, self.flat = self.flat, self.kept
+            self.views = self.layout.views(self.flat)
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters, with what rounding took from their mean, and weight 1."""
@@ -126,6 +134,11 @@ class BoundAverage(BoundParameters):
         for part, carry in zip(self._chunks(flat), self.carry, strict=True):
             part.add_(carry, alpha=self.site.size)
         return flat, views, 1.0
+
+    @property
+    def result(self) -> dict[str, Tensor] | None:
+        """The mean; not kept of 16-bit parameters, nor where a rank may return to its own."""
+        return self.layout.views(self.kept) if self.kept else None
 
     def windows(self) -> list[Window]:
         """Return the window since the last average, for each flat tensor."""

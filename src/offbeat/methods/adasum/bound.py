@@ -162,6 +162,12 @@ class BoundAdasum(BoundParameters):
         self.site.gather(whole)
         return whole, views, 1.0
 
+    @property
+    def result(self) -> dict[str, Tensor] | None:
+        """The anchor; not kept if roundings leave errors, or ranks hold shares or skip steps."""
+        is_plain = self.wire is None and not self.layout.is_rounded and not self.partition
+        return self.held.views(self.anchor) if is_plain and self.nonfinite == "raise" else None
+
     def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""
         pack(self.held.views(self.anchor).values(), self._parameters())

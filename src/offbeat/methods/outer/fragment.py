@@ -144,6 +144,11 @@ class Fragment(State):
         self.site.gather(self.flat)
         self._write()
 
+    @property
+    def stepped(self) -> dict[str, Tensor]:
+        """The anchor by name, where this rank holds all of it."""
+        return self.layout.views(self.anchor)
+
     def merged(self, mixing: float) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the parameters as :meth:`merge` would leave them; the mean stays in flight.
 

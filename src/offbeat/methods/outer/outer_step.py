@@ -1,12 +1,12 @@
 """DiLoCo and Streaming DiLoCo: an outer optimizer that steps the mean of the models."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from torch import Tensor
 
-from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, nested
+from offbeat.exchange import BoundParameters, ParameterExchange, Saved, Site, Variable, nested
 from offbeat.exchange.interface import OnLoss
 from offbeat.exchange.weights import Window
 from offbeat.functional import divide_layers
@@ -193,6 +193,18 @@ class BoundOuterStep(BoundParameters):
         views = {name: view for _, named in merged for name, view in named.items()}
         flat = [part for parts, _ in merged for part in parts]
         return flat, {name: views[name] for name in self.site.parameters}, 1.0
+
+    @property
+    def result(self) -> dict[str, Tensor] | None:
+        """The stepped anchor; kept if it replaces the whole model at once, in full precision."""
+        settings = self.settings
+        is_whole = settings.fragments == 1 and settings.delay == 0 == settings.alpha
+        return self.fragments[0].stepped if is_whole and settings.wire is None else None
+
+    def go_on_with(self, result: Mapping[str, Tensor], common: Saved) -> None:
+        """Take over the result; no mean is in flight any more."""
+        super().go_on_with(result, common)
+        self.fragments[0].in_flight = False
 
     def windows(self) -> list[Window]:
         """Return the window of the fragment of each flat tensor."""
