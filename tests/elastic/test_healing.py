@@ -14,6 +14,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
 import offbeat
+from offbeat.attach.connection import Connection
+from offbeat.elastic import survivors
+from offbeat.elastic.agreement import Agreement
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
@@ -24,7 +27,7 @@ __all__ = ["quick", "stopped_heartbeats"]  # fixtures
 
 LAST = 4  # the last step of the victim
 GROWTH = 1.1  # of the learning rate, in each step
-OTHERS = (0, 2, 3)
+OTHERS, OF_FIVE = (0, 2, 3), (2, 3, 4)
 BARE = offbeat.ddp(broadcast_buffers=False)  # no message follows gradients
 
 
@@ -178,6 +181,97 @@ def test_those_behind_get_the_result_of_a_window(
         if not text.startswith("adasum"):
             want = expected(text, 4, lambda step: OTHERS if step > last else range(4))
             np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore:.*ranks .0. are lost:RuntimeWarning")
+@pytest.mark.parametrize("text", ["local_sgd(every=2)", "diloco(every=2)", "adasum(every=2)"])
+@pytest.mark.fault(
+    "the rank that hands over the result of a window is lost meanwhile",
+    "those behind get it from another one",
+)
+def test_those_behind_get_it_from_another_if_the_donor_is_lost(
+    text: str, torn: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other donor has taken over the links without the first lost rank already."""
+    last, heal, opened = 5, survivors.heal, dict[int, Any]()
+    connect = Connection.open
+
+    def noted(connection: Connection, *pair: Any) -> Connection:
+        opened[threading.get_ident()] = connection.links
+        return connect(connection, *pair)
+
+    def dies(made: Any, control: Any, agreed: Agreement) -> Any:
+        if agreed.donor == 0 == control.ranks[control.rank]:
+            perish(opened[threading.get_ident()])
+            raise KeyboardInterrupt
+        return heal(made, control, agreed)
+
+    monkeypatch.setattr(survivors, "heal", dies)
+    monkeypatch.setattr(Connection, "open", noted)
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = adam(model)
+        given = {"optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
+        try:
+            for step in range(STEPS):
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torn(world.rank, step, (2,), 1, last)
+                replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        except KeyboardInterrupt:
+            return None
+        replica.finish()
+        replica.detach()
+        return flat(snapshot(model))
+
+    found = run(work, 5)
+    assert found.pop(0) is None
+    for end in found.values():
+        assert np.array_equal(end, found[2])
+        if not text.startswith("adasum"):
+            want = expected(text, 5, lambda step: OF_FIVE if step > last else range(5), 1, (1,) * 5)
+            np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore:ranks .1. are lost:RuntimeWarning")
+@pytest.mark.parametrize("text", ["diloco(every=2)", "adasum(every=2)"])
+def test_a_result_that_is_discarded_makes_nobody_fall_behind(
+    text: str, torn: Callable[..., None]
+) -> None:
+    last = 5
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        given = {"optimizer": adam(model), "elastic": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
+        said = ""
+        try:
+            for step in range(STEPS):
+                if (world.rank, step) == (VICTIM, last):
+                    with torch.no_grad():
+                        model.vector[0] = torch.nan
+                torn(world.rank, step, (2,), 1, last)
+                try:
+                    replica.step()
+                except ValueError as error:
+                    said = str(error)
+                    replica.step()
+        except Lost:
+            return perish(replica._connection.links)
+        stats = replica.stats()
+        replica.detach()
+        return said, stats["step"], [each["used"] for each in stats["lost"]]
+
+    found = run(work)
+    assert {steps for _, steps, _ in found.values()} == {STEPS}
+    assert {tuple(used) for *_, used in found.values()} == {(4,)}
 
 
 class Normalized(nn.Module):

@@ -13,6 +13,7 @@ from offbeat.elastic.survivors import Reconnected
 from offbeat.exchange import BoundGradients, BoundParameters
 from offbeat.exchange.sharding import version
 from offbeat.liveness.failure import PeerLost
+from offbeat.platform.device import has_streams
 from offbeat.transport.small_gathers import gather_numbers
 
 ALWAYS = 2**62  # steps
@@ -73,7 +74,11 @@ class Commits(ABC):
         filler, is_alone = self.filler, self.filler.algorithm.gradients is None
         is_plain = filler.samples is None and not filler.model.is_sharded
         is_step = self.stage == Stage.HAS_STEPPED and self.progress.steps >= self.ahead_from
-        return is_flat and is_alone and is_plain and is_step and self.parameters.result is not None
+        if not (is_flat and is_alone and is_plain and is_step):
+            return False
+        # On an accelerator a wait for NCCL returns before the message has arrived.
+        slot = self.parameters
+        return slot.result is not None and not has_streams(slot.site.device)
 
     def made(self, agreed: Agreement) -> Healed:
         """Return what this rank has made of the last result, for those that miss it."""

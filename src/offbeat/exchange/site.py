@@ -101,10 +101,10 @@ class Site:
 
         In an elastic run this waits until it has arrived on all ranks. Where one is lost, every
         rank of the others writes it, or none does: then this raises :class:`PeerLost`, and the
-        exchange is made again without that rank. Of gradients with
-        :attr:`GradientExchange.is_healable` it need not wait: a rank that misses the result gets it
-        from another. ``steps``: of how many steps each rank's work is in the result; None for all
-        so far.
+        exchange is made again without that rank. It need not wait for gradients with
+        :attr:`GradientExchange.is_healable`, nor where :attr:`BoundParameters.result` is kept: a
+        rank that misses the result gets it from another. ``steps``: of how many steps each rank's
+        work is in the result; None for all so far.
         """
         if self.transaction is not None:
             self.transaction(steps)

@@ -1,12 +1,20 @@
 """Local SGD: the mean of all parameters every few steps."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
 from torch import Tensor
 
-from offbeat.exchange import BoundParameters, ParameterExchange, Site, Variable, scratch
+from offbeat.exchange import (
+    BoundParameters,
+    ParameterExchange,
+    Saved,
+    Site,
+    State,
+    Variable,
+    scratch,
+)
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
 from offbeat.exchange.weights import Window
@@ -139,6 +147,18 @@ class BoundAverage(BoundParameters):
     def result(self) -> dict[str, Tensor] | None:
         """The mean; not kept of 16-bit parameters, nor where a rank may return to its own."""
         return self.layout.views(self.kept) if self.kept else None
+
+    def go_on_with(self, result: Mapping[str, Tensor], common: Saved) -> None:
+        """Take over the mean, and keep it: this rank may be asked for it in its turn."""
+        super().go_on_with(result, common)
+        kept = self.layout.views(self.kept)
+        pack(kept.values(), [result[name] for name in kept])
+
+    def take(self, earlier: State) -> None:
+        """Take over; another rank may still miss the last mean."""
+        super().take(earlier)
+        assert isinstance(earlier, BoundAverage), "an exchange of the same kind"
+        pack(self.kept, earlier.kept)
 
     def windows(self) -> list[Window]:
         """Return the window since the last average, for each flat tensor."""

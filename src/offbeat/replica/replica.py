@@ -265,6 +265,7 @@ class Replica(Switched):
         with self._in_phase_of(saved):
             self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
         self._members.exchanges_from = 0
+        self._members.committed_in = -1  # of another time
         self._members.wait_from(self.steps)
         alone = 0 if self.is_averaged else self.parameters.staleness(self.steps)
         self._members.settle(self.steps - alone)

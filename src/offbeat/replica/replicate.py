@@ -76,7 +76,8 @@ def replicate(
             the gradients and parameters that each has computed, so that none of their batches is
             lost; or all of them keep its result, if one does. Means are then over the ranks that
             are left. With ``within="local"``, or if its ranks hold shards of one model, a node is
-            lost with any of them. One small gather more in every exchange.
+            lost with any of them. One small gather more in an exchange whose result ranks cannot
+            hand over (weights, nodes, 16 bits, delays, among others).
 
             Over a world made by :meth:`offbeat.World.at`, whose ranks meet in a store outside of
             them all, it also lets ranks join: one script serves the first start and a restart. All

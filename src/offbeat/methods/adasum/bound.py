@@ -37,8 +37,8 @@ class BoundAdasum(BoundParameters):
     the updates; both are flat tensors by section, of the parameters in ``held``: all of them or,
     with ``partition``, this rank's share. ``owners`` are the local ranks that own the others.
     ``orthogonality`` (layers,) is that of the last exchange, and ``at_fault`` whether this rank
-    made it one that was skipped. ``before``: the errors of roundings before an exchange that has
-    not committed, in an elastic run.
+    made it one that was skipped. ``is_discarded``: its result was not finite. ``before``: the
+    errors of roundings before an exchange that has not committed, in an elastic run.
     """
 
     site: Site
@@ -57,6 +57,7 @@ class BoundAdasum(BoundParameters):
     nonfinite: Nonfinite
     skipped: int = 0
     at_fault: bool = False
+    is_discarded: bool = False
     before: list[list[Tensor]] = field(default_factory=list)
     window: Window = field(init=False)
 
@@ -113,6 +114,7 @@ class BoundAdasum(BoundParameters):
         if self.site.is_elastic:
             self.before = [[e.clone() for e in r.errors] for _, r in self.reduction.roundings]
         statistics = self.reduction.compare()
+        self.is_discarded = not statistics.is_finite()
         if statistics.is_finite():
             self.reduction.combine()
             if not self.partition:
@@ -166,7 +168,8 @@ class BoundAdasum(BoundParameters):
     def result(self) -> dict[str, Tensor] | None:
         """The anchor; not kept if roundings leave errors, or ranks hold shares or skip steps."""
         is_plain = self.wire is None and not self.layout.is_rounded and not self.partition
-        return self.held.views(self.anchor) if is_plain and self.nonfinite == "raise" else None
+        is_kept = is_plain and self.nonfinite == "raise" and not self.is_discarded
+        return self.held.views(self.anchor) if is_kept else None
 
     def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no rounding errors."""

@@ -36,8 +36,8 @@ class Fragment(State):
     last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
     has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
     short messages, if that is wanted and this rank exchanges a slice. ``is_delayed``: training goes
-    on while a mean is in flight. ``before``: the errors of messages before those in flight, in an
-    elastic run.
+    on while a mean is in flight. ``is_discarded``: the last mean was. ``before``: the errors of
+    messages before those in flight, in an elastic run.
     """
 
     site: Site
@@ -50,6 +50,7 @@ class Fragment(State):
     lossy: Sequence[LossyMean]
     is_delayed: bool
     in_flight: bool = False
+    is_discarded: bool = False
     before: dict[str, dict[str, Tensor]] | None = None
     handles: list[Handle] = field(default_factory=list)
     window: Window = field(init=False)
@@ -132,11 +133,14 @@ class Fragment(State):
         values, and the mean is discarded.
         """
         self.join()
+        fault = self._fault_of_mean()
+        self.is_discarded = fault is not None
         self.site.commit(steps)
         self.before = None
         self.window.arrive()
         self.in_flight = False  # an average taken after the error must not count it
-        self._require_finite()
+        if fault is not None:
+            raise fault
         if self.site.group is not None:
             self.optimizer.step(self._slices(self.flat))
         self._pack(self.flat, self.views)
@@ -304,8 +308,8 @@ class Fragment(State):
             for carry, rounded in zip(self.carry, self._slices(self.flat), strict=True):
                 carry.sub_(rounded)
 
-    def _require_finite(self) -> None:
-        """Raise the same ``ValueError`` on all ranks if the mean is not finite.
+    def _fault_of_mean(self) -> ValueError | None:
+        """Return the same error on all ranks if the mean is not finite.
 
         It is the same on all nodes, but each rank of a node has its own slice, or shard.
         """
@@ -318,12 +322,12 @@ class Fragment(State):
                     found = [float(self.layout.segments(section, first, first + 1)[0].layer)]
         node = self.site.inside or self.site.shards
         found = [layer for (layer,) in gather_numbers(found, node)]
-        if max(found) >= 0:
-            raise ValueError(
-                f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a "
-                "rank has diverged; go back to a checkpoint and lower the learning rate, or clip "
-                "gradients"
-            )
+        if max(found) < 0:
+            return None
+        return ValueError(
+            f"the mean of parameter {list(self.views)[int(max(found))]!r} is not finite: a rank "
+            "has diverged; go back to a checkpoint and lower the learning rate, or clip gradients"
+        )
 
     def _by_name(self, slices: Sequence[Tensor]) -> dict[str, Tensor]:
         return by_name(self.site, self.layout, slices)

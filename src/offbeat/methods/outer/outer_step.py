@@ -197,9 +197,10 @@ class BoundOuterStep(BoundParameters):
     @property
     def result(self) -> dict[str, Tensor] | None:
         """The stepped anchor; kept if it replaces the whole model at once, in full precision."""
-        settings = self.settings
+        settings, fragment = self.settings, self.fragments[0]
         is_whole = settings.fragments == 1 and settings.delay == 0 == settings.alpha
-        return self.fragments[0].stepped if is_whole and settings.wire is None else None
+        is_kept = is_whole and settings.wire is None and not fragment.is_discarded
+        return fragment.stepped if is_kept else None
 
     def go_on_with(self, result: Mapping[str, Tensor], common: Saved) -> None:
         """Take over the result; no mean is in flight any more."""
