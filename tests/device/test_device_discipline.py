@@ -41,7 +41,7 @@ WAITS = {
     ("methods/adasum/reduction:Statistics.is_finite", "tolist"): (
         "an update that is not finite raises before any parameter changes"
     ),
-    ("methods/outer/fragment:Fragment._require_finite", "aten._local_scalar_dense.default"): (
+    ("methods/outer/fragment:Fragment._fault_of_mean", "aten._local_scalar_dense.default"): (
         "the same, once in H steps"
     ),
     ("methods/push_sum/gossip:GossipRound.wait", "aten._local_scalar_dense.default"): (
@@ -58,6 +58,7 @@ WAITS = {
 # Gloo sends from the host: there messages are filled and read.
 COPIES = {
     ("functional/packing:pack", "aten._foreach_copy_.default"),
+    ("platform/device:wait_for_stream", "synchronize"),  # once for all gradients of a bucket
     ("exchange/engine/dot_grad:put", "aten.copy_.default"),
     ("exchange/engine/message:FlatMessage.write_flags", "aten.copy_.default"),
     ("methods/top_k/payload:Payload.put", "aten.copy_.default"),

@@ -21,7 +21,7 @@ from outcomes import alike
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat", "short_patience")
 
-SECONDS = 12.0
+SECONDS = 30.0
 
 
 class Whole(Compressor):

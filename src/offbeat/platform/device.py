@@ -4,6 +4,7 @@ Everything that offbeat asks of a device beside its tensors is asked here, of ``
 (torch 2.6). The rest of the package must not name a kind of accelerator.
 """
 
+import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -78,10 +79,13 @@ def zeros_beside(
 ) -> Tensor:
     """Allocate (numel,) zeros on ``device``, to which ``home`` copies at full speed.
 
-    Pinned if that is the host: from an H200, pageable memory takes five times as long.
+    Pinned if that is the host, where the accelerator can: copies to pageable memory are slower, and
+    the host waits for each.
     """
-    pin = device.type == "cpu" and has_streams(home)
-    return torch.zeros(numel, dtype=dtype, device=device, pin_memory=pin)
+    if device.type == "cpu" and has_streams(home):
+        with contextlib.suppress(RuntimeError):  # it has no such memory, or too little
+            return torch.zeros(numel, dtype=dtype, device=device, pin_memory=True)
+    return torch.zeros(numel, dtype=dtype, device=device)
 
 
 def peak_memory(device: torch.device) -> int:
