@@ -1,6 +1,7 @@
 """A rank that misses a result which others hold gets the gradients, or what they made of them."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import offbeat
 from offbeat.attach.connection import Connection
-from offbeat.elastic import survivors
+from offbeat.elastic import commits, survivors
 from offbeat.elastic.agreement import Agreement
 from offbeat.liveness.failure import PeerLost
 from offbeat.testing import ThreadWorld, snapshot
@@ -272,6 +273,33 @@ def test_a_result_that_is_discarded_makes_nobody_fall_behind(
     found = run(work)
     assert {steps for _, steps, _ in found.values()} == {STEPS}
     assert {tuple(used) for *_, used in found.values()} == {(4,)}
+
+
+@pytest.mark.parametrize("text", ["ddp(broadcast_buffers=False)", "local_sgd(every=1)", "adasum"])
+def test_ranks_wait_for_all_where_no_wait_tells_what_has_arrived(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NCCL: a wait returns once the message is ordered before what follows on a stream."""
+    gather, waits = commits.gather_numbers, Counter[bool]()
+
+    def counted(numbers: Any, group: Any) -> Any:
+        waits[on_stream] += 1
+        return gather(numbers, group)
+
+    def work(world: World) -> None:
+        model = Quadratic()
+        given = {"optimizer": adam(model), "elastic": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
+        for step in range(STEPS):
+            loss(model, world.rank, step).backward()
+            replica.step()
+        replica.detach()
+
+    monkeypatch.setattr(commits, "gather_numbers", counted)
+    for on_stream in (True, False):
+        monkeypatch.setattr(commits, "has_streams", lambda device, found=on_stream: found)
+        ThreadWorld(2).run(work)
+    assert waits == {True: 2 * STEPS, False: 2 * 2}  # of two ranks; without, in two steps
 
 
 class Normalized(nn.Module):

@@ -10,7 +10,7 @@ from offbeat.elastic.agreement import Agreement, Progress, Stage
 from offbeat.elastic.handover import Healed, go_on_with, made_of_gradients
 from offbeat.elastic.node import Node
 from offbeat.elastic.survivors import Reconnected
-from offbeat.exchange import BoundGradients, BoundParameters
+from offbeat.exchange import BoundGradients, BoundParameters, Site
 from offbeat.exchange.sharding import version
 from offbeat.liveness.failure import PeerLost
 from offbeat.platform.device import has_streams
@@ -70,15 +70,16 @@ class Commits(ABC):
 
     def _keeps_result(self) -> bool:
         """Whether the exchange of parameters is the only one of this step, and keeps its result."""
-        is_flat = self.connection.mates is None and self.node is None
         filler, is_alone = self.filler, self.filler.algorithm.gradients is None
         is_plain = filler.samples is None and not filler.model.is_sharded
         is_step = self.stage == Stage.HAS_STEPPED and self.progress.steps >= self.ahead_from
-        if not (is_flat and is_alone and is_plain and is_step):
-            return False
-        # On an accelerator a wait for NCCL returns before the message has arrived.
         slot = self.parameters
-        return slot.result is not None and not has_streams(slot.site.device)
+        is_kept = self._is_flat and is_alone and is_plain and is_step and slot.result is not None
+        return is_kept and _arrives(slot.site)
+
+    @property
+    def _is_flat(self) -> bool:
+        return self.connection.mates is None and self.node is None
 
     def made(self, agreed: Agreement) -> Healed:
         """Return what this rank has made of the last result, for those that miss it."""
@@ -98,8 +99,8 @@ class Commits(ABC):
         if steps is None and self.committed_in == self.progress.steps:
             self.wait_for_calls()
         is_ahead = self.progress.steps >= self.ahead_from and self.gradients.is_settled
-        is_flat = self.connection.mates is None and self.node is None
-        if not (is_ahead and is_flat and self.filler.heals):
+        is_here = self.gradients.site is None or _arrives(self.gradients.site)
+        if not (is_ahead and is_here and self._is_flat and self.filler.heals):
             return self._commit(steps)
         self._count(steps)
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
@@ -199,3 +200,8 @@ class Commits(ABC):
             if agreed == self.progress.commits:
                 raise
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
+
+
+def _arrives(site: Site) -> bool:
+    """Whether a message has arrived when a wait for it returns: not from NCCL, on a stream."""
+    return not has_streams(site.device)
