@@ -28,7 +28,8 @@ __all__ = ["quick", "stopped_heartbeats"]  # fixtures
 
 LAST = 4  # the last step of the victim
 GROWTH = 1.1  # of the learning rate, in each step
-OTHERS, OF_FIVE = (0, 2, 3), (2, 3, 4)
+OTHERS = (0, 2, 3)
+WINDOWS = "local_sgd(every=2)", "diloco(every=2)", "adasum(every=2)"
 BARE = offbeat.ddp(broadcast_buffers=False)  # no message follows gradients
 
 
@@ -76,15 +77,22 @@ def train(
     torn: Callable[..., None],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    *,
+    algorithm: offbeat.Algorithm = BARE,
+    behind: Collection[int] = (2,),
+    last: int = LAST,
     between: Callable[[offbeat.Replica, int], object] = lambda *_: None,
     after: Callable[[offbeat.Replica, int], object] = lambda *_: None,
 ) -> Any:
-    """Train one rank, with rank 2 behind; its end, what it was told, or None of the victim."""
+    """Train one rank; its end, what it was told, or None of the victim.
+
+    The end is that before ``finish()``, whose average would hide differences.
+    """
     given: dict[str, Any] = {"optimizer": optimizer, "elastic": True}
-    replica = offbeat.replicate(model, BARE, mesh=world, **given)
+    replica = offbeat.replicate(model, algorithm, mesh=world, **given)
     try:
         for step in range(STEPS):
-            torn(world.rank, step, (2,))
+            torn(world.rank, step, behind, last=last)
             loss(model, world.rank, step).backward()
             between(replica, step)
             optimizer.step()
@@ -95,8 +103,10 @@ def train(
         return perish(replica._connection.links)
     except PeerLost as error:
         return str(error)
+    end = flat(snapshot(model))
+    replica.finish()
     replica.detach()
-    return flat(snapshot(model))
+    return end
 
 
 @pytest.mark.usefixtures("quick")
@@ -140,53 +150,53 @@ def test_those_behind_get_what_others_made(
         assert [(each["rank"], each["used"]) for each in stats["lost"]] == [(VICTIM, LAST + 1)]
 
 
+def require_equal(text: str, found: dict[int, Any], size: int, last: int) -> None:
+    """Survivors are equal, and where one process can tell, as all ranks until ``last`` make them.
+
+    Adasum's sums are not those of one process.
+    """
+    first, *others = found.values()
+    assert all(np.array_equal(end, first) for end in others)
+    if text.startswith("adasum"):
+        return
+    want = expected(
+        text, size, lambda step: [*found] if step > last else range(size), 1, (1,) * size
+    )
+    np.testing.assert_allclose(first, want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("behind", [(2,), (0, 3)])
-@pytest.mark.parametrize(
-    ("text", "messages"),
-    [("local_sgd(every=2)", 1), ("diloco(every=2)", 1), ("adasum(every=2)", 1)],
-)
+@pytest.mark.parametrize("text", WINDOWS)
 @pytest.mark.parametrize("last", [5, STEPS - 1])  # both end a window
 @pytest.mark.fault(
     "a rank is lost when some have the result of a window and train on, and some miss it",
     "those behind get it from one that keeps it; all stay equal",
 )
 def test_those_behind_get_the_result_of_a_window(
-    text: str, messages: int, behind: Collection[int], last: int, torn: Callable[..., None]
+    text: str, behind: Collection[int], last: int, torn: Callable[..., None]
 ) -> None:
     """Ranks that hold it are a step ahead when they find the loss, or in another call."""
+    replicas: dict[int, offbeat.Replica] = {}
 
     def work(world: World) -> Any:
-        model = Quadratic()
-        optimizer = adam(model)
-        given = {"optimizer": optimizer, "elastic": True}
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
-        try:
-            for step in range(STEPS):
-                loss(model, world.rank, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                torn(world.rank, step, behind, messages, last)
-                replica.step()
-        except Lost:
-            return perish(replica._connection.links)
-        replica.finish()
-        stats = replica.stats()
-        replica.detach()
-        return flat(snapshot(model)), stats
+        def note(replica: offbeat.Replica, step: int) -> None:
+            replicas[world.rank] = replica
+
+        model, algorithm = Quadratic(), offbeat.algorithm(text)
+        given: dict[str, Any] = {"algorithm": algorithm, "behind": behind, "last": last}
+        return train(world, torn, model, adam(model), after=note, **given)
 
     found = run(work)
-    for end, stats in found.values():
-        assert np.array_equal(end, found[0][0])
-        assert [(each["rank"], each["used"]) for each in stats["lost"]] == [(VICTIM, last + 1)]
-        if not text.startswith("adasum"):
-            want = expected(text, 4, lambda step: OTHERS if step > last else range(4))
-            np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+    require_equal(text, found, 4, last)
+    for rank in found:
+        lost = [(each["rank"], each["used"]) for each in replicas[rank].lost]
+        assert lost == [(VICTIM, last + 1)]
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore:.*ranks .0. are lost:RuntimeWarning")
-@pytest.mark.parametrize("text", ["local_sgd(every=2)", "diloco(every=2)", "adasum(every=2)"])
+@pytest.mark.parametrize("text", WINDOWS)
 @pytest.mark.fault(
     "the rank that hands over the result of a window is lost meanwhile",
     "those behind get it from another one",
@@ -195,8 +205,7 @@ def test_those_behind_get_it_from_another_if_the_donor_is_lost(
     text: str, torn: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other donor has taken over the links without the first lost rank already."""
-    last, heal, opened = 5, survivors.heal, dict[int, Any]()
-    connect = Connection.open
+    heal, connect, opened = survivors.heal, Connection.open, dict[int, Any]()
 
     def noted(connection: Connection, *pair: Any) -> Connection:
         opened[threading.get_ident()] = connection.links
@@ -212,32 +221,15 @@ def test_those_behind_get_it_from_another_if_the_donor_is_lost(
     monkeypatch.setattr(Connection, "open", noted)
 
     def work(world: World) -> Any:
-        model = Quadratic()
-        optimizer = adam(model)
-        given = {"optimizer": optimizer, "elastic": True}
-        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, **given)
+        model, algorithm = Quadratic(), offbeat.algorithm(text)
         try:
-            for step in range(STEPS):
-                loss(model, world.rank, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                torn(world.rank, step, (2,), 1, last)
-                replica.step()
-        except Lost:
-            return perish(replica._connection.links)
+            return train(world, torn, model, adam(model), algorithm=algorithm, last=5)
         except KeyboardInterrupt:
             return None
-        replica.finish()
-        replica.detach()
-        return flat(snapshot(model))
 
     found = run(work, 5)
     assert found.pop(0) is None
-    for end in found.values():
-        assert np.array_equal(end, found[2])
-        if not text.startswith("adasum"):
-            want = expected(text, 5, lambda step: OF_FIVE if step > last else range(5), 1, (1,) * 5)
-            np.testing.assert_allclose(end, want, rtol=0, atol=1e-12)
+    require_equal(text, found, 5, 5)
 
 
 @pytest.mark.usefixtures("quick")

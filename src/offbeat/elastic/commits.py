@@ -63,9 +63,8 @@ class Commits(ABC):
         and gets it after a loss.
         """
         if self._keeps_result():
-            self.progress = self.progress._replace(commits=self.progress.commits + 1)
-        else:
-            self._agree()
+            return self._go_ahead(steps)
+        self._agree()
         self._count(steps)
 
     def _keeps_result(self) -> bool:
@@ -99,9 +98,13 @@ class Commits(ABC):
         if steps is None and self.committed_in == self.progress.steps:
             self.wait_for_calls()
         is_ahead = self.progress.steps >= self.ahead_from and self.gradients.is_settled
-        is_here = self.gradients.site is None or _arrives(self.gradients.site)
-        if not (is_ahead and is_here and self._is_flat and self.filler.heals):
+        is_alike = is_ahead and self._is_flat and self.filler.heals
+        if not (is_alike and _arrives(self.gradients.site)):
             return self._commit(steps)
+        self._go_ahead(steps)
+
+    def _go_ahead(self, steps: int | None) -> None:
+        """Commit without a wait for the others."""
         self._count(steps)
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
 
