@@ -35,6 +35,9 @@ from reference.participants import Array
 CONTINUE = "sgp"
 
 
+frames_of_victims = list[BaseException]()
+
+
 @pytest.fixture(autouse=True)
 def stopped_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stop the heartbeats of ranks that a test leaves connected: their threads would go on."""
@@ -48,6 +51,7 @@ def stopped_heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for one in started:
         one.stop()
+    frames_of_victims.clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_survivors import perish, quick, results_of_survivors, stopped_heartbeats
+from test_survivors import frames_of_victims, perish, quick, results_of_survivors, stopped_heartbeats
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
@@ -48,7 +48,14 @@ Members = Callable[[int], Collection[int]]  # of the exchange of a step
 
 
 class Lost(BaseException):
-    """Ends the victim's thread."""
+    """Ends the victim's thread.
+
+    Its frames, with the buffers of messages, live until the test ends: without them Gloo's thread
+    would poll the victim's sockets in a busy loop.
+    """
+
+    def __init__(self) -> None:
+        frames_of_victims.append(self)
 
 
 def expected(
