@@ -55,7 +55,7 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 # First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
-# what else runs in threads, four at a time since many of these tests wait for heartbeats; then what
+# what else runs in threads, eight at a time since many of these tests wait for heartbeats; then what
 # starts processes, three at a time (file by file, so that what a module's tests share is set up
 # once); last, one by one, what measures times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
@@ -66,7 +66,7 @@ test: lint  ## lint, types, tests and doctests
 	@$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
 	failed=$$?; wait $$types && exit $$failed
-	$(BIN)/python -m pytest -n 4 --dist worksteal --durations=10 $(OTHERS) \
+	$(BIN)/python -m pytest -n 8 --dist worksteal --durations=10 $(OTHERS) \
 		-m "not processes and not quiet and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 $(PROCESSES) \
 		-m "processes and not quiet and not gpu"

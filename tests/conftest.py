@@ -38,6 +38,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection() -> Generator[None, Any, Any]:
     """Keep the garbage collector from what is imported: each pass over it takes a second."""
     gc.disable()
+    # As the first optimizer would, for seconds in which no thread of the process could beat.
+    import_module("torch._dynamo")
     try:
         return (yield)
     finally:
@@ -99,8 +101,6 @@ def machine_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Impatient heartbeats, all of which end with the test."""
-    # As the first optimizer does, for seconds in which no thread of the process writes a heartbeat.
-    import_module("torch._dynamo")
     for name, seconds in {"BEAT": 0.1, "BROKEN_AFTER": 1.0, "SILENT_AFTER": 1.5}.items():
         monkeypatch.setattr(heartbeat, name, seconds)
     start, started = Heartbeat.__init__, []

@@ -36,16 +36,13 @@ CASES = (
     (FSDP_AND_TP, "ddp"),
     (FSDP_AND_TP, "sgp(overlap=1, wire='bf16', within='local')"),
     (FSDP_AND_TP, "daso(every=2)"),
-    (FSDP_AND_TP, "adasum(method='gram', within='local')"),
     (FSDP_AND_TP, "adasum(every=2, method='rvhdd', within='local')"),
     (FSDP_AND_TP, "diloco(every=2, fragments=2, delay=1, momentum=0.5, within='local')"),
     (FSDP_AND_TP, "noloco(every=2, gossip_lr=0.4, within='local')"),
     (FSDP_AND_TP, "lags(density=1.0)"),
     (FSDP_AND_TP, "local_sgd(every=2, within='local')"),
     (FSDP_AND_TP, "d_psgd(within='local')"),
-    (TP, "ddp"),
     (TP, "adasum(within='local')"),
-    (HYBRID, "ddp"),
     (HYBRID, "adasum(within='local')"),
 )
 BY_SHARD = (  # these select or scale by all that a rank holds, or depend on the clock
