@@ -39,6 +39,9 @@ GROUPS = {
 
 # Groups whose rows are statements of other pages.
 ELSEWHERE = {
+    "Ranks that join": "elastic.md",
+    "Starting": "reliability.md",
+    "Leaving": "reliability.md",
     "Checkpoints": "saving.md",
     "Settings and arguments": "methods/index.md",
     "Hogwild training": "methods/hogwild.md",
