@@ -110,7 +110,7 @@ def main() -> None:
         else:
             asked = [python, "-c", "import torch; print(torch.__version__)"]
             build = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
-            where = f"{version} | {build} | Linux, x86-64 | {date.today()} |\n"
+            where = f"{version} | {build} | {date.today()} |\n"
             if extra:
                 alone += extra
                 rows = rows[:-1] if "alone" in "".join(rows[-1:]) else rows
