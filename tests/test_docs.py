@@ -86,10 +86,12 @@ def test_python_compiles() -> None:
 
 
 def test_shell_is_shell() -> None:
-    for page in PAGES:
-        for block in blocks(page, "bash"):
-            done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
-            assert done.returncode == 0, f"{page}: {done.stderr}"
+    shown = [(page, block) for page in PAGES for block in blocks(page, "bash")]
+    scripts = [*(ROOT / "examples" / "clusters").glob("*.sbatch")]
+    assert scripts
+    for path, text in [*shown, *((script, script.read_text("utf-8")) for script in scripts)]:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, f"{path}: {done.stderr}"
 
 
 def test_make_has_every_target_that_is_named() -> None:
