@@ -89,7 +89,7 @@ def test_shell_is_shell() -> None:
     shown = [(page, block) for page in PAGES for block in blocks(page, "bash")]
     scripts = [*(ROOT / "examples" / "clusters").glob("*.sbatch")]
     assert scripts
-    for path, text in [*shown, *((script, script.read_text("utf-8")) for script in scripts)]:
+    for path, text in [*shown, *((file, file.read_text("utf-8")) for file in scripts)]:
         done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert done.returncode == 0, f"{path}: {done.stderr}"
 
