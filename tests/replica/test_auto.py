@@ -8,7 +8,7 @@ import pytest
 from torch.optim import SGD
 
 import offbeat
-from offbeat.exchange.auto import Auto
+from offbeat.exchange.algorithm import Auto
 from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World

@@ -79,15 +79,11 @@ def model_fault(model: Exchanged) -> str | None:
     return _shared_memory(model)
 
 
-def optimizer_fault(filler: SlotFiller) -> str | None:
-    """Return why the algorithm cannot read the given optimizers, or None."""
-    gradients = filler.algorithm.gradients
-    return None if gradients is None else gradients.fault(filler.model.trained, filler.optimizers)
-
-
-def sparse_fault(filler: SlotFiller) -> str | None:
-    """Return why the sparse gradients of this rank's model cannot be exchanged, or None."""
+def gradients_fault(filler: SlotFiller) -> str | None:
+    """Return why gradients of this rank cannot be exchanged, or its optimizers be read, or None."""
     model, gradients = filler.model, filler.algorithm.gradients
+    if gradients and (fault := gradients.fault(model.trained, filler.optimizers)):
+        return fault
     if not (tables := sorted(model.sparse)):
         return None
     fix = f"parameter {tables[0]!r} has sparse gradients; set sparse=False, or ignore the module"
@@ -215,13 +211,11 @@ def require_shares(filler: SlotFiller, nodes: Sequence[Sequence[int]]) -> None:
 
 
 class Snapshot:
-    """The parameters of a model as they are now, to notice changes that hooks cannot survive.
-
-    Made for one comparison per step: it holds the dicts in which modules keep their parameters and
-    children, since ``named_parameters()`` takes most of the time by composing names.
-    """
+    """The parameters of a model as they are now, to notice changes that hooks cannot survive."""
 
     def __init__(self, model: Exchanged) -> None:
+        # The dicts in which modules keep parameters and children: in a comparison per step,
+        # named_parameters() takes most of the time by composing names.
         self._traits = _traits(model)
         modules = list(model.module.modules())
         self._children = [(m._modules, dict(m._modules)) for m in modules]
@@ -234,13 +228,11 @@ class Snapshot:
         self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters.values()]
 
     def change(self, model: Exchanged, rank: int) -> ValueError | None:
-        """Return an error that names changes since then, if there are any.
-
-        A parameter that is frozen is no change: it counts as unused, as in loops that train two
-        networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
-        """
+        """Return an error that names changes since then, if there are any."""
         if self._is_as_before():
             return None
+        # A parameter that is frozen is no change: it counts as unused, as in loops that train two
+        # networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
         now = _traits(model)
         names = [n for n in {**self._traits, **now} if self._traits.get(n) != now.get(n)]
         thawed = {id(p) for p, _, trained in self._parameters if p.requires_grad and not trained}

@@ -40,8 +40,7 @@ class Mates(Protocol):
 class Connection:
     """The links between the ranks of ``world``; None where this rank is the only one.
 
-    ``control`` joins all ranks, for checks and small values. ``mates`` joins those of this node in
-    an elastic run of a sharded model.
+    ``control`` joins all ranks, ``mates`` those of this node in an elastic run of a sharded model.
     """
 
     world: World
@@ -88,11 +87,9 @@ class Connection:
 
     @contextmanager
     def calling(self, verb: str | None) -> Iterator[None]:
-        """Mark this rank as inside the collective call ``verb``, then as past it.
-
-        A rank that waits compares this with its own call: two ranks in different calls would
-        otherwise pair up messages that do not belong together. None for a call of this rank alone.
-        """
+        """Mark this rank as inside the collective call ``verb``, if it is one, then as past it."""
+        # A rank that waits compares this with its own call: two ranks in different calls would
+        # otherwise pair up messages that do not belong together.
         # Evaluations call us in inference mode, and tensors made there cannot be written later.
         normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         if self.links is None or verb is None:
@@ -114,10 +111,10 @@ class Connection:
     def alike(self, is_of_all: bool = True) -> Iterator[None]:
         """End a call alike on this rank and its ``mates``: it returns on all of them, or on none.
 
-        Ranks that hold shards of one model wait for each other in every forward. So none may return
-        from a call while another agrees with other nodes on who is left, which wait for this one.
         ``is_of_all``: whether all of them make the call. Otherwise a fault ends their next one.
         """
+        # Ranks that hold shards of one model wait for each other in every forward. So none may
+        # return while another agrees with other nodes on who is left, which wait for this one.
         try:
             yield
         except (ValueError, PeerLost) as error:

@@ -14,7 +14,6 @@ from offbeat.attach.connection import Connection
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.sharding import local
 from offbeat.platform.process_group import is_running
-from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_numbers
 from offbeat.transport.world import World
 
@@ -40,19 +39,16 @@ def digest(parameters: Iterable[Tensor]) -> int:
 
 
 def wrapper_fault(model: Exchanged, algorithm: Algorithm) -> str | None:
-    """Return the error for a model that was wrapped after ``replicate``, or None.
-
-    Frameworks do so, and gradients would be all-reduced twice. The wrapper leaves no mark on what
-    it wraps, so all objects of the process are looked through: 22 ms for 170,000 of them.
-    """
+    """Return the error for a model that was wrapped after ``replicate``, or None."""
+    # Frameworks do so, and gradients would be all-reduced twice. The wrapper leaves no mark on what
+    # it wraps, so all objects of the process are looked through: 22 ms for 170,000 of them.
     if not is_running() or (algorithm.gradients and algorithm.gradients.is_wrapper):
         return None
     own = {id(parameter) for parameter in model.parameters.values()}
     kinds = set(_kinds(DistributedDataParallel))  # issubclass() would take five times as long
     wrappers = [o for o in gc.get_objects() if type(o) in kinds]
-    if any(id(p) in own for wrapper in wrappers for p in wrapper.parameters()):
-        return WRAPPED
-    return None
+    is_wrapped = any(id(p) in own for wrapper in wrappers for p in wrapper.parameters())
+    return WRAPPED if is_wrapped else None
 
 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
@@ -70,77 +66,49 @@ def check_start(
     is_changed: bool,
     is_averaged: bool,
 ) -> str | None:
-    """Raise ``ValueError`` on all ranks for a wrapper or different parameters; return a note.
+    """Compare the parameters with which the ranks began to train; all ranks call.
 
-    ``is_changed``: the parameters are not those of the attach, the load or ``finish()``. See
-    :func:`wrapper_fault` and :func:`compare_starts`.
+    ``mine`` is this rank's :func:`digest`, or None if it has run no backward; ``is_changed``: they
+    are not those of the attach, the load or ``finish()``; ``is_averaged``: all were equal then.
+
+    Raises ``ValueError`` on all ranks for a wrapper, or if parameters differ between ranks that the
+    algorithm keeps equal. Returns a note if they differ where they may. Nothing is compared where
+    no step may wait for another rank.
     """
+    parameters, world, control = algorithm.parameters, connection.world, connection.control
     fault = wrapper_fault(model, algorithm)
-    if fault is None and is_changed and algorithm.parameters and algorithm.parameters.anchored:
+    if fault is None and is_changed and parameters and parameters.anchored:
         fault = (
             f"parameters were written to after replicate(), and {algorithm} counts from those at "
             "the attach; load a model before replicate(), or call finish() after loading it"
         )
     if fault is not None:
-        raise connection.report_error(ValueError(f"rank {connection.world.rank}: {fault}"))
-    world, control = connection.world, connection.control
-    return compare_starts(mine, algorithm, world, control, is_averaged, model.is_sharded)
-
-
-def compare_starts(
-    mine: int | None,
-    algorithm: Algorithm,
-    world: World,
-    control: Group | None,
-    is_averaged: bool,
-    sharded: bool = False,
-) -> str | None:
-    """Compare the parameters with which the ranks began to train; all ranks call.
-
-    ``mine`` is this rank's :func:`digest`, or None if it has run no backward. ``settled``: all
-    ranks were equal at the attach, or when the state was saved. ``sharded``: ranks hold shards, and
-    are compared with those that hold the same one.
-
-    Raises ``ValueError`` on all ranks if parameters differ between ranks that the algorithm keeps
-    equal. Returns a note if they differ where they may. Nothing is compared where no step may wait
-    for another rank.
-    """
-    parameters = algorithm.parameters
+        raise connection.report_error(ValueError(f"rank {world.rank}: {fault}"))
     if control is None or (parameters is not None and not parameters.waits):
         return None
     gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
     found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))
-    everyone = world.counterparts if sharded else (world.ranks,)
+    everyone = world.counterparts if model.is_sharded else (world.ranks,)
     for ranks in _kept_equal(algorithm, world, is_averaged, everyone):
-        different = _different(found, ranks)
-        if different is not None:
+        if (different := _different(found, ranks)) is not None:
             raise ValueError(
                 f"ranks {different[0]} and {different[1]} started from different parameters, and "
                 f"{algorithm} keeps them equal; load the same model file on all ranks, before "
                 "replicate() or after it"
             )
-    pairs = [_different(found, ranks) for ranks in everyone] if is_averaged else []
-    different = next(filter(None, pairs), None)
-    if different is None:
-        return None
-    return (
-        f"ranks {different[0]} and {different[1]} started from different parameters: was the same "
-        "model file loaded on all ranks?"
-    )
+    for ranks in everyone if is_averaged else ():
+        if (different := _different(found, ranks)) is not None:
+            return (
+                f"ranks {different[0]} and {different[1]} started from different parameters: was "
+                "the same model file loaded on all ranks?"
+            )
+    return None
 
 
 def keeps_equal(algorithm: Algorithm) -> bool:
     """Return whether all ranks hold equal parameters after every step."""
     gradients = algorithm.gradients
     return algorithm.parameters is None and gradients is not None and gradients.over == "world"
-
-
-def drift_note(algorithm: Algorithm, largest: float) -> str:
-    """Return the warning for replicas that the algorithm keeps equal, and that are not."""
-    return (
-        f"finish() found replicas at distances up to {largest:.3g} from their average, and "
-        f"{algorithm} keeps them equal: did a rank load another optimizer state, or miss a step?"
-    )
 
 
 def _kept_equal(

@@ -30,8 +30,7 @@ from offbeat.transport.world import World
 def reduced(algorithm: Algorithm, world: World, mesh: object = None) -> str | None:
     """Return the warning for nodes on which one slot of ``algorithm`` is disabled, or None.
 
-    ``mesh``: the layout that was given, if any. A world of one rank trains as without offbeat,
-    whatever the algorithm, as it should.
+    ``mesh``: the layout that was given, if any. A world of one rank needs no warning.
     """
     near, far = algorithm.gradients, algorithm.parameters
     if world.size == 1:
@@ -56,15 +55,13 @@ def reduced(algorithm: Algorithm, world: World, mesh: object = None) -> str | No
 @final
 @dataclass(frozen=True, eq=False)
 class SlotFiller:
-    """Opens the groups of the slots of ``algorithm`` and initializes their exchanges.
+    """Opens the groups of the slots of ``algorithm`` and binds their exchanges.
 
-    A slot without an exchange, or whose group has one member, stays empty: a world of one rank
-    trains as without offbeat, bit for bit. ``notes`` collects remarks about that for the user.
-    ``is_elastic``: whether the run goes on after the loss of a rank. ``transaction``: see
-    :meth:`offbeat.Site.commit`, and ``arrival`` is that of gradients. ``registered``: objects whose
-    states a rank that joins gets, and ``received`` those that this one has got, by name; ``saved``
-    are those of the registered that are part of the state of the replica. ``samples``: what steps
-    stand for, in a run with weights.
+    A slot without an exchange, or whose group has one member, stays empty, with one of ``notes``.
+    ``transaction``: see :meth:`offbeat.Site.commit`, and ``arrival`` is that of gradients.
+    ``registered``: objects whose states a rank that joins gets, ``received`` the states that this
+    one has got, and ``saved`` the objects whose states the replica saves, by name. ``samples``:
+    what steps stand for, in a run with weights.
     """
 
     algorithm: Algorithm
@@ -105,15 +102,15 @@ class SlotFiller:
     def gradients(self, links: Transport | None, control: Group | None) -> BoundGradients:
         """Fill the gradients slot; all ranks call."""
         exchange = self.algorithm.gradients
-        if exchange is not None:
-            if self.model.is_sharded and exchange.over == "local":
-                self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
-                return IdleGradients(None)
-            site = self._site("gradients", exchange, links, control)
-            if site is not None:
-                self.notes.extend(exchange.remarks(site))
-                return exchange.bind(site)
-        return IdleGradients(None)
+        if exchange is None:
+            return IdleGradients(None)
+        if self.model.is_sharded and exchange.over == "local":
+            self.notes.append(f"the gradients slot is disabled: FSDP2 does {exchange}")
+            return IdleGradients(None)
+        if (site := self._site("gradients", exchange, links, control)) is None:
+            return IdleGradients(None)
+        self.notes.extend(exchange.remarks(site))
+        return exchange.bind(site)
 
     def parameters(self, links: Transport | None, control: Group | None) -> BoundParameters:
         """Fill the parameters slot; all ranks call."""
@@ -121,14 +118,10 @@ class SlotFiller:
         if exchange is not None:
             site = self._site("parameters", exchange, links, control)
             if site is not None:
-                site.copy_replicated()
                 return exchange.bind(site.counted())
-        everyone = None
-        if links is not None:
-            everyone = Site.on("world", links, self.model, control=control)
-            everyone.copy_replicated()
-            everyone = everyone.counted()
-        return IdleParameters(everyone)
+        if links is None:
+            return IdleParameters(None)
+        return IdleParameters(Site.on("world", links, self.model, control=control).counted())
 
     def common(self) -> dict[str, Any]:
         """Return the states of optimizers and other objects, for a rank that joins."""
@@ -163,11 +156,15 @@ class SlotFiller:
         control: Group | None,
     ) -> Site | None:
         if links is not None:
-            given = self.optimizers, self.scaler, control
             commit = self.transaction if slot == "parameters" else self.arrival
-            commit = None if exchange.over == "local" else commit
-            more = exchange.peers, commit, self.samples
-            site = Site.on(exchange.over, links, self.model, *given, *more)
+            site = Site.on(
+                exchange.over,
+                links,
+                self.model,
+                *(self.optimizers, self.scaler, control, exchange.peers),
+                transaction=None if exchange.over == "local" else commit,
+                samples=self.samples,
+            )
             if site.size > 1 or (exchange.partition and site.inside is not None):
                 return site
         self.notes.append(

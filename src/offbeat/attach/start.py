@@ -4,8 +4,7 @@ A rank that raised for itself would leave the others waiting for it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -15,9 +14,8 @@ from offbeat.attach.checks import (
     difference,
     digest_of,
     fingerprint,
+    gradients_fault,
     model_fault,
-    optimizer_fault,
-    sparse_fault,
 )
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
@@ -36,12 +34,9 @@ def connect(
 ) -> Connection:
     """Connect to all other ranks, which all call; raise the same ``ValueError`` on all of them.
 
-    The layout of the ranks is ``mesh``, or made of the hosts that the ranks name. All ranks must
-    have the same model, by a digest that each one sends; only where two differ are they compared
-    name by name. ``run``: the number of the run, if others may join it. ``meter``: counters that
-    this rank has already.
+    ``run``: the number of the run, if others may join it; ``meter``: counters of this rank.
     """
-    model, given, fault = filler.model, None, argument_fault(filler)
+    given, fault = None, argument_fault(filler)
     try:
         given = given_world(mesh)
         connections()
@@ -51,20 +46,18 @@ def connect(
         world = given or World.of([range(default_group().size())])
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
-    fault = fault or model_fault(model)
+    fault = fault or model_fault(filler.model)
     fault = fault or (token.fault_of_process_group() if world.group is not None else None)
     if world.size == 1 and not run:  # alone, the optimizer is not read
         if fault is not None:
             raise ValueError(fault)
         return Connection(world, None, None)
-    fault = fault or optimizer_fault(filler) or sparse_fault(filler)
-    fault = fault or elastic_fault(filler)
+    fault = fault or algorithm_fault(filler)
     if filler.is_elastic and world.is_part:
         fault = fault or (
             "elastic=True with a mesh of some ranks only: the others, such as the next stage of a "
             "pipeline, would not hear of a loss; use elastic=False"
         )
-    fault = fault or weights_fault(filler)
     links = Links.connect(world, run, meter)
     try:
         hosts = _agree(links, fault, given, filler)
@@ -100,7 +93,12 @@ def argument_fault(filler: SlotFiller) -> str | None:
     return model.fault()
 
 
-def elastic_fault(filler: SlotFiller) -> str | None:
+def algorithm_fault(filler: SlotFiller) -> str | None:
+    """Return why this rank cannot run the algorithm, or None."""
+    return gradients_fault(filler) or _elastic_fault(filler) or _weights_fault(filler)
+
+
+def _elastic_fault(filler: SlotFiller) -> str | None:
     """Return why a run, if it is elastic, cannot go on without a lost rank, or None."""
     model, algorithm = filler.model, filler.algorithm
     if not filler.is_elastic:
@@ -133,7 +131,7 @@ def elastic_fault(filler: SlotFiller) -> str | None:
     return None
 
 
-def weights_fault(filler: SlotFiller) -> str | None:
+def _weights_fault(filler: SlotFiller) -> str | None:
     """Return why the ranks of a run that has weights cannot have them, or None."""
     algorithm, far = filler.algorithm, filler.algorithm.parameters
     if filler.samples is None:
@@ -161,45 +159,34 @@ def _agree(links: Links, fault: str | None, given: World | None, filler: SlotFil
     digest = digest_of(mine)
     word = {"fault": fault, "host": host_name(), "digest": digest, "torch": torch.__version__}
     text = links.roll_call(json.dumps(word), lambda words: _conclude(words, ranks))
-    agreed = _Agreed(**json.loads(text))
-    fault = agreed.fault
-    if agreed.unlike is not None:
-        fault = _compare(links, agreed.unlike, json.dumps(mine))
+    agreed = json.loads(text)
+    fault = agreed["fault"]
+    if agreed["unlike"] is not None:
+        fault = _compare(links, agreed["unlike"], json.dumps(mine))
     if fault is not None:
         raise ValueError(fault)
-    if agreed.note is not None and links.world.rank == ranks[0]:
-        warn(agreed.note)
-    return agreed.hosts
-
-
-class _Agreed(NamedTuple):
-    """What the first rank concludes from the words of all: a fault, a rank unlike it, all hosts."""
-
-    fault: str | None
-    unlike: int | None
-    note: str | None
-    hosts: list[str]
+    if agreed["note"] is not None and links.world.rank == ranks[0]:
+        warn(agreed["note"])
+    hosts: list[str] = agreed["hosts"]
+    return hosts
 
 
 def _conclude(words: Sequence[str], ranks: Sequence[int]) -> str:
-    """Return as JSON what :class:`_Agreed` says."""
+    """Return as JSON a fault, a rank unlike the first, a warning, each or null, and all hosts."""
     said = [json.loads(word) for word in words]
     everyone = [*zip(ranks, said, strict=True)]
     faults = [f"rank {rank}: {word['fault']}" for rank, word in everyone if word["fault"]]
     unlike = [rank for rank, word in everyone if word["digest"] != said[0]["digest"]]
     builds = {word["torch"]: rank for rank, word in reversed(everyone)}
-    agreed = _Agreed(
-        faults[0] if faults else None,
-        unlike[0] if unlike and not faults else None,
-        _builds_note(builds) if len(builds) > 1 else None,
-        [word["host"] for word in said],
-    )
-    return json.dumps(agreed._asdict())
-
-
-def _builds_note(builds: Mapping[str, int]) -> str:
     found = ", ".join(f"{build} on rank {rank}" for build, rank in builds.items())
-    return f"the ranks run several builds of torch ({found}), whose results may differ by rounding"
+    note = f"the ranks run several builds of torch ({found}), whose results may differ by rounding"
+    agreed = {
+        "fault": faults[0] if faults else None,
+        "unlike": unlike[0] if unlike and not faults else None,
+        "note": note if len(builds) > 1 else None,
+        "hosts": [word["host"] for word in said],
+    }
+    return json.dumps(agreed)
 
 
 def _compare(links: Links, unlike: int, mine: str) -> str:

@@ -120,7 +120,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._pass = self._begin(0, (self._order.epoch(0),))
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
         if window is not None:
-            replica.weighting.follow(self)
+            replica.weighting.follow(self.rests)
         order = "" if shuffle else ", in order"
         replica.register(f"sampler of {length} with seed {seed}{order}", self, is_saved=True)
         if self._is_told and window and replica.steps % window == 0:

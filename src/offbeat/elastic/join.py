@@ -11,7 +11,7 @@ from typing import final
 from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
-from offbeat.attach.start import argument_fault, elastic_fault, weights_fault
+from offbeat.attach.start import algorithm_fault, argument_fault
 from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
 from offbeat.elastic.node import Node
 from offbeat.kit.warning import warn
@@ -290,9 +290,8 @@ class JoinAttempts:
         fault = (
             self.fault
             or argument_fault(self.filler)
-            or elastic_fault(self.filler)
-            or weights_fault(self.filler)
             or model_fault(self.filler.model)
+            or algorithm_fault(self.filler)
             or self._growth_fault(membership)
             or self._node_fault(membership)
         )

@@ -4,8 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from offbeat.exchange.auto import Auto
 from offbeat.exchange.interface import GradientExchange, ParameterExchange
+
+
+@final
+@dataclass(frozen=True)
+class Auto:
+    """Algorithms as text, in the order of preference, among which a run chooses as it goes on."""
+
+    candidates: tuple[str, ...]
 
 
 @final

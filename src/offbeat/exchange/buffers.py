@@ -14,10 +14,9 @@ from offbeat.transport.collectives import broadcast
 
 @final
 class BufferBroadcast:
-    """Copies the buffers of the first member of a slot's group to the others.
+    """Copies the buffers of the attach from the first member of a slot's group to the others.
 
-    Those of the attach, with one message for each dtype; none for a model without buffers. One that
-    is not persistent and changes its shape or dtype is a cache, which each rank keeps from then on.
+    One that is not persistent and changes its shape or dtype is a cache, which each rank keeps.
     """
 
     def __init__(self, site: Site, found: Mapping[str, Tensor]) -> None:
@@ -40,7 +39,7 @@ class BufferBroadcast:
         cls, slot: BoundGradients, exchange: GradientExchange | None, found: Mapping[str, Tensor]
     ) -> "BufferBroadcast | None":
         """Return the copy of ``found`` that goes with the ``exchange`` in ``slot``, if one does."""
-        if exchange is None or slot.site is None or slot.is_empty:
+        if exchange is None or slot.is_empty:
             return None
         chosen = exchange.broadcast_buffers
         is_wanted = exchange.over == "world" if chosen is None else chosen

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 from torch import Tensor, nn
 
-from offbeat.exchange.sharding import is_sharded, local
+from offbeat.exchange.sharding import gathering_modules, is_sharded, local
 
 Held = TypeVar("Held", bound=Tensor)
 
@@ -79,6 +79,13 @@ class Exchanged:
         """Whether the parameters are divided among ranks."""
         return any(map(is_sharded, self.parameters.values()))
 
+    def reshard(self) -> None:
+        """Free the gathered copies of parameters, before their shards are written."""
+        # FSDP2 keeps those of the root after a forward without a backward, as in an evaluation. The
+        # next forward would use them, and not what was written.
+        for module in self._gathering:
+            module.reshard()
+
     def fault(self) -> str | None:
         """Return why ``ignore`` is no list of parts of the model, or None."""
         if isinstance(self.ignore, str | nn.Module) or not isinstance(self.ignore, Collection):
@@ -106,6 +113,10 @@ class Exchanged:
             self.module.named_parameters(remove_duplicate=remove_duplicate),
             self.module.named_buffers(remove_duplicate=remove_duplicate),
         )
+
+    @cached_property
+    def _gathering(self) -> list[Any]:
+        return gathering_modules(self.module)
 
     @cached_property
     def _names(self) -> list[str]:

@@ -17,10 +17,7 @@ from offbeat.transport.world import World
 class Replicated:
     """Copies such parts from the first rank that holds them to the others.
 
-    Only the first exchanges them as parameters, and counts them in sums over a node. Of gradients
-    each rank exchanges all that it holds, and what a method selects or rounds may depend on what
-    else that is: by the copy they stay equal, bit for bit. ``theirs`` names the parts of which
-    another rank is the first.
+    Only the first exchanges them as parameters. ``theirs`` names those that another exchanges.
     """
 
     def __init__(self, model: Exchanged, world: World, group: Group) -> None:
@@ -37,10 +34,9 @@ class Replicated:
         return {n: part.new_empty(0) if n in self.theirs else part for n, part in parts.items()}
 
     def copy(self, parts: Mapping[str, Tensor]) -> None:
-        """Copy in place; all ranks of the node call. Names may be missing, on all of them alike.
-
-        Bytes sent: those of the parts to each further holder, inside the node.
-        """
+        """Copy in place; all ranks of the node call. Names may be missing, on all of them alike."""
+        # Of gradients each rank exchanges all that it holds, and what a method selects or rounds
+        # may depend on what else that is: by the copy they stay equal, bit for bit.
         sends, receives, copies = [], [], []
         for ranks, layout in self._layouts.items():
             held = {name: parts[name] for name in layout.places if name in parts}

@@ -14,16 +14,12 @@ ALL_ZERO = (
 @final
 @dataclass(eq=False)
 class Samples:
-    """What the steps of this rank stand for, as both slots read it.
+    """What the steps of this rank stand for, as both slots read it."""
 
-    ``given`` is what the script has said, ``is_out`` whether the rank has run out of data,
-    ``total`` the sum over all steps, and ``rests`` whether ranks compute nothing in some of them.
-    """
-
-    given: float | None = None
-    is_out: bool = False
-    total: float = 0.0
-    rests: bool = False
+    given: float | None = None  # what the script has said
+    is_out: bool = False  # whether the rank has run out of data
+    total: float = 0.0  # over all steps
+    rests: bool = False  # whether ranks compute nothing in some steps
 
     @property
     def now(self) -> float:
@@ -50,10 +46,7 @@ class Weights:
     factors: tuple[float, ...] = ()
 
     def divide(self, amounts: Sequence[float], at_rest: float | None) -> None:
-        """Set the shares; ``at_rest`` is the factor of each if all amounts are 0.
-
-        Raises ``ValueError`` if they are, and must not be (None).
-        """
+        """Set the shares; ``at_rest`` is the factor of each if all amounts are 0, None an error."""
         size, largest = len(amounts), max(amounts)
         if largest > 0:
             parts = [amount / largest for amount in amounts]  # the sum of amounts may overflow

@@ -1,7 +1,7 @@
 """Parameters that FSDP2 or tensor parallelism has divided among the ranks of a node."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -24,10 +24,18 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def is_flattened(model: nn.Module) -> bool:
     """Return whether FSDP1 holds parameters of a model, which have no shapes of their own."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    if module is None:
-        return False
-    return any(isinstance(m, module.FullyShardedDataParallel) for m in model.modules())
+    return bool(_fsdp_modules(model, "FullyShardedDataParallel"))
+
+
+def gathering_modules(model: nn.Module) -> list[Any]:
+    """Return the modules to which ``fully_shard`` was applied."""
+    return _fsdp_modules(model, "FSDPModule")
+
+
+def _fsdp_modules(model: nn.Module, kind: str) -> list[Any]:
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, getattr(fsdp, kind))]
 
 
 def local(parameter: Tensor) -> Tensor:
@@ -53,11 +61,9 @@ def held_part(tensor: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that is sharded as ``like``, and of which this rank holds ``part``.
-
-    Made as FSDP2 makes its gradients. ``from_local`` would copy those of parameters that are
-    offloaded to the CPU to the device of the mesh.
-    """
+    """Return a tensor that is sharded as ``like``, and of which this rank holds ``part``."""
+    # As FSDP2 makes its gradients. ``from_local`` would copy those of parameters that are offloaded
+    # to the CPU to the device of the mesh.
     kind: Any = sys.modules["torch.distributed.tensor"].DTensor
     tensor: Tensor = kind(part, like._spec, requires_grad=False)  # type: ignore[attr-defined]
     return tensor
@@ -105,29 +111,11 @@ def placed(tensor: Tensor) -> str:
 
 
 def version(tensor: Tensor) -> int:
-    """Return a number that every write in place increments.
-
-    Optimizers and scripts write to a DTensor, which does not count for the part that this rank
-    holds; FSDP2 accumulates gradients in the part, which does not count for the DTensor.
-    """
+    """Return a number that every write in place increments."""
+    # Optimizers and scripts write to a DTensor, which does not count for the part that this rank
+    # holds; FSDP2 accumulates gradients in the part, which does not count for the DTensor.
     part = held_part(tensor)
     return tensor._version if part is tensor else tensor._version + part._version
-
-
-def gathering_modules(model: nn.Module) -> list[Any]:
-    """Return the modules to which ``fully_shard`` was applied."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return [m for m in model.modules() if module is not None and isinstance(m, module.FSDPModule)]
-
-
-def reshard(modules: Iterable[Any]) -> None:
-    """Free the gathered copies of parameters, before their shards are written.
-
-    FSDP2 keeps those of the root after a forward without a backward, as in an evaluation. The next
-    forward would use them, and not what was written.
-    """
-    for module in modules:
-        module.reshard()
 
 
 def has_one_axis(tensors: Mapping[str, Tensor]) -> bool:
@@ -144,12 +132,10 @@ def has_one_axis(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def holders(parameters: Mapping[str, Tensor], world: World) -> dict[str, tuple[int, ...]]:
-    """Return the local ranks that hold the same part of each parameter as this one, ascending.
-
-    Several where FSDP2 replicates (hybrid sharding), and of what tensor parallelism does not
-    divide, such as norms: DTensors that are replicated along an axis of the mesh of the node, or
-    lie on the others alone, and plain tensors. :func:`sharding_fault` has returned None.
-    """
+    """Return the local ranks that hold the same part of each parameter as this one, ascending."""
+    # Several where FSDP2 replicates (hybrid sharding), and of what tensor parallelism does not
+    # divide, such as norms: DTensors that are replicated along an axis of the mesh of the node, or
+    # lie on the others alone, and plain tensors.
     if has_one_axis(parameters):
         return dict.fromkeys(parameters, (world.local_rank,))
     node, found = world.nodes[world.node], {}

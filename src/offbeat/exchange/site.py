@@ -72,10 +72,15 @@ class Site:
         sharded, trained = model.is_sharded, model.trained
         axis = "node" if sharded else axis
         held = {name: local(parameter) for name, parameter in trained.items()}
-        given = optimizers, scaler, control
-        site = cls(model.module, trained, held, links.world, axis, None, None, *given)
-        weights = None if samples is None else Weights(samples)
-        site = replace(site, transaction=transaction, weights=weights, sparse=model.sparse)
+        site = cls(
+            *(model.module, trained, held, links.world, axis, None),
+            optimizers=optimizers,
+            scaler=scaler,
+            control=control,
+            transaction=transaction,
+            weights=None if samples is None else Weights(samples),
+            sparse=model.sparse,
+        )
         if peers is None and axis == "world":
             return replace(site, group=control)
         group = links.open(axis, () if peers is None else peers(site))
@@ -86,7 +91,8 @@ class Site:
         return replace(site, group=group, inside=inside)
 
     def counted(self) -> "Site":
-        """Return this site with each part on the one rank of a node that exchanges it."""
+        """Return this site with each part on the one rank of a node that exchanges it; all call."""
+        self.copy_replicated()
         parts = self.replicated
         return self if parts is None else replace(self, parameters=parts.counted(self.parameters))
 

@@ -78,13 +78,11 @@ def _fault(samples: float) -> str | None:
 
 
 def weigh_gradients(site: Site, group: Group) -> None:
-    """Agree on the shares of a backward, by what the step of each member stands for.
-
-    One small all-gather. It compares no calls: a rank that runs no backward comes here in another
-    call than the others, and the messages that follow are compared.
-    """
+    """Agree on the shares of a backward, by what the step of each member stands for."""
     if site.weights is None:
         return
+    # It compares no calls: a rank that runs no backward comes here in another call than the others,
+    # and the messages that follow are compared.
     samples = site.weights.samples
     device = message_device(group)
     mine = torch.tensor([samples.now, samples.is_out], dtype=torch.float64, device=device)

@@ -29,11 +29,9 @@ def question(key: str) -> bytes:
 
 
 def open_server(is_ipv6: bool = False) -> TCPStore | None:
-    """Start a server on a free port of all interfaces; None if it answers no question.
-
-    It looks up the name of whoever connects, for its log. Files of host names have IPv4 addresses
-    as such, and not in the notation of IPv6 that they have on sockets for both.
-    """
+    """Start a server on a free port of all interfaces; None if it answers no question."""
+    # It looks up the name of whoever connects, for its log. Files of host names have IPv4 addresses
+    # as such, and not in the notation of IPv6 that they have on sockets for both.
     with contextlib.suppress(RuntimeError, OSError):
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         listening = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6)
@@ -51,11 +49,8 @@ def open_server(is_ipv6: bool = False) -> TCPStore | None:
 
 
 def leave_server_to_parent(server: TCPStore) -> None:
-    """Close the sockets of ``server`` in a forked child: they would outlive its parent.
-
-    It is kept for as long as the child lives: its end would take sockets out of what the thread
-    of the parent polls.
-    """
+    """Close the sockets of ``server`` in a forked child: they would outlive its parent."""
+    # Its end would take sockets out of what the thread of the parent polls: it must not come.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
     for descriptor, ports in ports_of_sockets().items():
         if server.port in ports:
@@ -77,12 +72,9 @@ def ports_of_sockets() -> dict[int, list[int]]:
 
 
 def own_hosts(sockets: Iterable[int]) -> list[str]:
-    """Return the addresses of this machine by which others may reach it, best first.
-
-    They are its ends of ``sockets``, descriptors of connections to others. One that leads to this
-    machine itself may have the loopback address as its end, which is of no use elsewhere: that of
-    the interface with the default route follows.
-    """
+    """Return this machine's ends of ``sockets``, by which others may reach it, best first."""
+    # A connection to this machine itself may have the loopback address as its end, which is of no
+    # use elsewhere: that of the interface with the default route follows.
     found: dict[str, None] = {}
     for descriptor in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:

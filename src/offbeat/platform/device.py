@@ -15,9 +15,6 @@ from torch import Tensor
 def is_on_host(tensor: Tensor) -> bool:
     """Return whether ``tensor`` is in the memory of the host; its operations are then immediate.
 
-    On an accelerator streams keep the order: operations and messages wait for each other there,
-    and no thread has to.
-
     >>> is_on_host(torch.zeros(1)), is_on_host(torch.zeros(1, device="meta"))
     (True, False)
     """
@@ -77,11 +74,8 @@ def number_on_host(like: Tensor) -> Tensor:
 def zeros_beside(
     home: torch.device, numel: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Allocate (numel,) zeros on ``device``, to which ``home`` copies at full speed.
-
-    Pinned if that is the host, where the accelerator can: copies to pageable memory are slower, and
-    the host waits for each.
-    """
+    """Allocate (numel,) zeros on ``device``, to which ``home`` copies at full speed."""
+    # Copies from an accelerator to pageable memory of the host are slower, and it waits for each.
     if device.type == "cpu" and has_streams(home):
         with contextlib.suppress(RuntimeError):  # it has no such memory, or too little
             return torch.zeros(numel, dtype=dtype, device=device, pin_memory=True)

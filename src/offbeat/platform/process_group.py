@@ -71,10 +71,7 @@ def default_store() -> Store:
 
 
 def world_ranks(group: ProcessGroup) -> tuple[int, ...]:
-    """Return the members' ranks in the world, in group order.
-
-    They are 0, 1, ... for a group that ``torch.distributed`` does not know.
-    """
+    """Return the members' ranks in the world; 0, 1, ... for a group that torch does not know."""
     if is_running() and group in dist.distributed_c10d._world.pg_map:
         return tuple(dist.get_process_group_ranks(group))
     return tuple(range(group.size()))
@@ -107,9 +104,9 @@ def open_group(
 
     Gloo listens on ``host``, or by default on the interface that GLOO_SOCKET_IFNAME names.
     ``is_lazy``: members connect when they first speak to each other, which :func:`connect_to`
-    does. ``connections``: how many Gloo has between two members (:func:`connections_of`). The
-    backends are wrapped as ``torch.distributed`` does: alone they lack the tensor collectives.
+    does. ``connections``: how many Gloo has between two members (:func:`connections_of`).
     """
+    # Wrapped as torch.distributed does: alone the backends lack the tensor collectives.
     group = ProcessGroup(store, rank, size)
     opened: dict[str, Any] = {}
     for device, name in backends.items():
@@ -129,10 +126,8 @@ def open_loopback(store: Store, rank: int, size: int, **how: Any) -> ProcessGrou
 
 
 def connections_of(group: ProcessGroup) -> int:
-    """Return how many connections two members have, 1 without Gloo.
-
-    Gloo sends messages with the tag t over number t mod n, and launches collectives in turn.
-    """
+    """Return how many connections two members have, 1 without Gloo."""
+    # Gloo sends messages with the tag t over number t mod n, and launches collectives in turn.
     if not has_connections(group):
         return 1
     options: Any = getattr(group._get_backend(torch.device("cpu")), "options", None)
@@ -148,10 +143,8 @@ def another_client(store: Store) -> tuple[Store, frozenset[int]]:
 
 
 def client_sockets(store: Store) -> frozenset[int]:
-    """Return the descriptors of this process's sockets that lead to the host of a TCPStore.
-
-    A client offers none of its own: only its text shows it, after two look-ups of host names.
-    """
+    """Return the descriptors of this process's sockets that lead to the host of a TCPStore."""
+    # A client offers none of its own: only its text shows it, after two look-ups of host names.
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
@@ -172,10 +165,7 @@ def thread_store() -> Store:
 
 
 def open_subgroup(groups: Sequence[Sequence[int]]) -> ProcessGroup:
-    """Open, in the registry of torch, one process group for each list of ranks; return this rank's.
-
-    For modules of torch that take a registered group. All ranks of the world must call.
-    """
+    """Open process groups in the registry of torch; return this rank's. All ranks must call."""
     own: ProcessGroup
     own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
     return own
@@ -184,10 +174,8 @@ def open_subgroup(groups: Sequence[Sequence[int]]) -> ProcessGroup:
 def attach_torch_ddp(
     model: nn.Module, parameters: Iterable[Tensor], bucket_mb: float
 ) -> Callable[[], None]:
-    """Let DistributedDataParallel average gradients, over the default group; return the undoing.
-
-    As torch's composable ``replicate``, which cannot be undone, nor leave out single parameters.
-    """
+    """Let DistributedDataParallel average gradients, over the default group; return the undoing."""
+    # As torch's composable replicate(), which cannot be undone, nor leave out single parameters.
     ddp = DistributedDataParallel(nn.ParameterList(parameters), bucket_cap_mb=bucket_mb)
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -228,13 +216,11 @@ def coalesced(group: ProcessGroup, device: torch.device, launch: Callable[[], ob
 
 
 def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> None:
-    """Make every pending wait on ``group`` raise.
-
-    ``abort()`` does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail
-    all pairs of the group, and with them all its waits: so we let one time out on purpose. From
-    each peer in turn: where the peer has closed its side, ours fails at once and wakes no wait.
-    ``connected``: the peers in a group that is lazy. One that is not connected would block us.
-    """
+    """Make every pending wait on ``group`` raise; ``connected``: the peers in a lazy group."""
+    # abort() does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail all
+    # pairs of the group, and with them all its waits: so we let one time out on purpose. From each
+    # peer in turn: where the peer has closed its side, ours fails at once and wakes no wait. One
+    # that is not connected would block us.
     peers = set(range(group.size())) - {group.rank()} if connected is None else connected
     for device, backend in backends_of(group).items():
         if backend != "gloo":
@@ -249,11 +235,9 @@ def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> 
 
 
 def leave_to_parent(groups: Iterable[ProcessGroup]) -> None:
-    """Keep ``groups`` and those of torch for as long as this process lives: a forked child.
-
-    It shares their sockets with its parent, but has none of their threads. The end of a group
-    there waits for them for ever, and removes the sockets from what the parent's thread polls.
-    """
+    """Keep ``groups`` and those of torch for as long as this process lives: a forked child."""
+    # It shares their sockets with its parent, but has none of their threads. The end of a group
+    # there waits for them for ever, and removes the sockets from what the parent's thread polls.
     kept: list[object] = list(groups)
     if is_running():
         kept += [*dist.distributed_c10d._world.pg_map, default_store()]
@@ -291,12 +275,10 @@ def collective_peers(rank: int, size: int) -> set[int]:
 
 
 def connect_to(group: ProcessGroup, peers: Collection[int]) -> None:
-    """Connect to ``peers`` in a group that is lazy; each of them must do so too.
-
-    The first message between two members blocks where it is launched, on one of the two, until the
-    other has one for it. Which one is decided by the order of their addresses. So no cycle of such
-    waits is possible, and here, before anything else depends on a message, all of them end.
-    """
+    """Connect to ``peers`` in a group that is lazy; each of them must do so too."""
+    # The first message between two members blocks where it is launched, on one of the two, until
+    # the other has one for it. Which one is decided by the order of their addresses. So no cycle of
+    # such waits is possible, and here, before anything else depends on a message, all of them end.
     if has_connections(group):
         hellos = [(p, HELLO - i) for p in peers for i in range(connections_of(group))]
         works = [group.send([torch.zeros(1, device="cpu")], *hello) for hello in hellos]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from offbeat.exchange import Algorithm
-from offbeat.exchange.auto import Auto
+from offbeat.exchange.algorithm import Auto
 from offbeat.recipes.gradients import ddp
 from offbeat.recipes.recipe import recipe
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import offbeat.methods as methods
 from offbeat.exchange import Algorithm, Exchange, GradientExchange, ParameterExchange
-from offbeat.exchange.auto import Auto
+from offbeat.exchange.algorithm import Auto
 from offbeat.methods import Cycle, Sparse
 from offbeat.settings import parse_expression
 from offbeat.topology import BipartiteExponential, Complete, Exponential, Phases, Ring, Symmetric

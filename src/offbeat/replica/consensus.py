@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
-from offbeat.attach.first_step import drift_note, keeps_equal
+from offbeat.attach.first_step import keeps_equal
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import BoundParameters, Exchanged
-from offbeat.exchange.sharding import gathering_modules, local, reshard
+from offbeat.exchange.sharding import local
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.platform.privates import BatchNorm
-from offbeat.replica.availability import SHOWN, Availability
 from offbeat.transport.collectives import all_reduce, broadcast
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.small_gathers import gather_bytes, gather_numbers, gather_rows
@@ -28,22 +27,16 @@ PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 class Consensus:
     """Shows the average of all replicas in place of this rank's own values, or sets it for good."""
 
-    def __init__(self, model: Exchanged, members: Generation, use: Availability) -> None:
+    def __init__(self, model: Exchanged, members: Generation) -> None:
         """Show the own values at first."""
-        self._use = use
-        self.model, self._members, self._gathering = model, members, gathering_modules(model.module)
+        self.model, self._members = model, members
         self._held = {name: local(parameter) for name, parameter in model.trained.items()}
         self._replaced: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the model shows the average."""
-        return bool(self.own)
-
     def show(self, steps: int) -> None:
         """Show the average, or the own values if that fails; all ranks call."""
-        if self.is_shown:
+        if self.own:
             self.hide()  # a first try has failed after its end
         self._replaced = self._held | self.model.buffers
         self.own = {name: tensor.detach().clone() for name, tensor in self._replaced.items()}
@@ -52,15 +45,12 @@ class Consensus:
         except BaseException:
             self.hide()
             raise
-        self._use.closed = SHOWN
 
     def hide(self) -> None:
         """Write the own values back."""
-        reshard(self._gathering)
+        self.model.reshard()
         pack(self._replaced.values(), self.own.values())
         self._replaced, self.own = {}, {}
-        if self._use.closed == SHOWN:
-            self._use.closed = None
 
     def reach(self, verb: str, steps: int) -> None:
         """Set parameters and buffers to the average, after ``steps`` on all ranks; all call."""
@@ -75,7 +65,7 @@ class Consensus:
         self, loader: Iterable[Any], device: torch.device | None, is_one_model: bool
     ) -> Callable[[], None]:
         """Compute BatchNorm statistics on this rank's batches; return what averages them."""
-        if not (is_one_model or self.is_shown):
+        if not (is_one_model or self.own):
             raise ValueError(
                 "update_bn() was called where ranks hold different models; call it inside "
                 "consensus(), on their average, or after finish()"
@@ -110,8 +100,13 @@ class Consensus:
     def drift(self) -> tuple[dict[str, float], str | None]:
         """Return the distance, and a warning if the algorithm keeps replicas equal; all call."""
         distance, algorithm = self.distance(), self._members.algorithm
-        is_off = keeps_equal(algorithm) and distance["max"] > 0
-        return distance, drift_note(algorithm, distance["max"]) if is_off else None
+        if not keeps_equal(algorithm) or distance["max"] == 0:
+            return distance, None
+        return distance, (
+            f"finish() found replicas at distances up to {distance['max']:.3g} from their average, "
+            f"and {algorithm} keeps them equal: did a rank load another optimizer state, or miss a "
+            "step?"
+        )
 
 
 def average_parameters(slot: BoundParameters) -> None:

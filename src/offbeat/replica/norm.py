@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from offbeat.exchange import BoundGradients, Exchanged, GradientExchange, Site
+from offbeat.exchange import Exchanged, Site
 from offbeat.exchange.engine.dot_grad import part_with_grad
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
@@ -21,11 +21,6 @@ class Share:
 
     model: Exchanged
     site: Site | None
-
-    @classmethod
-    def of(cls, model: Exchanged, slot: GradientExchange | None, bound: BoundGradients) -> "Share":
-        """Return the share of this rank under what fills the gradients slot."""
-        return cls(model, bound.site if slot is not None and slot.partition else None)
 
     def owned(self) -> list[nn.Parameter]:
         """Return the parameters that this rank steps, ignored ones last."""
@@ -40,11 +35,7 @@ class Share:
         return {name: part_with_grad(p) for name, p in self.model.trained.items()}
 
     def norm(self, norm_type: float, shards: Site | None) -> Tensor:
-        """Return the :func:`total_norm` of the gradients.
-
-        With ``shards``, of a sharded model, it is that of the whole gradients, in which parts that
-        several ranks hold count once.
-        """
+        """Return the :func:`total_norm` of the gradients; of all ``shards``, each part once."""
         parts = self._parts
         counted, group = [*parts.values()], self.site.group if self.site else None
         if shards is not None:

@@ -1,22 +1,20 @@
 """Who takes part in the training of a replica, and the calls that all of these make together."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.joining import admit
 from offbeat.elastic.leaving import let_go
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged
-from offbeat.exchange.sharding import reshard
 from offbeat.kit.warning import warn
-from offbeat.replica.availability import Availability
 from offbeat.replica.backward.watch import BackwardWatch
+from offbeat.replica.consensus import Consensus
 from offbeat.transport.world import World
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
     from torch.distributed.checkpoint.stateful import Stateful
-
 
 Result = TypeVar("Result")
 
@@ -32,14 +30,28 @@ class Participation:
     _members: Generation
     _connection: Connection
     _watch: BackwardWatch
-    _use: Availability
-    _gathering: list[Any]
+    _consensus: Consensus
+    _is_detached: bool
     _followers: list[Callable[[], object]]
 
     @property
     def world(self) -> World:
         """The layout of the ranks that take part."""
         return self._members.world
+
+    def _require_open(self, also_shown: bool = False) -> None:
+        """Raise ValueError where no call is allowed; ``also_shown``: but one on the average."""
+        if self._is_detached:
+            closed = "after detach(): call replicate() again"
+        elif self._consensus.own and not also_shown:
+            closed = (
+                "inside consensus(): leave the block first, or call show_own() after show_average()"
+            )
+        elif self._connection.is_inherited:
+            closed = "in a forked child of its process: its connections are the parent's"
+        else:
+            return
+        raise ValueError(f"this replica cannot be used {closed}")
 
     def leave(self) -> None:
         """Announce that this rank leaves an elastic run; the others wait for nothing.
@@ -56,7 +68,7 @@ class Participation:
 
     def require_may_leave(self) -> None:
         """Raise ``ValueError`` if :meth:`leave` would."""
-        self._use.require_open(also_shown=True)
+        self._require_open(also_shown=True)
         is_node = self._members.node is not None or self._connection.mates is not None
         if not self._members.filler.is_elastic or is_node:
             raise ValueError(
@@ -92,31 +104,25 @@ class Participation:
 
         All get the same, in an elastic run also of a rank that is lost at the end of the call.
         """
-        self._use.require_open(also_shown=True)
+        self._require_open(also_shown=True)
         return self._together("gather", self._members.gather(text))
 
     def _together(self, verb: str | None, call: Callable[[], Result]) -> Result:
-        reshard(self._gathering)
+        self._exchanged.reshard()
         return self._members.together(verb, call, lambda: self.steps, self._adopt)
 
     def _transact(self, call: Callable[[], Result]) -> Result:
-        """Make a call that ranks of other nodes may not make.
-
-        Those of a node with a sharded model make it together: after it they may wait for each other
-        outside of offbeat.
-        """
+        """Make a call that ranks of other nodes may not make, those of a sharded node together."""
 
         def alike() -> Result:
+            # After it they may wait for each other outside of offbeat.
             with self._connection.alike():
                 return call()
 
         return self._together(None, alike)
 
     def _admit(self) -> None:
-        """Let a rank in, if one waits to join and all have agreed on this step.
-
-        Before, go on without one that was lost while all computed.
-        """
+        """Let a rank in that all have agreed on; before, go on without one that was lost."""
 
         def let_in() -> None:
             if texts := admit(self._members, self._exchanged, self.steps):

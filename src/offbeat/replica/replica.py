@@ -13,8 +13,6 @@ from offbeat.attach.first_step import check_start, keeps_equal
 from offbeat.elastic.agreement import Stage
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import Exchanged, Saved
-from offbeat.exchange.sharding import gathering_modules, reshard
-from offbeat.replica.availability import DETACHED, Availability
 from offbeat.replica.backward.gradient_exchange import GradientExchange
 from offbeat.replica.backward.watch import BackwardWatch
 from offbeat.replica.consensus import Consensus
@@ -46,20 +44,19 @@ class Replica(Switched):
         self.lost, self.joined, self.is_averaged = members.lost, members.joined, not members.joined
         self._members, self._connection = members, members.connection
         self.gradients, self.parameters = members.gradients, members.parameters
-        self._trained, self._gathering = model.trained, gathering_modules(model.module)
-        self._before, self._followers = checks.Snapshot(model), []
+        self._trained, self._before, self._followers = model.trained, checks.Snapshot(model), []
         about: Saved = {"rank": self.world.rank, "nodes": self.world.nodes}
         about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)
-        self._use = Availability(members)
-        self._consensus = Consensus(model, members, self._use)
+        self._consensus, self._is_detached = Consensus(model, members), False
         self._schedule = [*self.algorithm.phases]
         if self.algorithm.auto is not None:
             self._autopilot.require_candidates()
-        self._share = Share.of(model, self.algorithm.gradients, self.gradients)
+        is_shared = self.algorithm.gradients is not None and self.algorithm.gradients.partition
+        self._share = Share(model, self.gradients.site if is_shared else None)
         self._installed: Any = None
         exchange = GradientExchange(members, self._transact)
-        self._watch = BackwardWatch(self._trained, exchange, self._use.require_open)
+        self._watch = BackwardWatch(self._trained, exchange, self._require_open)
         self.weighting = Weighting(members.filler.samples, members, self._trained)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
@@ -72,7 +69,7 @@ class Replica(Switched):
         method that keeps them equal, or the model was wrapped. Raises :class:`PeerLost` if a rank
         is lost.
         """
-        self._use.require_open()
+        self._require_open()
         self._require_unchanged()
         self._note(self._watch.make_up())
         self.weighting.begin_step()
@@ -114,7 +111,7 @@ class Replica(Switched):
         Local; with ``replicate(..., weighted=True)``, and 1 until it is set. Raises ``ValueError``
         on all ranks for anything but 0 to 2^53, and if only some have called before a first step.
         """
-        self._use.require_open()
+        self._require_open()
         self.weighting.set(samples)
 
     def uneven(self, batches: Iterable[Batch], filler: Batch | None = None) -> Uneven[Batch]:
@@ -132,7 +129,7 @@ class Replica(Switched):
         All ranks call, before the last evaluation or save; training may continue. Float buffers
         are averaged, others come from the first rank.
         """
-        self._use.require_open()
+        self._require_open()
         self._recorder.finished(self._together("finish", self._finish))
         self._members.settle(self.steps)
         self._watch.finished()
@@ -146,7 +143,7 @@ class Replica(Switched):
         All ranks enter. Training continues as if the block had not been there. A block inside the
         block shows the same average and sends nothing. Extra memory inside the block: one model.
         """
-        is_outer = not self._consensus.is_shown
+        is_outer = not self._consensus.own
         try:
             yield self.show_average()
         finally:
@@ -158,14 +155,14 @@ class Replica(Switched):
 
         Returns the model. Does nothing more where the average is shown already.
         """
-        self._use.require_open(also_shown=True)
-        if not self._consensus.is_shown:
+        self._require_open(also_shown=True)
+        if not self._consensus.own:
             self._together("consensus", lambda: self._consensus.show(self.steps))
         return self.model
 
     def show_own(self) -> None:
         """Restore this rank's own parameters and buffers after :meth:`show_average`, if shown."""
-        if self._consensus.is_shown:
+        if self._consensus.own:
             self._consensus.hide()
             self._restart_clock()
 
@@ -177,7 +174,7 @@ class Replica(Switched):
         result is that of one process with all batches. Raises ``ValueError`` on all ranks
         elsewhere, or if no rank has a batch. Bytes sent: 2 (n-1)/n of the buffers'.
         """
-        self._use.require_open(also_shown=True)
+        self._require_open(also_shown=True)
         is_one_model = self.is_averaged or keeps_equal(self.algorithm)
         self._together("update_bn", self._consensus.measured(loader, device, is_one_model))
         self._restart_clock()
@@ -196,7 +193,7 @@ class Replica(Switched):
         ``adasum(partition=True)`` and of a sharded model of all gradients of the node, whose ranks
         call between backward and the next step.
         """
-        self._use.require_open()
+        self._require_open()
         if self._exchanged.is_sharded:  # scaled after it: a loss repeats the call
             norm = self._transact(lambda: self._share.norm(norm_type, self.parameters.site))
         else:
@@ -207,7 +204,7 @@ class Replica(Switched):
 
     def consensus_distance(self) -> dict[str, float]:
         """Return :func:`.consensus.consensus_distance` of all replicas; all ranks call."""
-        self._use.require_open()
+        self._require_open()
         distance = self._together("consensus_distance", self._consensus.distance)
         self._restart_clock()
         return distance
@@ -232,7 +229,7 @@ class Replica(Switched):
         For one optimizer, also in the wrapper of a framework, and not with ``GradScaler``, which
         may skip the step of one rank while the others wait for it.
         """
-        self._use.require_open()
+        self._require_open()
         bare = bare_optimizer(optimizer, earlier=self._installed is not None)
         self._installed = bare.register_step_post_hook(lambda *_: self.step())
 
@@ -248,7 +245,7 @@ class Replica(Switched):
         In an elastic run a loss found in that wait is survived as in ``step()``, and states saved
         then may be of different worlds: resume from another one.
         """
-        self._use.require_open(also_shown=True)
+        self._require_open(also_shown=True)
         self._watch.require_spent("state_dict")
         return self._saved(None, checkpoint.save, self.steps, self.is_averaged, self._consensus.own)
 
@@ -260,7 +257,7 @@ class Replica(Switched):
         same on all ranks and before anything is written, if the state of any rank is damaged, does
         not fit this replica, or is of another moment or run.
         """
-        self._use.require_open()
+        self._require_open()
         losses = len(self.lost)
         with self._in_phase_of(saved):
             self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
@@ -275,7 +272,7 @@ class Replica(Switched):
 
     def check_state_dict(self, saved: Saved) -> None:
         """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
-        self._use.require_open()
+        self._require_open()
         with self._in_phase_of(saved):
             self._saved("check_state_dict", checkpoint.check, saved)
 
@@ -288,9 +285,9 @@ class Replica(Switched):
 
     def detach(self) -> None:
         """Remove every hook, thread and group; the model stays as it is. Idempotent."""
-        if self._use.closed == DETACHED:
+        if self._is_detached:
             return
-        self._use.closed = DETACHED
+        self._is_detached = True
         self._watch.remove()
         if self._installed is not None:
             self._installed.remove()
@@ -313,7 +310,7 @@ class Replica(Switched):
             self._recorder.restart()
 
     def _require_unchanged(self) -> None:
-        reshard(self._gathering)
+        self._exchanged.reshard()
         if (change := self._before.change(self._exchanged, self.world.rank)) is not None:
             raise self._members.report_error(change)
         self._watch.require_closed()

@@ -23,7 +23,6 @@ from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.samples import Samples
-from offbeat.exchange.sharding import gathering_modules, reshard
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.replica import Replica
@@ -260,7 +259,7 @@ def _join_run(joining: JoinAttempts, node: Node | None) -> Generation | int:
                 if present != repr(filler.algorithm):  # they have switched
                     filler = replace(filler, algorithm=compose(present))
                 members = Generation(found.open(pair), filler, node, joins=True)
-                reshard(gathering_modules(filler.model.module))
+                filler.model.reshard()
                 join(members, filler.model)
         except BaseException as error:
             survivors.resign(found.links)
@@ -279,7 +278,7 @@ def copy_from_rank0(model: Exchanged, connection: Connection) -> None:
     if connection.links is None:
         return
     held, buffers = model.held, [*model.buffers.values()]
-    reshard(gathering_modules(model.module))
+    model.reshard()
     control = connection.control
     if model.is_sharded:
         shards = connection.links.open("node", peers=())

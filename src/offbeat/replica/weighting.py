@@ -1,8 +1,8 @@
 """What the steps of a rank stand for, also where they stand for nothing."""
 
 import math
-from collections.abc import Mapping
-from typing import Protocol, final
+from collections.abc import Callable, Mapping
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,20 +15,9 @@ from offbeat.replica.uneven import Place
 from offbeat.transport.small_gathers import gather_numbers
 
 
-class Pacer(Protocol):
-    """What decides in which steps a rank rests."""
-
-    def rests(self, step: int) -> bool:
-        """Return whether it does when ``step`` steps are done; asked by all ranks, after each."""
-
-
 @final
 class Weighting:
-    """Sets how many samples the steps of this rank stand for.
-
-    Parameters that a rank trains by itself return, after a step that stands for none, to those
-    before it: then whatever the optimizer did counts for nothing in the next exchange.
-    """
+    """Sets how many samples the steps of this rank stand for; undoes those that stand for none."""
 
     def __init__(
         self, samples: Samples | None, members: Generation, held: Mapping[str, Tensor]
@@ -36,7 +25,7 @@ class Weighting:
         """Begin with equal weights; ``samples`` is None in a run without weights."""
         self._samples, self._members, self._held = samples, members, [*held.values()]
         self._kept: list[Tensor] = []  # parameters before a step that stands for nothing
-        self._pacer: Pacer | None = None
+        self._rests: Callable[[int], bool] | None = None
         self.is_resting = False  # whether the next step is one in which nothing is computed
         self._is_settled = False  # whether weights are given or not, on all ranks alike
 
@@ -98,6 +87,7 @@ class Weighting:
         if self._samples is None:
             return
         self._samples.total += self._samples.now
+        # Then whatever the optimizer did counts for nothing in the next exchange.
         if self._kept and not self._is_moved:
             pack(self._held, self._kept)
 
@@ -106,17 +96,17 @@ class Weighting:
         if self._samples is not None:
             self._keep()
 
-    def follow(self, pacer: Pacer) -> None:
-        """Let this rank rest in steps that ``pacer`` names; on all ranks, each with its own.
+    def follow(self, rests: Callable[[int], bool]) -> None:
+        """Let this rank make steps without computing where ``rests``; on all ranks.
 
-        It makes them without computing, at the end of the step before. They stand for nothing.
+        Each with its own, which all call after each step, with the number of steps that are done.
         """
-        self._pacer, self._required.rests = pacer, True
+        self._rests, self._required.rests = rests, True
 
     def go_on(self, steps: int) -> None:
         """Note whether this rank rests in the next step, when ``steps`` steps are done."""
-        if self._pacer is not None:
-            self._required.is_out = self.is_resting = self._pacer.rests(steps)
+        if self._rests is not None:
+            self._required.is_out = self.is_resting = self._rests(steps)
 
     @property
     def now(self) -> float | None:

@@ -51,9 +51,8 @@ def in_buckets(
 class Bucket(Message):
     """Gradients that are averaged as one message, followed by one flag for each and a call number.
 
-    A flag that is not 0 after the exchange means that some rank has the gradient. The mean is for
-    all members, or for the member ``owner`` alone. Gradients are sent in the dtype ``narrow``, if
-    that is smaller than theirs.
+    The mean is for all members, or for the member ``owner`` alone. Gradients are sent in the dtype
+    ``narrow``, if that is smaller than theirs.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Bucket(Message):
 
     @property
     def flags(self) -> Tensor:
-        """One flag for each gradient."""
+        """One flag for each gradient; not 0 after the exchange: some rank has it."""
         return self.memory.rest[:-1]
 
     def launch(self) -> None:
@@ -106,10 +105,7 @@ class Bucket(Message):
         self.send()
 
     def fill(self) -> None:
-        """Copy the gradients in, with what earlier backwards have accumulated.
-
-        Where another rank owns them, those in ``.grad`` are dropped.
-        """
+        """Copy the gradients in; where another rank owns them, those in ``.grad`` are dropped."""
         # An elastic exchange must not overwrite the gradient before it has committed.
         self.memory = self.memory.unless_kept(self.site.registered, self.site.is_elastic)
         self.memory.restore()

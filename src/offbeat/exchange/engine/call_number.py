@@ -15,12 +15,9 @@ def number_of(group: Group) -> int:
 
 
 def require_same_call(group: Group, sent: int, *received: float) -> None:
-    """Raise ``ValueError`` on all ranks unless all numbers ``received`` are the one we ``sent``.
-
-    One that is received may be the mean of the members': at most one of different numbers equals
-    it, so that some rank raises.
-    """
-    # A mean of two neighbours is half off; rounding errs by far less.
+    """Raise ``ValueError`` on all ranks unless all numbers ``received`` are the one we ``sent``."""
+    # Or the mean of the members': at most one of different numbers equals it, so that some rank
+    # raises. A mean of two neighbours is half off; rounding errs by far less.
     if any(abs(number - sent) > 0.25 for number in received):
         raise group.detector.report_pairing()
 
@@ -47,10 +44,8 @@ class CallNumber:
         entry.fill_(self.sent)
 
     def read(self, entry: Tensor) -> None:
-        """Compare the mean in ``entry`` (1), after the exchange; see :func:`require_same_call`.
-
-        On an accelerator the host does not wait for the exchange; the next :meth:`write` compares.
-        """
+        """Compare the mean in ``entry`` (1), after the exchange; see :func:`require_same_call`."""
+        # On an accelerator the host does not wait for the exchange; the next write() compares.
         self.echo.copy_(entry, non_blocking=True)
         self.arrived = event_after(entry)
         if self.arrived is None:

@@ -45,10 +45,8 @@ def put(parameter: Tensor, view: Tensor) -> None:
 
 
 def place(parameter: Tensor) -> None:
-    """Place the gradient as its parameter; the ranks of the node may communicate.
-
-    FSDP2 does. Tensor parallelism alone leaves summands, and of an embedding all rows.
-    """
+    """Place the gradient as its parameter; the ranks of the node may communicate."""
+    # FSDP2 does so. Tensor parallelism alone leaves summands, and of an embedding all rows.
     grad: Any = parameter.grad
     if grad is None or not is_sharded(parameter):
         return

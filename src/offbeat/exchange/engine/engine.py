@@ -22,13 +22,12 @@ class Engine(BoundGradients, Generic[Kind]):
     """Launches messages during backward, as their gradients become ready, and completes them.
 
     Subclasses say what a message is and, where that differs, when its gradients are read
-    (:meth:`add`) and written (:meth:`collect`). ``order`` is that in which the parameters became
-    ready on rank 0, once it is measured, and reverse order of registration before.
+    (:meth:`add`) and written (:meth:`collect`).
     """
 
     site: Site
     settings: Any
-    order: list[str] = field(init=False)
+    order: list[str] = field(init=False)  # in which parameters became ready on rank 0
     is_measured: bool = False
     is_current: bool = False  # whether the messages are those that the next step needs
     messages: list[Kind] = field(default_factory=list)  # in the order of launches, equal on all

@@ -66,12 +66,9 @@ class ErrorFeedback(Engine[FeedbackMessage]):
         self._remember(kept)
 
     def kept(self, kind: str) -> dict[str, Tensor]:
-        """Copy residuals or velocities, by parameter; zeros for those of which nothing is kept.
-
-        Sparse gradients leave none. A gradient still in ``.grad`` that was not used before
-        ``step()`` counts as discarded.
-        """
+        """Copy residuals or velocities, by parameter; zeros for those of which nothing is kept."""
         found = {}
+        # A gradient still in .grad that was not used before step() counts as discarded.
         unused = self.handed.pending if self.handed.has_stepped else ()
         dense = {n: p for n, p in self.site.parameters.items() if n not in self.site.sparse}
         for name, parameter in dense.items():

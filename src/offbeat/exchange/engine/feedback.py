@@ -13,9 +13,9 @@ from offbeat.functional import accumulation_dtype
 class Feedback:
     """Residuals, or velocities, of the gradients of a message, in flat tensors that alternate.
 
-    An exchange reads :attr:`latest` and writes :attr:`next`. What was left when the script last
-    used a gradient of the exchange is kept beside it: a gradient that is discarded leaves that.
-    Two tensors, and a third once several exchanges come between two uses.
+    An exchange reads :attr:`latest` and writes :attr:`next`. A gradient that is discarded leaves
+    what was left when the script last :attr:`used` one. Two tensors, and a third once several
+    exchanges come between two uses.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], names: Sequence[str]) -> None:
@@ -59,8 +59,7 @@ class Feedback:
     def resolve(self, used: Collection[str], discarded: Collection[str], *, is_last: bool) -> None:
         """Keep what gradients left that were used, and go back to before those discarded.
 
-        ``is_last``: whether all others are used, or had nothing in the last exchange. Copies the
-        fewer; where all are used, nothing.
+        ``is_last``: whether all others are used, or had nothing in the last exchange.
         """
         for name in discarded:
             self.latest[name].copy_(self.used[name])

@@ -35,10 +35,7 @@ class Flat:
         device: torch.device | None = None,
         rest: int = 0,
     ) -> "Flat":
-        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them.
-
-        On the host their memory is pinned if the parameters are on an accelerator.
-        """
+        """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
         shapes, start = dict[str, Shape](), 0
         for name in names:
             parameter = parameters[name]
@@ -51,11 +48,9 @@ class Flat:
         return cls(whole, shapes, start)
 
     def unless_kept(self, parameters: Mapping[str, Tensor], also_grad: bool = False) -> "Flat":
-        """Return this memory, to be written again, or new memory if the script refers to it.
-
-        A tensor still in ``.grad`` does not count unless ``also_grad``, or of a parameter that was
-        frozen since: plain torch changes the others in place, too.
-        """
+        """Return this memory, to be written again, or new memory if the script refers to it."""
+        # A tensor still in .grad does not count unless also_grad, or of a parameter that was frozen
+        # since: plain torch changes the others in place, too.
         is_grad = any(
             stored(parameters[name]) is view and (also_grad or not parameters[name].requires_grad)
             for name, view in self.views.items()

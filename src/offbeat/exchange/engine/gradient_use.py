@@ -54,26 +54,24 @@ class HandedGradients:
             self.pending[name] = (grad, count + 1, parameter_count)
 
     def step(self) -> tuple[set[str], set[str]]:
-        """Return which gradients were used and which were discarded before this ``step()``.
-
-        Those still in ``.grad`` without a sign of use remain pending: a GAN's script clears the
-        gradients of its generator's backward in the discriminator when the next batch begins.
-        """
+        """Return which gradients were used and which were discarded before this ``step()``."""
         used = {name for name, handed in self.pending.items() if self._is_used(name, handed)}
         self.has_stepped = True
         self._use_was_seen |= bool(used)
         if not self._use_was_seen:
             used = set(self.pending)  # written through .data, or used for something else
         rest = {name: handed for name, handed in self.pending.items() if name not in used}
+        # Those still in .grad without a sign of use remain pending: a GAN's script clears the
+        # gradients of its generator's backward in the discriminator when the next batch begins.
         self.pending = {
             name: handed for name, handed in rest.items() if self._is_intact(name, handed, 0)
         }
         return used, rest.keys() - self.pending.keys()
 
     def pop(self, name: str, *, accumulated: bool) -> tuple[bool, bool]:
-        """Return whether a pending gradient was used, and whether it is still in ``.grad``.
+        """Return whether a gradient to be exchanged again was used, and is still in ``.grad``.
 
-        It is about to be exchanged again; ``accumulated`` is whether this backward has added to it.
+        ``accumulated`` is whether this backward has added to it.
         """
         handed = self.pending.pop(name)
         is_used = self._is_used(name, handed)

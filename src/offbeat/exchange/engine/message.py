@@ -20,11 +20,7 @@ class Message(ABC):
     """Gradients that are exchanged together.
 
     In each backward an :class:`~offbeat.exchange.engine.engine.Engine` calls :meth:`launch` once
-    no gradient is missing, then :meth:`wait`, then :meth:`commit`.
-
-    Attributes:
-        names: the parameters.
-        missing: those whose gradients are not ready in this backward.
+    no gradient is ``missing``, then :meth:`wait`, then :meth:`commit`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -53,12 +49,9 @@ class FeedbackMessage(Message):
     instead of :meth:`commit` if any rank had a gradient that is not finite. Until then the former
     residuals must stay as they are, bit for bit. It calls :meth:`resolve` when it learns what
     became of gradients.
-
-    Attributes:
-        feedback: what is kept, by kind: "residual", and "velocity" of momentum correction.
     """
 
-    feedback: dict[str, Feedback]
+    feedback: dict[str, Feedback]  # by kind: "residual", and "velocity" of momentum correction
 
     def remember(self, kind: str, name: str, kept: Tensor) -> None:
         """Start from what another message, or an earlier run, has kept of ``name``."""
@@ -71,11 +64,7 @@ class FeedbackMessage(Message):
 
     @abstractmethod
     def add(self, name: str, *, continues: bool) -> None:
-        """Add the gradient of ``name``, which is final.
-
-        ``continues``: whether ``.grad`` still holds what an earlier exchange of this step has put
-        there, and what was accumulated since.
-        """
+        """Add the gradient of ``name``; ``continues``: to what an exchange of this step has put."""
 
     @abstractmethod
     def undo(self) -> None:

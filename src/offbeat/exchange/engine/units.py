@@ -34,12 +34,9 @@ class Scale(NamedTuple):
 
 @dataclass(eq=False)
 class Units:
-    """Units of the residuals: learning rate times gradient, or gradient.
+    """Units of the residuals: learning rate times gradient, or gradient."""
 
-    ``groups`` has optimizer and index of the parameter group from which the learning rate of each
-    parameter is read; None for gradient units.
-    """
-
+    # Of each parameter the optimizer and the index of its group; None for gradient units.
     groups: Mapping[str, tuple[Optimizer, int] | None]
     scaler: torch.amp.GradScaler | None
     scales: dict[str, Scale] = field(default_factory=dict)  # of the gradients of this backward
@@ -67,13 +64,11 @@ class Units:
         loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         # Looked up anew each time: load_state_dict() replaces an optimizer's groups.
         self.scales = {
-            name: Scale(_rate(place) if place else 1.0, loss_scale, weight)
+            name: Scale(
+                float(place[0].param_groups[place[1]]["lr"]) if place else 1.0, loss_scale, weight
+            )
             for name, place in self.groups.items()
         }
-
-
-def _rate(place: tuple[Optimizer, int]) -> float:
-    return float(place[0].param_groups[place[1]]["lr"])
 
 
 def optimizer_fault(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat.attach.first_step import keeps_equal
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged, Saved
 from offbeat.exchange.sharding import local
 from offbeat.functional import pack
@@ -40,20 +41,13 @@ class SavedParts(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of this rank's entry.
-
-        Tools that write one folder for all ranks keep a single copy of values with equal names,
-        so the name contains the rank.
-        """
+        """The name of this rank's entry: tools keep one copy of values with equal names."""
         return f"rank{self.world.rank}"
 
     @property
     def ranks_differ(self) -> bool:
         """Whether ranks may hold different parameters between exchanges."""
-        gradients = self.algorithm.gradients
-        return (
-            self.algorithm.parameters is not None or gradients is None or gradients.over != "world"
-        )
+        return not keeps_equal(self.algorithm)
 
     def kept(self, ranks_differ: bool) -> dict[str, Tensor]:
         """Return persistent buffers and what is ignored, and parameters where ranks may differ."""
@@ -132,11 +126,9 @@ def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
 
 
 def _read(parts: SavedParts, saved: object) -> Resume:
-    """Return what this rank resumes from; raise ``ValueError`` if there is nothing.
-
-    Waits for what is in flight, since slots show their own state for comparison: a loss is found
-    here, before anything is written.
-    """
+    """Return what this rank resumes from; raise ``ValueError`` if there is nothing."""
+    # Waits for what is in flight, since slots show their own state for comparison: a loss is found
+    # here, before anything is written.
     used = _choose(parts, _entries(saved))
     entry = next(iter(used.values()))
     for key, other in used.items():
@@ -282,12 +274,8 @@ def _inherit(parts: SavedParts, used: Mapping[str, Saved], entry: Saved) -> Save
 
 
 def _continued(parts: SavedParts, entry: Saved) -> Saved | None:
-    """Return the state for the parameters slot; None where it starts anew from the models.
-
-    It does so in a world of another size: the ranks were equal when the state was saved, or are
-    the survivors of a loss. So it does on other nodes, if the ranks were equal.
-    """
-    if entry["size"] != parts.world.size:
+    """Return the state for the parameters slot; None where it starts anew from the models."""
+    if entry["size"] != parts.world.size:  # ranks were equal then, or are the survivors of a loss
         return None
     nodes = _nodes(parts.world)
     site = parts.parameters.site

@@ -47,8 +47,9 @@ class Autopilot:
         self._times: list[tuple[float, float, float, float]] = []
         self.decisions: list[dict[str, Any]] = []
         self._copied = 0.0  # bytes per second, of a pass over memory
-        auto = members.algorithm.auto
-        self.candidates = [] if auto is None else [parsed(text) for text in auto.candidates]
+        assert members.algorithm.auto is not None, "an algorithm that chooses"
+        self._auto = members.algorithm.auto
+        self.candidates = [parsed(text) for text in self._auto.candidates]
 
     def require_candidates(self) -> None:
         """Raise ``ValueError`` for candidates that cannot be run."""
@@ -66,7 +67,8 @@ class Autopilot:
     def measure(self) -> dict[str, Any]:
         """Return the figures of this rank since the last decision; all ranks call."""
         counted = self._times[WARM_UP:] or self._times
-        control, numel = self._members.connection.control, self._numel
+        control, model = self._members.connection.control, self._members.filler.model
+        numel = sum(parameter.numel() for parameter in model.trained.values())
         # Medians: a step that loads data, or evaluates, is not what a method changes.
         *times, _ = [median(column) for column in zip(*counted, strict=True)]
         stalled = fmean(each[-1] for each in counted)
@@ -86,7 +88,9 @@ class Autopilot:
         figures, candidates = self._figures(said), self.candidates
         seconds = [_predicted(figures, candidate) for candidate in candidates]
         now = self._members.algorithm
-        present = next((i for i, c in enumerate(candidates) if _same(c, now)), 0)
+        slots = [(c.gradients, c.parameters) for c in candidates]
+        here = now.gradients, now.parameters
+        present = slots.index(here) if here in slots else 0
         chosen = first_fast(seconds, present)
         fabric = figures.fabric
         return {
@@ -108,34 +112,25 @@ class Autopilot:
         self._recorder.decided(decision)
         if self._members.world.rank == self._members.world.ranks[0]:
             _log.info("%s", _line(decision))
-        auto = self._members.algorithm.auto
-        assert auto is not None, "an algorithm that chooses"
-        return chosen.chosen_by(auto)
+        return chosen.chosen_by(self._auto)
 
     def _figures(self, said: Sequence[dict[str, Any]]) -> Figures:
         compute = [sum(each["times"]) for each in said]
-        forward, backward, rest = (
-            median(column) for column in zip(*(each["times"] for each in said), strict=True)
+        forward, backward, rest = map(median, zip(*(each["times"] for each in said), strict=True))
+        copied, rate, latency = (
+            median(each[figure] for each in said) for figure in ("copied", "rate", "latency")
         )
-        speeds = Speeds.of_bandwidth(median(each["copied"] for each in said))
-        model = self._members.filler.model.trained
         parameters = [
             Parameter(name, p.numel(), str(p.dtype).removeprefix("torch."))
-            for name, p in model.items()
+            for name, p in self._members.filler.model.trained.items()
         ]
-        world = self._members.world
+        nodes = self._members.world.nodes
         fabric = Fabric(
-            nodes=len(world.nodes),
-            ranks_per_node=max(map(len, world.nodes)),
-            rate=median(each["rate"] for each in said),
-            latency=median(each["latency"] for each in said),
+            nodes=len(nodes), ranks_per_node=max(map(len, nodes)), rate=rate, latency=latency
         )
+        speeds = Speeds.of_bandwidth(copied)
         profile = Profile.by_size(parameters, forward, backward, rest, speeds)
         return Figures(profile, fabric, max(1.0, max(compute) / max(median(compute), 1e-9)))
-
-    @property
-    def _numel(self) -> int:
-        return sum(parameter.numel() for parameter in self._members.filler.model.trained.values())
 
 
 def _measure_link(group: Group, numel: int) -> tuple[float, float]:
@@ -174,10 +169,6 @@ def _predicted(figures: Figures, candidate: Algorithm) -> float:
         return figures.seconds(candidate)
     except ValueError:  # it cannot run on these nodes
         return math.inf
-
-
-def _same(one: Algorithm, other: Algorithm) -> bool:
-    return (one.gradients, one.parameters) == (other.gradients, other.parameters)
 
 
 def _line(decision: dict[str, Any]) -> str:

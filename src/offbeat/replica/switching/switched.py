@@ -6,12 +6,12 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from offbeat.elastic.switching import switch
 from offbeat.exchange import Algorithm
 from offbeat.recipes.composed import compose
-from offbeat.replica.consensus import Consensus
 from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
-from offbeat.replica.switching.agreement import Switching
+from offbeat.replica.switching.agreement import agree, drift_note, make_equal
 from offbeat.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
@@ -22,7 +22,6 @@ class Switched(Participation):
     """The part of a :class:`Replica` that changes its algorithm."""
 
     is_averaged: bool
-    _consensus: Consensus
     _recorder: Recorder
     _schedule: Sequence[Algorithm]
 
@@ -41,24 +40,30 @@ class Switched(Participation):
         that cannot be run here: ``torch_ddp()`` and ``adasum(partition=True)`` cannot be entered or
         left, and elastic runs of nodes cannot switch.
         """
-        self._use.require_open()
+        self._require_open()
         self._switch(algorithm)
         self._schedule = [*self.algorithm.phases]
 
     def _switch(self, algorithm: object) -> None:
-        fault, switching = None, Switching(self._members, self._consensus, algorithm, self.steps)
+        members, fault = self._members, None
         try:
             self._watch.require_spent("switch")
         except ValueError as error:
             fault = str(error)
-        switching.agree(fault, lambda text: self._together("switch", self._members.gather(text)))
-        if switching.algorithm == self.algorithm:
+        target = agree(
+            *(members, algorithm, self.steps, fault),
+            lambda text: self._together("switch", members.gather(text)),
+        )
+        if target == self.algorithm:
             return
-        self._note(switching.note)
-        self._together("switch", switching.make)
+
+        def leave() -> None:
+            self.is_averaged |= make_equal(members, self._consensus, target, self.steps)
+
+        self._note(drift_note(members, target))
+        self._together("switch", lambda: switch(members, target, leave))
         self._take_slots()
         self._watch.hook()
-        self.is_averaged |= switching.has_averaged
         self._recorder.switched(**self._named_algorithm)
 
     def _go_on(self) -> None:
@@ -70,7 +75,7 @@ class Switched(Participation):
 
     @cached_property
     def _autopilot(self) -> "Autopilot":
-        """Made by ``auto()`` only: importing it takes as long as all of offbeat."""
+        """What ``auto()`` chooses by."""
         from offbeat.replica.switching.autopilot import Autopilot
 
         return Autopilot(self._members, self._recorder)
