@@ -75,7 +75,7 @@ LOCAL = {
     *("kernels/blocks.py", "lab/check/gloo_probe.py"),
     *("lab/check/path_probe.py", "lab/check/paths.py", "lab/network/delay_line.py"),
     *("lab/network/delaying.py", "liveness/interrupt.py", "plan/by_hand.py"),
-    *("recipes/composed.py", "replica/saving/registered.py", "settings.py"),
+    *("recipes/composed.py", "settings.py"),
     "telemetry/recording.py",
 }  # fmt: skip
 

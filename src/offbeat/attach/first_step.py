@@ -72,8 +72,7 @@ def check_start(
     are not those of the attach, the load or ``finish()``; ``is_averaged``: all were equal then.
 
     Raises ``ValueError`` on all ranks for a wrapper, or if parameters differ between ranks that the
-    algorithm keeps equal. Returns a note if they differ where they may. Nothing is compared where
-    no step may wait for another rank.
+    algorithm keeps equal. Returns a note if they differ where they may.
     """
     parameters, world, control = algorithm.parameters, connection.world, connection.control
     fault = wrapper_fault(model, algorithm)
@@ -85,7 +84,7 @@ def check_start(
     if fault is not None:
         raise connection.report_error(ValueError(f"rank {world.rank}: {fault}"))
     if control is None or (parameters is not None and not parameters.waits):
-        return None
+        return None  # no step may wait for another rank
     gathered = gather_numbers([math.nan if mine is None else float(mine)], control)
     found = dict(zip(control.ranks, (d for (d,) in gathered), strict=True))
     everyone = world.counterparts if model.is_sharded else (world.ranks,)

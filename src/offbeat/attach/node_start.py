@@ -18,13 +18,10 @@ POLL = 0.5  # seconds between two looks at the store, at most
 
 
 def meet(store: TimedStore, rank: int, ranks: Sequence[int]) -> int:
-    """Return a number for this start of the node with these ``ranks``, equal on all of them.
-
-    Every process has a number of its own. The first rank invites the latest process of each rank,
-    unless it has been at an earlier start; once all have accepted, it says so. An invitation is
-    made anew when a process that did not accept has a successor. Raises :class:`PeerLost` where
-    not all come within half an hour, and warns after 15 seconds.
-    """
+    """Return a number for this start of the node with these ``ranks``, equal on all of them."""
+    # Every process has a number of its own. The first rank invites the latest process of each rank,
+    # unless it has been at an earlier start; once all have accepted, it says so. An invitation is
+    # made anew when a process that did not accept has a successor.
     place, since, warned = store.under(f"node {ranks[0]}"), time.monotonic(), False
     process = place.add("processes", 1)
     place.append("here", f"{rank}={process} ")

@@ -130,10 +130,7 @@ class SlotFiller:
         return {"optimizers": held, "registered": registered}
 
     def begin_with(self, common: Mapping[str, Any]) -> None:
-        """Take over what :meth:`common` has returned on another rank.
-
-        Raises ``ValueError`` if that rank was given other optimizers.
-        """
+        """Take over what :meth:`common` has returned on another rank."""
         given = common["optimizers"]
         if len(given) != len(self._held):
             raise ValueError(

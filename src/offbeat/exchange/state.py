@@ -199,10 +199,7 @@ def nested(name: str, parts: State) -> Variable:
 def sections(
     kind: Kind, name: str, memory: Sequence[Tensor], site: Site, layout: Layout
 ) -> Variable:
-    """Declare this rank's slices of flat sections, saved by parameter name in the dtype of sums.
-
-    Nothing is saved if there are none.
-    """
+    """Declare this rank's slices of flat sections, saved by parameter name in the dtype of sums."""
     return Variable(
         name,
         kind,

@@ -263,13 +263,12 @@ def send_hello(group: ProcessGroup, peer: int) -> None:
 def collective_peers(rank: int, size: int) -> set[int]:
     """Return the members to which collectives of Gloo connect ``rank``, the root being 0.
 
-    Sums and gathers run around a ring; a broadcast runs down a binomial tree, in which a rank
-    hears from the one without its highest bit, and speaks to those with one higher bit more. A
-    reduce, and a broadcast from another root, connect others too.
-
     >>> sorted(collective_peers(0, 9)), sorted(collective_peers(3, 9))
     ([1, 2, 4, 8], [1, 2, 4, 7])
     """
+    # Sums and gathers run around a ring; a broadcast runs down a binomial tree, in which a rank
+    # hears from the one without its highest bit, and speaks to those with one higher bit more. A
+    # reduce, and a broadcast from another root, connect others too.
     tree = {rank ^ 1 << bit for bit in range(size.bit_length()) if rank >> bit <= 1}
     return {peer for peer in {*tree, (rank - 1) % size, (rank + 1) % size} if peer < size}
 

@@ -27,10 +27,10 @@ PIECE = 2**20  # elements averaged at a time: bounds the float64 copy to 8 MiB
 class Consensus:
     """Shows the average of all replicas in place of this rank's own values, or sets it for good."""
 
-    def __init__(self, model: Exchanged, members: Generation) -> None:
+    def __init__(self, members: Generation) -> None:
         """Show the own values at first."""
-        self.model, self._members = model, members
-        self._held = {name: local(parameter) for name, parameter in model.trained.items()}
+        self.model, self._members = members.filler.model, members
+        self._held = {name: local(parameter) for name, parameter in self.model.trained.items()}
         self._replaced: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
 
@@ -100,7 +100,7 @@ class Consensus:
     def drift(self) -> tuple[dict[str, float], str | None]:
         """Return the distance, and a warning if the algorithm keeps replicas equal; all call."""
         distance, algorithm = self.distance(), self._members.algorithm
-        if not keeps_equal(algorithm) or distance["max"] == 0:
+        if not keeps_equal(algorithm) or not distance["max"] > 0:
             return distance, None
         return distance, (
             f"finish() found replicas at distances up to {distance['max']:.3g} from their average, "

@@ -1,8 +1,8 @@
 """The operations of a replica: a model that trains together with its copies on other ranks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,17 @@ from offbeat.attach import checks
 from offbeat.attach.first_step import check_start, keeps_equal
 from offbeat.elastic.agreement import Stage
 from offbeat.elastic.generation import Generation
-from offbeat.exchange import Exchanged, Saved
+from offbeat.exchange import Saved
 from offbeat.replica.backward.gradient_exchange import GradientExchange
+from offbeat.replica.backward.optimizer_steps import bare_optimizer
 from offbeat.replica.backward.watch import BackwardWatch
 from offbeat.replica.consensus import Consensus
-from offbeat.replica.install import bare_optimizer
 from offbeat.replica.norm import Share
 from offbeat.replica.saving import checkpoint
 from offbeat.replica.switching.switched import Switched
 from offbeat.replica.uneven import Batch, Uneven
 from offbeat.replica.weighting import Weighting
 from offbeat.telemetry.recorder import Recorder
-
-Result = TypeVar("Result")
 
 
 @final
@@ -37,8 +35,9 @@ class Replica(Switched):
     ``parameters`` are the two slots.
     """
 
-    def __init__(self, model: Exchanged, members: Generation) -> None:
+    def __init__(self, members: Generation) -> None:
         """Register the hooks; use :func:`replicate`."""
+        model = members.filler.model
         self.model, self._exchanged = model.module, model
         self.notes, self.steps = members.notes, members.steps
         self.lost, self.joined, self.is_averaged = members.lost, members.joined, not members.joined
@@ -48,7 +47,7 @@ class Replica(Switched):
         about: Saved = {"rank": self.world.rank, "nodes": self.world.nodes}
         about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)
-        self._consensus, self._is_detached = Consensus(model, members), False
+        self._consensus, self._is_detached = Consensus(members), False
         self._schedule = [*self.algorithm.phases]
         if self.algorithm.auto is not None:
             self._autopilot.require_candidates()
@@ -57,7 +56,7 @@ class Replica(Switched):
         self._installed: Any = None
         exchange = GradientExchange(members, self._transact)
         self._watch = BackwardWatch(self._trained, exchange, self._require_open)
-        self.weighting = Weighting(members.filler.samples, members, self._trained)
+        self.weighting = Weighting(members)
         self._watch.is_first &= not self.joined  # the others compared theirs in an earlier one
 
     def step(self) -> None:
@@ -247,7 +246,8 @@ class Replica(Switched):
         """
         self._require_open(also_shown=True)
         self._watch.require_spent("state_dict")
-        return self._saved(None, checkpoint.save, self.steps, self.is_averaged, self._consensus.own)
+        state = self.steps, self.is_averaged, self._consensus.own
+        return self._transact(lambda: checkpoint.save(self._members, *state))
 
     def load_state_dict(self, saved: Saved) -> None:
         """Continue where the saved run stopped, bit for bit; all ranks call.
@@ -260,7 +260,9 @@ class Replica(Switched):
         self._require_open()
         losses = len(self.lost)
         with self._in_phase_of(saved):
-            self.steps, self.is_averaged = self._saved("load_state_dict", checkpoint.load, saved)
+            self.steps, self.is_averaged = self._together(
+                "load_state_dict", lambda: checkpoint.load(self._members, saved)
+            )
         self._members.exchanges_from = 0
         self._members.committed_in = -1  # of another time
         self._members.wait_from(self.steps)
@@ -274,7 +276,7 @@ class Replica(Switched):
         """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
         self._require_open()
         with self._in_phase_of(saved):
-            self._saved("check_state_dict", checkpoint.check, saved)
+            self._together("check_state_dict", lambda: checkpoint.check(self._members, saved))
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
@@ -293,16 +295,6 @@ class Replica(Switched):
             self._installed.remove()
         self._recorder.close()
         self._members.close()
-
-    def _saved(self, verb: str | None, call: Callable[..., Result], *state: Any) -> Result:
-        def on_parts() -> Result:
-            slots = self.gradients, self.parameters, self._connection.control
-            filler = self._members.filler
-            held = self._exchanged, self.world, self.algorithm, *slots
-            parts = checkpoint.SavedParts(*held, filler.saved, filler.received)
-            return call(parts, *state)
-
-        return self._transact(on_parts) if verb is None else self._together(verb, on_parts)
 
     def _restart_clock(self) -> None:
         """Exclude the time since the last step from the next one, unless that has begun."""

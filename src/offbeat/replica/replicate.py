@@ -124,7 +124,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
         join_run = _join_in_shards if in_shards else _join
         found = join_run(JoinAttempts(mesh, filler), node)
         if isinstance(found, Generation):
-            replica = Replica(model, found)
+            replica = Replica(found)
             replica._end_step()  # the exchange of the step after which it has joined
             return replica
         run = found
@@ -137,11 +137,11 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
             raise_alike(shards_fault(filler, world), connection.control)
         require_shares(filler, world.nodes)
         if as_nodes and connection.links is not None:
-            return Replica(model, _divide(connection, node or Node.of(connection), filler))
+            return Replica(_divide(connection, node or Node.of(connection), filler))
         if connection.links is not None:
             announce(connection.links, filler)
         copy_from_rank0(model, connection)
-        return Replica(model, Generation(connection, filler))
+        return Replica(Generation(connection, filler))
     except BaseException as error:
         connection.close(ends_run=True)
         if connection.mates is not None:
@@ -235,11 +235,10 @@ def _fault_inside(node: Node, filler: SlotFiller) -> str | None:
 
 def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> Result:
     """Return what ``call`` returns on the first rank of the node; raise on all if it does."""
-    parameters = [*model.parameters.values()] if model is not None else []
-    buffers = [*model.buffers.values()] if model is not None else []
+    tensors = [*(model.parameters | model.buffers).values()] if model is not None else []
     try:
         with node.calling("replicate"):
-            return node.together("replicate", call, (), parameters, buffers)
+            return node.together("replicate", call, (), tensors, ())
     except BaseException:
         node.close()
         raise
@@ -277,14 +276,9 @@ def copy_from_rank0(model: Exchanged, connection: Connection) -> None:
     """
     if connection.links is None:
         return
-    held, buffers = model.held, [*model.buffers.values()]
     model.reshard()
     control = connection.control
-    if model.is_sharded:
-        shards = connection.links.open("node", peers=())
-        copies = [([*held.values()], shards), (buffers, control)]
-    else:
-        copies = [([*held.values(), *buffers], control)]
-    for tensors, group in copies:
-        if group is not None:
-            copy_from_first(tensors, group)
+    group = connection.links.open("node", peers=()) if model.is_sharded else control
+    for tensors, joins in ((model.held, group), (model.buffers, control)):
+        if joins is not None:
+            copy_from_first(tensors.values(), joins)

@@ -1,7 +1,7 @@
 """What the steps of a rank stand for, also where they stand for nothing."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -19,11 +19,10 @@ from offbeat.transport.small_gathers import gather_numbers
 class Weighting:
     """Sets how many samples the steps of this rank stand for; undoes those that stand for none."""
 
-    def __init__(
-        self, samples: Samples | None, members: Generation, held: Mapping[str, Tensor]
-    ) -> None:
-        """Begin with equal weights; ``samples`` is None in a run without weights."""
-        self._samples, self._members, self._held = samples, members, [*held.values()]
+    def __init__(self, members: Generation) -> None:
+        """Begin with equal weights."""
+        self._samples, self._members = members.filler.samples, members
+        self._held = members.filler.trained
         self._kept: list[Tensor] = []  # parameters before a step that stands for nothing
         self._rests: Callable[[int], bool] | None = None
         self.is_resting = False  # whether the next step is one in which nothing is computed

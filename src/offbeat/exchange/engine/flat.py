@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from offbeat.exchange.engine.dot_grad import stored
+from offbeat.functional import Layout
+from offbeat.functional.packing import Place
 from offbeat.platform.device import zeros_beside
 from offbeat.platform.privates import users_of_memory
 
-Shape = tuple[Sequence[int], Sequence[int], int]  # shape, strides and offset
 References = tuple[list[int], int]  # to each view, and to the memory
 
 
@@ -20,10 +21,13 @@ class Flat:
     A view may become a ``.grad``, which the script may keep after it has cleared ``.grad``.
     """
 
-    def __init__(self, whole: Tensor, shapes: Mapping[str, Shape], end: int) -> None:
-        self.whole, self.rest, self._shapes = whole, whole[end:], shapes
+    def __init__(self, whole: Tensor, places: Mapping[str, Place], end: int) -> None:
+        self.whole, self.rest, self._places = whole, whole[end:], places
         # .data: a view counts the writes to its base as its own, and we ask each for its own.
-        self.views = {name: whole.as_strided(*shape).data for name, shape in shapes.items()}
+        self.views = {
+            name: whole.as_strided(place.shape, place.strides, place.offset).data
+            for name, place in places.items()
+        }
         self._unshared = self._references()  # of this object alone
 
     @classmethod
@@ -36,16 +40,11 @@ class Flat:
         rest: int = 0,
     ) -> "Flat":
         """Allocate zeros, laid out in the order of ``names``, and ``rest`` entries behind them."""
-        shapes, start = dict[str, Shape](), 0
-        for name in names:
-            parameter = parameters[name]
-            # Strides as autograd lays out a gradient.
-            strides = torch.empty_like(parameter, device="meta").stride()
-            shapes[name] = (parameter.shape, strides, start)
-            start += parameter.numel()
-        home = parameters[names[0]].device
-        whole = zeros_beside(home, start + rest, dtype, device or home)
-        return cls(whole, shapes, start)
+        # With the strides that autograd gives a gradient.
+        layout = Layout.of({name: parameters[name] for name in names})
+        (end,), home = layout.numels, parameters[names[0]].device
+        whole = zeros_beside(home, end + rest, dtype, device or home)
+        return cls(whole, layout.places, end)
 
     def unless_kept(self, parameters: Mapping[str, Tensor], also_grad: bool = False) -> "Flat":
         """Return this memory, to be written again, or new memory if the script refers to it."""
@@ -59,7 +58,7 @@ class Flat:
             return self
         end = self.whole.numel() - self.rest.numel()
         whole = torch.zeros_like(self.whole, pin_memory=self.whole.is_pinned())
-        return Flat(whole, self._shapes, end)
+        return Flat(whole, self._places, end)
 
     def release(self) -> None:
         """Give the memory back; the views stay what they are, without content."""

@@ -79,8 +79,7 @@ class FlatMessage(FeedbackMessage):
     """Gradients that are added to flat residuals, of which a part is sent.
 
     Three flat tensors: the former residuals, ``residual + gradient``, of which the rest becomes
-    the new residual, and the mean of what was sent, which becomes ``.grad``. So :meth:`undo` needs
-    no copy. A fourth once a step has several exchanges.
+    the new residual, and the mean of what was sent, which becomes ``.grad``.
     """
 
     def __init__(self, site: Site, group: Group, units: Units, names: Sequence[str]) -> None:

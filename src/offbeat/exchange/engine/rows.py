@@ -41,12 +41,9 @@ class Rows(FeedbackMessage):
     touched counts also if it is zero, as for :class:`torch.optim.SparseAdam`. Rows are added in the
     order of ranks, in float32 at least, and rounded once.
 
-    When no gradient is missing the members gather their numbers of rows, and at the end of backward
-    the rows, whose number is known only then. Embeddings are mostly last in backward.
-
     Bytes sent for each table: 8 (P-1), and (P-1) m (d s + 4) for m rows of d entries of s bytes on
     the rank that has most; or 2 (P-1)/P n (d+1) s where that is less, for the dense mean of all n
-    rows with a flag for each. Memory: what was gathered, until the end of backward.
+    rows with a flag for each.
 
     ``correct`` changes the values of this rank's gradient, by name; ``narrow`` is the dtype in
     which wider ones are sent.

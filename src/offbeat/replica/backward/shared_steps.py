@@ -9,11 +9,9 @@ from offbeat.platform.process_group import world_ranks
 
 
 def shared_step_fault(optimizer: Optimizer, slot: BoundGradients) -> str | None:
-    """Return why an optimizer that shards its state among ranks cannot step here, or None.
-
-    Such an optimizer, as torch's ZeroRedundancyOptimizer, steps a part of the parameters on each
-    rank, by the gradients of that rank, and sends the result to the others.
-    """
+    """Return why an optimizer that shards its state among ranks cannot step here, or None."""
+    # As torch's ZeroRedundancyOptimizer: each rank steps a part of the parameters, by its own
+    # gradients, and sends the result to the others.
     group = getattr(optimizer, "process_group", None)
     if not hasattr(optimizer, "consolidate_state_dict") or group is None:
         return None

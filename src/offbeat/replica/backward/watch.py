@@ -164,11 +164,10 @@ class BackwardWatch(Watcher):
             return
         is_inside = backward_number() != -1
         if is_inside or not self.begun or self._unsent_names:
-            ours = {id(parameter): name for name, parameter in self.parameters.items()}
-            held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]
+            held = self._held_by(optimizer)
             if is_inside and held:
-                raise self._report_error(_used_inside(ours[id(held[0])]))
-            used = {ours[id(p)] for p in held if p.grad is not None}
+                raise self._report_error(_used_inside(held[0]))
+            used = {name for name in held if self.parameters[name].grad is not None}
             self._stepped_unseen |= bool(used) and not self.begun
             self._stepped_unsent |= not used.isdisjoint(self._unsent_names)
         self.slot.optimizer_stepped(optimizer)
@@ -179,7 +178,7 @@ class BackwardWatch(Watcher):
             self._before.clear()  # of a first step that has raised
             return
         self._before.append((collectives_launched(), self.last_gradient))
-        if not self._is_trained_by(optimizer):
+        if not self._held_by(optimizer):
             return
         if (fault := shared_step_fault(optimizer, self.slot)) is not None:
             raise self._report_error(fault)
@@ -192,23 +191,24 @@ class BackwardWatch(Watcher):
         if launched == collectives_launched() or gradient != self.last_gradient:
             return
         alike = have_equal_gradients(world_ranks(default_group()), self.slot)
-        if not alike and self._is_trained_by(optimizer):
+        if not alike and self._held_by(optimizer):
             self._communicated = _COMMUNICATED.format(type(optimizer).__name__)
 
-    def _is_trained_by(self, optimizer: Optimizer) -> bool:
-        ours = {id(parameter) for parameter in self.parameters.values()}
-        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+    def _held_by(self, optimizer: Optimizer) -> list[str]:
+        """Return the names of the parameters that an optimizer steps."""
+        ours = {id(parameter): name for name, parameter in self.parameters.items()}
+        held = (id(p) for group in optimizer.param_groups for p in group["params"])
+        return [ours[key] for key in held if key in ours]
 
     def make_up(self) -> str | None:
         """Contribute zeros to the exchange of a backward that this rank did not run.
 
-        ``.grad`` stays as it is: the result is too late for this step and wrong for the next.
         Returns a warning if there was such an exchange, or if a gradient was used without one.
         """
         if self.slot.is_empty or not self.enabled or self.exchanged:
             return _UNSENT if self._stepped_unsent else self._communicated
-        # Gradients present are those of an earlier step. They are copied, since they may be views
-        # of the buffers that are exchanged.
+        # .grad stays as it is: the result is too late for this step and wrong for the next. What is
+        # there, of an earlier step, may be views of the buffers that are exchanged.
         had = {
             name: None if parameter.grad is None else parameter.grad.clone()
             for name, parameter in self.parameters.items()
@@ -222,11 +222,9 @@ class BackwardWatch(Watcher):
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
     def require_spent(self, verb: str) -> None:
-        """Raise if gradients wait for a step, other than those of an accumulation that goes on.
-
-        Beside other replicas they may wait for nothing: in a GAN, the backward of the generator
-        reaches the critic too, which discards these gradients.
-        """
+        """Raise if gradients wait for a step, other than those of an accumulation that goes on."""
+        # Beside other replicas they may wait for nothing: in a GAN, the backward of the generator
+        # reaches the critic too, which discards these gradients.
         if self._is_last and (self.heartbeat is None or not others_of(self.heartbeat)):
             raise ValueError(
                 f"{verb}() was called after a backward that no step() followed; call it right "

@@ -3,21 +3,20 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offbeat.attach.first_step import keeps_equal
-from offbeat.exchange import Algorithm, BoundGradients, BoundParameters, Exchanged, Saved
+from offbeat.elastic.generation import Generation
+from offbeat.exchange import BoundGradients, BoundParameters, Exchanged, Saved
 from offbeat.exchange.sharding import local
 from offbeat.functional import pack
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.saving.checksum import checksum
-from offbeat.replica.saving.registered import load_registered
 from offbeat.replica.saving.structure import require_finite, require_same_structure
-from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_bytes, raise_alike
 from offbeat.transport.world import World
 
@@ -25,36 +24,6 @@ _HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "al
 _PARTS = "gradients", "parameters", "model"
 _SUM, _NODES, _REGISTERED = "checksum", "nodes", "registered"
 _LATER = {_SUM, _NODES, _REGISTERED}  # a state without them was saved by an earlier version
-
-
-class SavedParts(NamedTuple):
-    """The parts of a replica that are saved, or that a saved state is loaded into."""
-
-    model: Exchanged
-    world: World
-    algorithm: Algorithm
-    gradients: BoundGradients
-    parameters: BoundParameters
-    control: Group | None  # None in a world of one
-    registered: Mapping[str, Any]  # objects whose states are saved too, by name
-    received: dict[str, Any]  # states for objects that are registered later
-
-    @property
-    def key(self) -> str:
-        """The name of this rank's entry: tools keep one copy of values with equal names."""
-        return f"rank{self.world.rank}"
-
-    @property
-    def ranks_differ(self) -> bool:
-        """Whether ranks may hold different parameters between exchanges."""
-        return not keeps_equal(self.algorithm)
-
-    def kept(self, ranks_differ: bool) -> dict[str, Tensor]:
-        """Return persistent buffers and what is ignored, and parameters where ranks may differ."""
-        persistent = self.model.module.state_dict(keep_vars=True)
-        own = self.model.buffers | self.model.ignored
-        kept = {name: local(tensor) for name, tensor in own.items() if name in persistent}
-        return kept | self.model.held if ranks_differ else kept
 
 
 class Resume(NamedTuple):
@@ -65,71 +34,99 @@ class Resume(NamedTuple):
     parameters: Saved | None
 
 
-def save(parts: SavedParts, step: int, is_averaged: bool, own: Mapping[str, Tensor]) -> Saved:
-    """Return ``{"rank<r>": entry}``: tensors and plain values, copies of their own.
+def _key(world: World) -> str:
+    """Return the name of a rank's entry: tools keep one copy of values with equal names."""
+    return f"rank{world.rank}"
 
-    ``own`` holds this rank's tensors by name, where the model shows others.
-    """
-    tensors = {name: own.get(name, t) for name, t in parts.kept(parts.ranks_differ).items()}
+
+def _kept(model: Exchanged, ranks_differ: bool) -> dict[str, Tensor]:
+    """Return persistent buffers and what is ignored, and parameters where ranks may differ."""
+    persistent, own = model.module.state_dict(keep_vars=True), model.buffers | model.ignored
+    kept = {name: local(tensor) for name, tensor in own.items() if name in persistent}
+    return kept | model.held if ranks_differ else kept
+
+
+def save(members: Generation, step: int, is_averaged: bool, own: Mapping[str, Tensor]) -> Saved:
+    """Return ``{"rank<r>": entry}`` of copies; ``own``: tensors where the model shows others."""
+    key, ranks_differ = _key(members.world), not keeps_equal(members.algorithm)
+    kept = _kept(members.filler.model, ranks_differ)
+    tensors = {name: own.get(name, tensor) for name, tensor in kept.items()}
     entry = {
-        "size": parts.world.size,
+        "size": members.world.size,
         "step": step,
         "settled": is_averaged,
-        "ranks_differ": parts.ranks_differ,
-        "algorithm": repr(parts.algorithm),
-        _NODES: _nodes(parts.world),
-        "gradients": parts.gradients.save(),
-        "parameters": parts.parameters.save(),
+        "ranks_differ": ranks_differ,
+        "algorithm": repr(members.algorithm),
+        _NODES: _nodes(members.world),
+        "gradients": members.gradients.save(),
+        "parameters": members.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
-    states = {name: json.dumps(each.state_dict()) for name, each in parts.registered.items()}
+    states = {name: json.dumps(each.state_dict()) for name, each in members.filler.saved.items()}
     entry |= {_REGISTERED: states} if states else {}
-    return {parts.key: entry | {_SUM: checksum({parts.key: entry})}}
+    return {key: entry | {_SUM: checksum({key: entry})}}
 
 
-def check(parts: SavedParts, saved: Saved) -> Resume:
+def check(members: Generation, saved: Saved) -> Resume:
     """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError."""
     found, fault = None, None
     try:
-        found = _read(parts, saved)
+        found = _read(members, saved)
     except PeerLost:
         raise
     except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
         reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
         fault = str(reason).encode(errors="backslashreplace").decode()
-    raise_alike(fault, parts.control)
+    raise_alike(fault, members.connection.control)
     assert found is not None, "a fault was raised"
-    _require_one_moment(parts, found)
+    _require_one_moment(members, found)
     return found
 
 
-def load(parts: SavedParts, saved: Saved) -> tuple[int, bool]:
-    """Restore a saved state and return its step, and whether all replicas were equal then.
-
-    Raises as :func:`check` before anything is changed.
-    """
-    found = check(parts, saved)
+def load(members: Generation, saved: Saved) -> tuple[int, bool]:
+    """Restore a saved state and return its step, and whether all replicas were equal then."""
+    found = check(members, saved)
     entry = found.entry
-    states = entry.get(_REGISTERED, {})
-    parts.received.update(load_registered(parts.registered, states, parts.control))
+    _load_registered(members, entry.get(_REGISTERED, {}))
     # Nothing below may fail: another rank may have written its parameters already.
-    own = parts.kept(entry["ranks_differ"])
+    own = _kept(members.filler.model, entry["ranks_differ"])
     with torch.no_grad():
         pack(own.values(), [entry["model"][name] for name in own])
         if found.gradients is not None:
-            parts.gradients.load(found.gradients)
+            members.gradients.load(found.gradients)
         if found.parameters is not None:
-            parts.parameters.load(found.parameters)
+            members.parameters.load(found.parameters)
         else:
-            parts.parameters.reset()  # equal replicas start anew, whatever this one did before
+            members.parameters.reset()  # equal replicas start anew, whatever this one did before
     return entry["step"], entry["settled"]
 
 
-def _read(parts: SavedParts, saved: object) -> Resume:
+def _load_registered(members: Generation, texts: Mapping[str, str]) -> None:
+    """Load states, as JSON by name, on all ranks or on none; keep those of no object here."""
+    registered, fault = members.filler.saved, None
+    states, before = Saved(), dict[str, str]()
+    try:
+        states |= {name: json.loads(text) for name, text in texts.items()}
+        for name in filter(registered.__contains__, states):
+            before[name] = json.dumps(registered[name].state_dict())
+            registered[name].load_state_dict(states[name])
+    except Exception as error:  # the caller's code may raise anything, and the others wait
+        fault = f"cannot load a registered state: {error!r}"
+    try:
+        raise_alike(fault, members.connection.control)
+    except Exception:
+        for name, text in before.items():
+            registered[name].load_state_dict(json.loads(text))
+        raise
+    rest = {name: state for name, state in states.items() if name not in registered}
+    members.filler.received.update(rest)
+
+
+def _read(members: Generation, saved: object) -> Resume:
     """Return what this rank resumes from; raise ``ValueError`` if there is nothing."""
     # Waits for what is in flight, since slots show their own state for comparison: a loss is found
     # here, before anything is written.
-    used = _choose(parts, _entries(saved))
+    used = _choose(members, _entries(saved))
     entry = next(iter(used.values()))
     for key, other in used.items():
         content = {name: value for name, value in other.items() if name != _SUM}
@@ -139,19 +136,19 @@ def _read(parts: SavedParts, saved: object) -> Resume:
                 "damaged or its values were changed or cast since; load another checkpoint"
             )
     saved_by = re.sub(r"on_failure='\w+', ", "", entry["algorithm"])  # of push-sum until 0.2
-    same = saved_by == repr(parts.algorithm)
+    same = saved_by == repr(members.algorithm)
     if not same and not entry["settled"]:
         raise ValueError(
             f"found the state of {_short(saved_by)}, but this replica runs "
-            f"{parts.algorithm}; call finish() before saving to change the algorithm"
+            f"{members.algorithm}; call finish() before saving to change the algorithm"
         )
-    if same and entry["ranks_differ"] != parts.ranks_differ:
+    if same and entry["ranks_differ"] == keeps_equal(members.algorithm):
         raise ValueError(
-            f"'ranks_differ' is {entry['ranks_differ']} in a state of {parts.algorithm}"
+            f"'ranks_differ' is {entry['ranks_differ']} in a state of {members.algorithm}"
         )
-    _require_fitting_model(parts, entry)
-    gradients = _inherit(parts, used, entry) if same and not parts.gradients.is_empty else None
-    return Resume(entry, gradients, _continued(parts, entry) if same else None)
+    _require_fitting_model(members, entry)
+    gradients = _inherit(members, used, entry) if same and not members.gradients.is_empty else None
+    return Resume(entry, gradients, _continued(members, entry) if same else None)
 
 
 def algorithm_of(saved: object, world: World) -> str:
@@ -195,16 +192,17 @@ def _entries(saved: object) -> dict[str, Saved]:
     return entries
 
 
-def _choose(parts: SavedParts, entries: Mapping[str, Saved]) -> dict[str, Saved]:
+def _choose(members: Generation, entries: Mapping[str, Saved]) -> dict[str, Saved]:
     """Return the entries this rank resumes from, first the one whose model it takes.
 
     That is its own, or any where the ranks were equal; the others may have residuals to inherit.
     """
-    world, own = parts.world, entries.get(parts.key)
+    world, key = members.world, _key(members.world)
+    own = entries.get(key)
     # A larger size: saved before losses that this rank has survived.
     if own is not None and world.size <= own["size"] <= world.size + len(world.lost):
-        return {parts.key: own}
-    key = parts.key if own is not None else _stand_in(parts, entries)
+        return {key: own}
+    key = key if own is not None else _stand_in(members, entries)
     entry = entries[key]
     if entry["settled"] or not entry["ranks_differ"]:
         moments = {(e["size"], e["step"], e["algorithm"]) for e in entries.values()}
@@ -226,16 +224,16 @@ def _choose(parts: SavedParts, entries: Mapping[str, Saved]) -> dict[str, Saved]
     )
 
 
-def _stand_in(parts: SavedParts, entries: Mapping[str, Saved]) -> str:
+def _stand_in(members: Generation, entries: Mapping[str, Saved]) -> str:
     """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
-    if not parts.model.is_sharded:
+    if not members.filler.model.is_sharded:
         return next(iter(entries))
     for key, entry in entries.items():
         rank = int(key.removeprefix("rank"))
-        if any(rank in n and n.index(rank) == parts.world.local_rank for n in entry[_NODES]):
+        if any(rank in n and n.index(rank) == members.world.local_rank for n in entry[_NODES]):
             return key
     raise ValueError(
-        f"found {[*entries]}, none of them of shard {parts.world.local_rank} of a node; load the "
+        f"found {[*entries]}, none of them of shard {members.world.local_rank} of a node; load the "
         "entries of all ranks of a node"
     )
 
@@ -244,22 +242,22 @@ def _nodes(world: World) -> list[list[int]]:
     return [list(node) for node in world.nodes]
 
 
-def _require_fitting_model(parts: SavedParts, entry: Saved) -> None:
-    expected = parts.kept(entry["ranks_differ"])
+def _require_fitting_model(members: Generation, entry: Saved) -> None:
+    expected = _kept(members.filler.model, entry["ranks_differ"])
     require_same_structure(expected, entry["model"], "state['model']")
     trained = {name for name, tensor in expected.items() if tensor.requires_grad}
     # Buffers may hold what they like: masks are often infinite.
     require_finite({name: entry["model"][name] for name in trained}, "state['model']")
 
 
-def _inherit(parts: SavedParts, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
+def _inherit(members: Generation, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
     """Return the state for the gradients slot: of its own rank, merged from several, or None."""
-    slot, world = parts.gradients, parts.world
+    slot, world = members.gradients, members.world
     before, place = list(range(entry["size"])), (world.rank, world.size)
     is_same = len(before) == world.size
-    if parts.model.is_sharded:  # only the ranks that held this shard, one of each node
-        mine = world.local_rank
-        before = [node[mine] for node in entry[_NODES] if mine < len(node)]
+    if members.filler.model.is_sharded:  # only the ranks that held this shard, one of each node
+        shard = world.local_rank
+        before = [node[shard] for node in entry[_NODES] if shard < len(node)]
         place = world.node, len(world.nodes)
         is_same = entry[_NODES] == _nodes(world)
     own, saved = slot.save(), {}
@@ -267,18 +265,18 @@ def _inherit(parts: SavedParts, used: Mapping[str, Saved], entry: Saved) -> Save
         if f"rank{rank}" in used:
             saved[index] = used[f"rank{rank}"]["gradients"]
             _require_fitting_slot(slot, own, saved[index], f"rank{rank}['gradients']")
-    if is_same and parts.key in used:
-        return dict(used[parts.key]["gradients"])
-    assert parts.algorithm.gradients is not None, "the slot is in use"
-    return parts.algorithm.gradients.inherit(saved, len(before), *place)
+    if is_same and (mine := used.get(_key(members.world))) is not None:
+        return dict(mine["gradients"])
+    assert members.algorithm.gradients is not None, "the slot is in use"
+    return members.algorithm.gradients.inherit(saved, len(before), *place)
 
 
-def _continued(parts: SavedParts, entry: Saved) -> Saved | None:
+def _continued(members: Generation, entry: Saved) -> Saved | None:
     """Return the state for the parameters slot; None where it starts anew from the models."""
-    if entry["size"] != parts.world.size:  # ranks were equal then, or are the survivors of a loss
+    if entry["size"] != members.world.size:  # ranks were equal then, or are the survivors of a loss
         return None
-    nodes = _nodes(parts.world)
-    site = parts.parameters.site
+    nodes = _nodes(members.world)
+    site = members.parameters.site
     if site is not None and site.axis == "node" and entry.get(_NODES, nodes) != nodes:
         if entry["settled"]:
             return None
@@ -286,7 +284,7 @@ def _continued(parts: SavedParts, entry: Saved) -> Saved | None:
             f"found the state of the nodes {ascii(entry[_NODES])[:60]}, but these are {nodes}; "
             "start on the same nodes, or call finish() before saving"
         )
-    slot, saved = parts.parameters, entry["parameters"]
+    slot, saved = members.parameters, entry["parameters"]
     _require_fitting_slot(slot, slot.save(), saved, "state['parameters']")
     return dict(saved)
 
@@ -301,19 +299,19 @@ def _require_fitting_slot(
         raise ValueError(f"{path} cannot be loaded: {fault}")
 
 
-def _require_one_moment(parts: SavedParts, found: Resume) -> None:
+def _require_one_moment(members: Generation, found: Resume) -> None:
     """Raise the same ValueError on all ranks unless they resume from one moment of one run."""
-    if (control := parts.control) is None:
+    if (control := members.connection.control) is None:
         return
     facts: Saved = {name: found.entry[name] for name in ("step", "size", "settled", "algorithm")}
     # Groups of ranks measure an order of their own: those of a node, or of a shard.
-    site = parts.gradients.site
+    site = members.gradients.site
     gathers_inside = site is not None and site.axis == "local"
-    place = f" on node {parts.world.node}" if gathers_inside else ""
-    place = f" of shard {parts.world.local_rank}" if parts.model.is_sharded else place
+    place = f" on node {members.world.node}" if gathers_inside else ""
+    place = f" of shard {members.world.local_rank}" if members.filler.model.is_sharded else place
     for where, slot, state in (
-        (f"gradients{place}", parts.gradients, found.gradients),
-        ("parameters", parts.parameters, found.parameters),
+        (f"gradients{place}", members.gradients, found.gradients),
+        ("parameters", members.parameters, found.parameters),
     ):
         shared = slot.shared(state) if state is not None else {}
         facts |= {f"{name} of the {where}": checksum(value) for name, value in shared.items()}

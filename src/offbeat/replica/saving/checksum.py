@@ -14,9 +14,7 @@ def checksum(value: object) -> int:
 
     Of a tensor the dtype, the shape and all bits count, not the device or the memory format. The
     order of names does not count: tools that load into a template keep the order of the template.
-    Every change of up to 32 consecutive bits is detected, and of other changes all but one in
-    four billion. A tensor that is not dense, as of a sparse buffer, counts without its values.
-    Costs one pass over memory.
+    A tensor that is not dense, as of a sparse buffer, counts without its values.
 
     >>> checksum({"a": torch.ones(2), "b": 1}) == checksum({"b": 1, "a": torch.ones(2)})
     True

@@ -108,10 +108,7 @@ def load_save(
 
 @contextmanager
 def _alike(replica: Replica, what: str) -> Iterator[None]:
-    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter.
-
-    A rank that raised for itself would leave the others waiting.
-    """
+    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter."""
     fault = None
     try:
         yield

@@ -34,12 +34,7 @@ _log = logging.getLogger("offbeat")
 
 @final
 class Autopilot:
-    """Measures the steps of a rank and the links, and chooses among the candidates.
-
-    Attributes:
-        candidates: the candidates, in the order of preference.
-        decisions: the last ones, with their figures.
-    """
+    """Measures the steps of a rank and the links, and chooses among the candidates."""
 
     def __init__(self, members: Generation, recorder: Recorder) -> None:
         self._members, self._recorder = members, recorder
