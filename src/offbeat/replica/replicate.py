@@ -121,8 +121,11 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
         node = Node.meet(mesh) if as_nodes or in_shards else None
-        join_run = _join_in_shards if in_shards else _join
-        found = join_run(JoinAttempts(mesh, filler), node)
+        attempts = JoinAttempts(mesh, filler)
+        if node is None:
+            found = _join_run(attempts, None)
+        else:
+            found = (_join_in_shards if in_shards else _join_as_node)(attempts, node)
         if isinstance(found, Generation):
             replica = Replica(found)
             replica._end_step()  # the exchange of the step after which it has joined
@@ -175,10 +178,8 @@ def _divide(everyone: Connection, node: Node, filler: SlotFiller) -> Generation:
     return found[0]
 
 
-def _join(joining: JoinAttempts, node: Node | None) -> Generation | int:
-    """Return who takes part in the run that this rank has joined, or the number of one to start."""
-    if node is None:
-        return _join_run(joining, None)
+def _join_as_node(joining: JoinAttempts, node: Node) -> Generation | int:
+    """Return what :func:`_join_run` does, on each rank of a node that is one participant."""
     filler = joining.filler
     found: list[Generation | int] = []
 
@@ -208,9 +209,8 @@ def _join(joining: JoinAttempts, node: Node | None) -> Generation | int:
     return found[0]
 
 
-def _join_in_shards(joining: JoinAttempts, node: Node | None) -> Generation | int:
-    """Return what :func:`_join` does, on each rank of a node that holds shards of one model."""
-    assert node is not None, "whose ranks join together"
+def _join_in_shards(joining: JoinAttempts, node: Node) -> Generation | int:
+    """Return what :func:`_join_run` does, on each rank of a node that holds shards of one model."""
     try:
         fault = _fault_inside(node, joining.filler)
         fault = fault or node.first_fault(shards_fault(joining.filler, node.world))
@@ -223,14 +223,12 @@ def _join_in_shards(joining: JoinAttempts, node: Node | None) -> Generation | in
 def _fault_inside(node: Node, filler: SlotFiller) -> str | None:
     """Return why the ranks of the node cannot take part together, or None; all of them call."""
     fault = node.first_fault(argument_fault(filler) or model_fault(filler.model))
-    if fault is None:
-        digests = node.gather(digest_of(fingerprint(filler, "")))
-        if len({*digests}) > 1:
-            fault = (
-                f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model, "
-                "algorithm or version; use the same ones on all ranks"
-            )
-    return fault
+    if fault is not None or len({*node.gather(digest_of(fingerprint(filler, "")))}) == 1:
+        return fault
+    return (
+        f"the ranks {list(node.world.nodes[node.world.node])} of a node differ in model, algorithm "
+        "or version; use the same ones on all ranks"
+    )
 
 
 def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> Result:
@@ -245,6 +243,7 @@ def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> 
 
 
 def _join_run(joining: JoinAttempts, node: Node | None) -> Generation | int:
+    """Return who takes part in the run that this rank has joined, or the number of one to start."""
     filler = joining.filler
     while True:
         found = joining.connect()
