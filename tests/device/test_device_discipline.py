@@ -65,8 +65,8 @@ COPIES = {
     ("methods/top_k/payload:Payload.read", "aten.copy_.default"),
     ("methods/top_k/sparse:SparseMessage._spread", "aten.copy_.default"),
     ("methods/top_k/sparse:SparseMessage.launch", "aten.copy_.default"),
-    ("methods/adasum/bound:BoundAdasum._broadcast_shares", "aten._to_copy.default"),
-    ("methods/adasum/bound:BoundAdasum._broadcast_shares", "aten.copy_.default"),
+    ("methods/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten._to_copy.default"),
+    ("methods/adasum/adasum_update:BoundAdasum._broadcast_shares", "aten.copy_.default"),
     ("methods/stale_average/rotation:_as_memory", "aten.copy_.default"),
 }
 THROUGH_HOST = [

@@ -1,23 +1,38 @@
 """Adasum of the optimizers' updates since the last exchange."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Annotated, ClassVar, Literal, final
 
 import torch
+from torch import Tensor
 
 from offbeat.exchange import (
+    BoundParameters,
     ParameterExchange,
     Site,
+    Variable,
+    count_fault,
+    plain,
+    scratch,
+    tensors,
 )
 from offbeat.exchange.guard import Nonfinite
 from offbeat.exchange.interface import OnLoss
-from offbeat.functional import Layout
-from offbeat.methods.adasum.bound import BoundAdasum
+from offbeat.exchange.state import Kind
+from offbeat.exchange.weights import Window
+from offbeat.functional import Layout, flat_view, pack
 from offbeat.methods.adasum.method import Method, build_reduction
+from offbeat.methods.adasum.nonfinite import error_of_updates
 from offbeat.methods.adasum.participants import Participants
-from offbeat.methods.adasum.slice_layout import SliceLayout
+from offbeat.methods.adasum.reduction import Reduction, Statistics
+from offbeat.methods.adasum.rounding import Rounding
+from offbeat.methods.adasum.slice_layout import Piece, SliceLayout
 from offbeat.methods.adasum.touched_rows import TouchedRows
 from offbeat.settings import at_least, check_settings
+from offbeat.topology.schedule import due
+from offbeat.transport.collectives import broadcast
 
 
 @final
@@ -125,22 +140,198 @@ class AdasumUpdate(ParameterExchange):
             if site.sparse and whole and site.group is not None
             else build_reduction(self.method, part, own, self.wire)
         )
-        unknown = torch.full((part.layers,), torch.nan, dtype=torch.float64, device="cpu")
-        bound = BoundAdasum(
-            site,
-            layout,
-            held,
-            owners,
-            part,
-            flat,
-            anchor,
-            reduction,
-            unknown,
-            every=self.every,
-            method=self.method,
-            wire=self.wire,
-            partition=self.partition,
-            nonfinite=self.nonfinite,
-        )
+        bound = BoundAdasum(site, self, layout, held, owners, part, flat, anchor, reduction)
         bound.reset()
         return bound
+
+
+@dataclass(eq=False)
+class BoundAdasum(BoundParameters):
+    """:class:`AdasumUpdate` on one replica; flat tensors are by section."""
+
+    site: Site
+    settings: AdasumUpdate
+    layout: Layout
+    held: Layout  # of all parameters or, with a partition, of this rank's share
+    owners: dict[str, int]  # the local ranks that own the others
+    slice_layout: SliceLayout
+    flat: list[Tensor]  # the updates
+    anchor: list[Tensor]  # the parameters after the last exchange, not rounded to 16 bits
+    reduction: Reduction
+    orthogonality: Tensor | None = None  # (layers,): that of the last exchange
+    skipped: int = 0
+    at_fault: bool = False  # whether this rank made the last exchange one that was skipped
+    is_discarded: bool = False  # whether the last result was not finite
+    before: list[list[Tensor]] = field(default_factory=list)  # errors, until an exchange commits
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first window."""
+        self.window = Window(self.site)
+
+    def state(self) -> Iterator[Variable]:
+        """Yield the anchor, the errors of roundings, and the count of skipped steps."""
+        yield scratch("flat", self.flat)
+        yield scratch("reduction", self.reduction.memory)
+        yield plain("shared", self, "skipped", count_fault)
+        if self.settings.nonfinite == "skip":
+            yield plain("own", self, "at_fault")
+        is_kept = self.settings.every > 1 or self.layout.is_rounded
+        kind: Kind = "shared" if is_kept else "derived"
+        yield tensors(kind, "anchor", self.held.views(self.anchor), self.anchor)
+        for index, name in enumerate(("error_of_update", "error_of_combination")):
+            if index < len(self.reduction.roundings):
+                yield self._rounding(name, *self.reduction.roundings[index])
+        yield from self.window.state()
+
+    def undo(self) -> None:
+        """Give the errors of roundings back what the messages of a lost exchange have taken."""
+        for kept, (_, rounding) in zip(self.before, self.reduction.roundings, strict=False):
+            pack(rounding.errors, kept)
+        self.before = []
+
+    def _rounding(self, name: str, pieces: Sequence[Piece], rounding: Rounding) -> Variable:
+        def read() -> dict[str, Tensor]:
+            full = [torch.zeros_like(flat) for flat in self.flat]
+            for piece, error in zip(pieces, rounding.errors, strict=True):
+                piece.of(self._slices(full)).copy_(error)
+            return {name: view.clone() for name, view in self.held.views(full).items()}
+
+        def write(saved: dict[str, Tensor]) -> None:
+            full = [torch.zeros_like(flat) for flat in self.flat]
+            views = self.held.views(full)
+            pack(views.values(), [saved[name] for name in views])
+            for piece, error in zip(pieces, rounding.errors, strict=True):
+                error.copy_(piece.of(self._slices(full)))
+
+        return Variable(name, "own", read, write, memory=rounding.errors)
+
+    def step(self, step: int) -> None:
+        """Combine the updates if an exchange is due."""
+        if self.site.size == 1 or not due(step, self.settings.every):
+            self._broadcast_shares()
+            return
+        self.window.weigh()
+        self._update()
+        if self.site.is_elastic:
+            self.before = [[e.clone() for e in r.errors] for _, r in self.reduction.roundings]
+        statistics = self.reduction.compare()
+        self.is_discarded = not statistics.is_finite()
+        if not self.is_discarded:
+            self.reduction.combine()
+            if not self.settings.partition:
+                self.site.gather(self.flat)
+        self.site.commit()
+        self.window.close()
+        self.before = []
+        if not self.is_discarded:
+            self.at_fault = False
+            self.orthogonality = statistics.orthogonality
+            for anchor, combined in zip(self.anchor, self.flat, strict=True):
+                anchor.add_(combined)
+        else:
+            error, is_second = self._error_of(statistics)
+            if self.settings.nonfinite == "raise" or is_second:
+                raise error
+            self.skipped += 1
+        pack(self._parameters(), self.held.views(self.anchor).values())
+        self._broadcast_shares()
+
+    def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
+        """Return the model after the exchange that is due, in full precision, and weight one."""
+        whole = self.layout.wide(self.site.device, self.site.chunks * self.site.size)
+        views = self.layout.views(whole)
+        if self.site.size == 1:
+            self._broadcast_shares()
+            pack(views.values(), self.site.parameters.values())
+            return whole, views, 1.0
+        self.window.weigh(is_average=True)
+        slices, reduction = self._update(), self.reduction
+        if self.settings.wire is not None:
+            for pieces, rounding in reduction.roundings:
+                for piece, error in zip(pieces, rounding.errors, strict=True):
+                    piece.of(slices).add_(error)
+            reduction = build_reduction(self.settings.method, self.slice_layout, slices, None)
+        statistics = reduction.compare()
+        if not statistics.is_finite():
+            raise self._error_of(statistics)[0]
+        reduction.combine()
+        own = zip(self._slices(whole), slices, self._slices(self.anchor), strict=True)
+        for result, update, anchor in own:
+            torch.add(anchor, update, out=result)
+        self.site.gather(whole)
+        return whole, views, 1.0
+
+    @property
+    def result(self) -> dict[str, Tensor] | None:
+        """The anchor; not kept if roundings leave errors, or ranks hold shares or skip steps."""
+        settings = self.settings
+        is_exact = settings.wire is None and not self.layout.is_rounded
+        is_own = settings.partition or settings.nonfinite == "skip" or self.is_discarded
+        return self.held.views(self.anchor) if is_exact and not is_own else None
+
+    def reset(self) -> None:
+        """Start anew from equal replicas: anchor = parameters, no rounding errors."""
+        pack(self.held.views(self.anchor).values(), self._parameters())
+        for _, rounding in self.reduction.roundings:
+            rounding.forget()
+        self.window.close()
+
+    def staleness(self, step: int) -> int:
+        """Return the number of steps since the last exchange."""
+        return step % self.settings.every
+
+    def measures(self) -> dict[str, float]:
+        """Return the orthogonality of each layer that changed, their mean, and skipped steps.
+
+        1 where the last updates were orthogonal, 1/n where they were equal: the paper's Fig. 2.
+        """
+        values = [] if self.orthogonality is None else self.orthogonality.tolist()
+        layers = zip(self.layout.places, values, strict=bool(values))
+        found = {f"orthogonality/{name}": value for name, value in layers if isfinite(value)}
+        mean = {"orthogonality": sum(found.values()) / len(found)} if found else {}
+        return {"skipped": self.skipped, **mean, **found}
+
+    def _slices(self, flat: list[Tensor]) -> list[Tensor]:
+        """Return what this rank exchanges of flat tensors, of those held or of the whole model."""
+        lengths = self.slice_layout.lengths
+        return [
+            part if part.numel() == length else self.site.slice(part)
+            for part, length in zip(flat, lengths, strict=True)
+        ]
+
+    def _parameters(self) -> list[Tensor]:
+        return [self.site.parameters[name] for name in self.held.places]
+
+    def _update(self) -> list[Tensor]:
+        """Fill the flat tensors with the optimizer's updates; return this rank's slices."""
+        pack(self.held.views(self.flat).values(), self._parameters())
+        slices = self._slices(self.flat)
+        for update, anchor in zip(slices, self._slices(self.anchor), strict=True):
+            update.sub_(anchor.to(update.dtype))
+            if self.site.shares is not None:
+                update.mul_(self.site.factor)
+        return slices
+
+    def _broadcast_shares(self) -> None:
+        """Broadcast every layer inside the node from its owner, in place if possible."""
+        site, copies, handles = self.site, {}, []
+        if site.inside is None or not self.owners:
+            return
+        for name, parameter in site.parameters.items():
+            flat = flat_view(parameter) if parameter.device == site.device else None
+            if flat is None:
+                flat = copies[name] = parameter.detach().to(site.device).contiguous().view(-1)
+            if flat.numel() > 0:
+                handles.append(broadcast(flat, self.owners[name], site.inside))
+        for handle in handles:
+            handle.wait()
+        for name, flat in copies.items():
+            site.parameters[name].detach().copy_(flat.view(site.parameters[name].shape))
+
+    def _error_of(self, statistics: Statistics) -> tuple[ValueError, bool]:
+        """Return the error of all ranks, and whether a rank is not finite again."""
+        own = [i for i, p in enumerate(self.site.parameters.values()) if not p.isfinite().all()]
+        again, self.at_fault = self.at_fault and bool(own), bool(own)
+        names = list(self.layout.places)
+        return error_of_updates(self.site, statistics, names, own[0] if own else None, again)

@@ -84,19 +84,17 @@ def adasum_all_reduce(
         with torch.no_grad():
             statistics = algorithm.compare()
             if not statistics.is_finite():
-                index = int((~statistics.energy.isfinite()).nonzero()[0])
                 raise ValueError(
-                    f"tensor {index} is not finite on some rank, or too large to be combined; no "
-                    "tensor was changed: skip this step on all ranks"
+                    f"tensor {statistics.first_nonfinite()} is not finite on some rank, or too "
+                    "large to be combined; no tensor was changed: skip this step on all ranks"
                 )
             algorithm.combine()
             pack(named.values(), layout.views(flat).values())
 
-    if on_lane:
-        handle = Handle(members, buffers=list(flat), future=members.lane.submit(run))
-    else:
+    job = members.lane.submit(run) if on_lane else None
+    if job is None:
         run()
-        handle = Handle(members, buffers=list(flat))
+    handle = Handle(members, buffers=list(flat), future=job)
     if async_op:
         return handle
     handle.wait()

@@ -5,7 +5,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from offbeat.methods.adasum.gather import Gather
 from offbeat.methods.adasum.gram import Gram
 from offbeat.methods.adasum.participants import SMALL
 from offbeat.methods.adasum.reduction import Reduction
@@ -104,4 +103,4 @@ def build_reduction(
     if wire is not None:
         segments = [layout.segments(piece) for piece in layout.whole()]
         rounding = Rounding(slices, segments, layout.layers, wire)
-    return (Gather if kind == "gather" else Gram)(layout, slices, rounding)
+    return Gram(layout, slices, rounding, split=kind == "gram")

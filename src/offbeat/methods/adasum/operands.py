@@ -14,11 +14,7 @@ from offbeat.transport.collectives import all_gather
 
 
 class Operands:
-    """One row (elements,) for each of the P participants, as a matrix (P, elements) for each piece.
-
-    ``split``: participants hold different pieces, not all the same. Inner products are
-    float64 sums of the values that were sent.
-    """
+    """The rows of all P participants, a matrix (P, elements) for each piece."""
 
     def __init__(
         self,
@@ -28,7 +24,10 @@ class Operands:
         like: Sequence[Tensor],
         split: bool,
     ) -> None:
-        """Allocate the rows of ``pieces``, one of each section, in the dtypes of ``like``."""
+        """Allocate the rows of ``pieces``, one of each section, in the dtypes of ``like``.
+
+        ``split``: participants hold different pieces, not all the same.
+        """
         self._layout, self._split, self._runs = layout, split, runs
         size, layers = layout.participants.size, layout.layers
         self.segments = [layout.segments(piece) for piece in pieces]
@@ -65,16 +64,16 @@ class Operands:
         self._passes.add_gram(rows, self._inside[index], self._products)
 
     def analyze(self, scales: Tensor | None) -> Statistics:
-        """Sum all ranks' inner products and derive the weights of every layer.
-
-        ``scales`` (layers,) are the factors by which this rank's row was multiplied.
-        """
-        products = self._products
+        """Sum all ranks' inner products, of rows that were multiplied by ``scales`` (layers,)."""
+        products, peers = self._products, self._layout.participants
         if scales is not None:
-            self._scales = self._all_scales(scales)
+            every = products.new_ones(peers.size, len(scales))
+            if peers.group is not None:
+                peers.wait(all_gather(every.view(-1), scales, peers.group))
+            self._scales = every.T.contiguous()
             products.div_(self._scales[:, :, None]).div_(self._scales[:, None, :])
         if self._sum is not None:
-            self._sum.add(self._layout.participants.wait)
+            self._sum.add(peers.wait)
         else:
             self._total(products)
         self._weights, self._cancelled, energy, orthogonality = self._passes.analyze(products)
@@ -86,13 +85,9 @@ class Operands:
         return (self._weights.abs() / self._scales).sum(1)
 
     def redo(self, outs: Sequence[Tensor]) -> set[int]:
-        """Combine the layers whose coefficients have lost digits by the explicit tree.
-
-        Every rank takes part in the sums of each level, also without elements of the layer.
-        Returns these layers.
-        """
+        """Combine the layers whose coefficients have lost digits by the tree, and return them."""
         layers = list(compress(range(self._layout.layers), self._cancelled.tolist()))
-        for layer in layers:
+        for layer in layers:  # all ranks take part in each sum, also those without elements of it
             places = [
                 (rows[:, s.start : s.stop], out[s.start : s.stop])
                 for rows, segments, out in zip(self.rows, self.segments, outs, strict=True)
@@ -115,12 +110,10 @@ class Operands:
         self._passes.combine_rows(self.rows[section], segments, self._factors, outs[section])
 
     def _common_passes(self) -> AdasumPasses:
-        """Return passes that round alike on all ranks.
-
-        numba or Triton may be missing on some ranks, or generate other code there. Weights that
-        differ in the last bit may decide differently which layers are combined again, and then
-        some ranks wait for messages that others do not send.
-        """
+        """Return passes that round alike on all ranks."""
+        # numba or Triton may be missing on some ranks, or generate other code there. Weights that
+        # differ in the last bit may decide differently which layers are combined again, and then
+        # some ranks wait for messages that others do not send.
         device = self._products.device
         said = machine_code(device)
         alike = self._layout.participants.alike(said, device)
@@ -128,10 +121,3 @@ class Operands:
 
     def _total(self, products: Tensor) -> Tensor:
         return self._layout.participants.total(products, over_group=self._split)
-
-    def _all_scales(self, scales: Tensor) -> Tensor:
-        peers, layers = self._layout.participants, self._layout.layers
-        every = torch.ones(peers.size, layers, dtype=torch.float64, device=self._products.device)
-        if peers.group is not None:
-            peers.wait(all_gather(every.view(-1), scales, peers.group))
-        return every.T.contiguous()

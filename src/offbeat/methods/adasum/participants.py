@@ -17,23 +17,15 @@ SMALL = 2**17
 
 @dataclass(frozen=True, eq=False)
 class Participants:
-    """The ``size`` participants of an Adasum.
-
-    ``group`` joins this rank with its counterparts, which hold the same slice of every layer; it
-    is None on a rank that only receives. ``inside`` joins the ranks of a node, which hold the
-    other slices; where it has more members than ``slices``, the last ones only receive.
-    ``nested``: some node has several ranks, not necessarily this one.
-    ``place``: that of this rank's participant, which it shares with those inside its node.
-    ``on_lane``: exchanges run on the group's own thread, and the submitting thread watches them.
-    """
+    """The ``size`` participants of an Adasum."""
 
     size: int
-    group: Group | None
-    inside: Group | None = None
-    slices: int = 1
-    nested: bool = False
-    on_lane: bool = False
-    place: int = 0
+    group: Group | None  # this rank and those with the same slice of every layer; None: receives
+    inside: Group | None = None  # the ranks of a node, which hold the other slices
+    slices: int = 1  # members of ``inside`` beyond them only receive
+    nested: bool = False  # whether some node has several ranks, not necessarily this one
+    on_lane: bool = False  # on the group's own thread, and the submitting thread watches
+    place: int = 0  # of this rank's participant, which it shares with those inside its node
 
     @property
     def rank(self) -> int:
@@ -67,22 +59,18 @@ class Participants:
         return partial
 
     def alike(self, said: str, device: torch.device) -> bool:
-        """Return whether ``said`` is equal on all ranks; all call, once for every ``group``.
-
-        The question goes where vectors go: NCCL sends nothing from the host.
-        """
+        """Return whether ``said`` is equal on all ranks; all call, once for every ``group``."""
         asked = self.group or self.inside
         if asked is None:
             return True
         # A group without those inside its nodes has a topic of its own.
         topic = "all" if self.inside is None else "all, inside nodes too"
         if topic not in asked.alike:
-            mine = float(crc32(said.encode()))
-            known = self.total(torch.tensor([mine, 1.0], dtype=torch.float64, device=device))
+            # Where vectors go: NCCL sends nothing from the host.
+            mine = torch.tensor([crc32(said.encode()), 1], dtype=torch.float64, device=device)
+            number, count = self.total(mine.clone())
             # A rank whose number is the mean of different numbers would find them equal.
-            differs = torch.tensor(
-                [float(known[0] != mine * known[1])], dtype=torch.float64, device=device
-            )
+            differs = (number != mine[0] * count).double().view(1)
             asked.alike[topic] = not self.total(differs)
         return asked.alike[topic]
 

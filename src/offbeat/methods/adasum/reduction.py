@@ -12,20 +12,18 @@ from offbeat.methods.adasum.slice_layout import Piece
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    r"""Statistics of an exchange, known to all ranks before anything is changed.
+    """Statistics of an exchange, known to all ranks before anything is changed."""
 
-    Both are (layers,) in float64.
-
-    ``energy`` is :math:`\sum_i |g_i|^2`; not finite where some rank's vector is not.
-    ``orthogonality`` is :math:`|AS(g)|^2` over it; NaN where all vectors are zero.
-    """
-
-    energy: Tensor
-    orthogonality: Tensor
+    energy: Tensor  # (layers,): the sum of squared norms, not finite where a vector is not
+    orthogonality: Tensor  # (layers,): |AS(g)|^2 over it, NaN where all vectors are zero
 
     def is_finite(self) -> bool:
         """Return whether all vectors are finite; synchronizes with a GPU."""
         return all(map(isfinite, self.energy.tolist()))
+
+    def first_nonfinite(self) -> int:
+        """Return the first layer of which some vector is not finite."""
+        return int((~self.energy.isfinite()).nonzero()[0])
 
 
 class Reduction(ABC):
@@ -36,14 +34,14 @@ class Reduction(ABC):
     """
 
     @property
-    @abstractmethod
     def roundings(self) -> list[tuple[list[Piece], Rounding]]:
         """The roundings to 16 bits, each with the pieces whose errors it keeps."""
+        return []
 
     @property
-    @abstractmethod
     def memory(self) -> list[Tensor]:
         """The buffers of messages and of other participants' vectors."""
+        return []
 
     @abstractmethod
     def compare(self) -> Statistics:

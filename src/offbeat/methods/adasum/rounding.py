@@ -15,7 +15,8 @@ class Rounding:
     .. math:: m = round(s\,(u + e)), \qquad e \leftarrow u + e - m / s
 
     With "fp16" the power of two s keeps a layer's values high in the range of the format,
-    whatever their magnitude, with "bf16" it is 1. Extra memory: the 16-bit copy and the error e.
+    whatever their magnitude; with "bf16" there is none. Extra memory: the 16-bit copy and the
+    error e.
     """
 
     def __init__(
@@ -26,72 +27,59 @@ class Rounding:
         wire: str,
     ) -> None:
         """Allocate for vectors like ``slices``, whose layers are at ``segments``."""
-        dtype = DTYPES[wire]
-        self.wire, self.scaled = wire, wire == "fp16"
+        self.wire, self._spans, device = wire, segments, slices[0].device
         self.messages = [
-            torch.empty_like(part, dtype=dtype if part.dtype.itemsize > 2 else part.dtype)
+            torch.empty_like(part, dtype=DTYPES[wire] if part.dtype.itemsize > 2 else part.dtype)
             for part in slices
         ]
         self.errors = [torch.zeros_like(part) for part in slices]
-        self._spans = segments
-        self.scales = torch.ones(layers, dtype=torch.float64, device=slices[0].device)
+        scales = torch.ones(layers, dtype=torch.float64, device=device)
+        self.scales = scales if wire == "fp16" else None
 
     def cast(self, slices: Sequence[Tensor], scales: Tensor | None = None) -> None:
-        """Add the last error to ``slices``, in place, and round them into ``messages``.
-
-        ``scales`` fit the layers' largest values unless given.
-        """
+        """Add the last error to ``slices``, and round them; by default with fitting ``scales``."""
         for part, error in zip(slices, self.errors, strict=True):
             part.add_(error)
-        if self.scaled:
-            self.scales = _fitting(slices, self._spans, self.scales) if scales is None else scales
-            for part, message, segments in zip(slices, self.messages, self._spans, strict=True):
-                message.zero_()
-                for s in segments:
-                    scaled = part[s.start : s.stop] * self.scales[s.layer].to(part.dtype)
-                    message[s.start : s.stop] = scaled
-        else:
+        if self.scales is None:
             for part, message in zip(slices, self.messages, strict=True):
                 message.copy_(part)
+            return
+        self.scales = fit = self._fitting(slices, self.scales) if scales is None else scales
+        for part, message, segments in zip(slices, self.messages, self._spans, strict=True):
+            message.zero_()
+            for s in segments:
+                scaled = part[s.start : s.stop] * fit[s.layer].to(part.dtype)
+                message[s.start : s.stop] = scaled
 
     def keep_errors(self, slices: Sequence[Tensor]) -> None:
         """Store the error of the last :meth:`cast` of ``slices``."""
-        widen(self.messages, self._spans, self._factors(), self.errors)
+        self.widen(self.errors, self.scales)
         for part, error in zip(slices, self.errors, strict=True):
             torch.sub(part, error, out=error)
+
+    def widen(self, out: Sequence[Tensor], scales: Tensor | None) -> None:
+        """Write the messages to ``out``, each layer divided by its entry of ``scales``, if any."""
+        factors = None if scales is None else 1 / scales
+        for message, part, segments in zip(self.messages, out, self._spans, strict=True):
+            part.copy_(message)
+            for s in segments if factors is not None else ():
+                part[s.start : s.stop].mul_(factors[s.layer])
 
     def forget(self) -> None:
         """Set the errors to zero."""
         for error in self.errors:
             error.zero_()
 
-    def _factors(self) -> Tensor | None:
-        return 1 / self.scales if self.scaled else None
-
-
-def widen(
-    messages: Sequence[Tensor],
-    segments: Sequence[Sequence[Segment]],
-    factors: Tensor | None,
-    out: Sequence[Tensor],
-) -> None:
-    """Write messages to ``out``, each layer multiplied by its entry of ``factors``, if any."""
-    for message, part, inside in zip(messages, out, segments, strict=True):
-        part.copy_(message)
-        if factors is not None:
-            for s in inside:
-                part[s.start : s.stop].mul_(factors[s.layer])
-
-
-def _fitting(
-    slices: Sequence[Tensor], segments: Sequence[Sequence[Segment]], like: Tensor
-) -> Tensor:
-    runs = [
-        (s.layer, p[s.start : s.stop]) for p, i in zip(slices, segments, strict=True) for s in i
-    ]
-    largest = torch.zeros_like(like)
-    if runs:
-        norms = torch._foreach_norm([run for _, run in runs], ord=torch.inf)
-        layers = torch.tensor([layer for layer, _ in runs], device=like.device)
-        largest.scatter_reduce_(0, layers, torch.stack(norms).double(), "amax")
-    return fitting_scales(largest)
+    def _fitting(self, slices: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Return the scales that fit the layers' largest values."""
+        runs = [
+            (s.layer, part[s.start : s.stop])
+            for part, segments in zip(slices, self._spans, strict=True)
+            for s in segments
+        ]
+        largest = torch.zeros_like(like)
+        if runs:
+            norms = torch._foreach_norm([run for _, run in runs], ord=torch.inf)
+            layers = torch.tensor([layer for layer, _ in runs], device=like.device)
+            largest.scatter_reduce_(0, layers, torch.stack(norms).double(), "amax")
+        return fitting_scales(largest)

@@ -12,7 +12,6 @@ from offbeat.functional import Merge, Segments, cells_of, merges
 from offbeat.functional.adasum import factor
 from offbeat.kernels.dispatch import adasum_passes, machine_code
 from offbeat.methods.adasum.reduction import Reduction, Statistics
-from offbeat.methods.adasum.rounding import Rounding
 from offbeat.methods.adasum.slice_layout import Piece, SliceLayout
 from offbeat.platform.device import host_array
 from offbeat.transport.collectives import all_reduce, broadcast
@@ -26,35 +25,25 @@ EARLY = 2**21
 
 @dataclass(frozen=True)
 class Half:
-    """A part of the slice that this rank and ``partner`` hold of two vectors that merge.
-
-    This rank keeps the one piece and gives the other. ``place`` is where both vectors of what it
-    keeps lie in the room of the level, one after the other.
-    """
+    """A part of the slice that this rank and ``partner`` hold of two vectors that merge."""
 
     partner: int
     keep: Piece
     give: Piece
-    place: slice
+    place: slice  # of both vectors of what it keeps, in the room of the level
 
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """A merge of two vectors, and what this rank knows of them.
-
-    Of what it keeps of every half, ``kept`` is its part of its own vector, ``segments`` are the
-    layers and ``rows`` (2, elements) both vectors. ``products`` (layers, 4) are a . a, a . b, the
-    energy and b . b, ``terms`` what is added to them after each message, None where nothing is, and
-    ``weights`` (layers, 2) the coefficients of a and b.
-    """
+    """A merge of two vectors a and b, and what this rank knows of them."""
 
     merge: Merge
-    kept: list[Tensor]
-    segments: list[Segments]
-    rows: list[Tensor]
-    products: Tensor
-    terms: list[Tensor | None]
-    weights: Tensor
+    kept: list[Tensor]  # of every half: its part of its own vector
+    segments: list[Segments]  # the layers
+    rows: list[Tensor]  # (2, elements): both vectors
+    products: Tensor  # (layers, 4): a . a, a . b, the energy and b . b
+    terms: list[Tensor | None]  # what is added to these after each message, if anything is
+    weights: Tensor  # (layers, 2): the coefficients of a and b
 
 
 @final
@@ -83,16 +72,14 @@ class Rvhdd(Reduction):
         self._early = EARLY if sum(part.nbytes for part in slices) <= EARLY else 0
         self._there = self._back = None
         self._levels: list[Level] = []
-        there: list[Round] = []
-        back: list[Round] = []
-        room: list[Tensor] = []
+        there, back, room = list[Round](), list[Round](), list[Tensor]()
         for merge in merges(peers.rank, peers.size):
             halves = self._halves_of(merge) if peers.group is not None else []
             room = self._room(halves, room)
-            level, rounds = self._level(merge, halves, room)
+            level, rounds, last = self._level(merge, halves, room)
             self._levels.append(level)
             there += rounds
-            back.insert(0, self._give_back(halves))
+            back.insert(0, last)
         if peers.group is not None:
             self._there = MessageRounds(there, peers.group, self._early)
             self._back = MessageRounds(back, peers.group, self._early)
@@ -100,11 +87,6 @@ class Rvhdd(Reduction):
         # equal on all.
         device = slices[0].device
         self._passes = adasum_passes(device, machine_code(device) != "")
-
-    @property
-    def roundings(self) -> list[tuple[list[Piece], Rounding]]:
-        """None: messages have full precision."""
-        return []
 
     @property
     def memory(self) -> list[Tensor]:
@@ -146,7 +128,10 @@ class Rvhdd(Reduction):
 
     def _room(self, halves: Sequence[Half], last: list[Tensor]) -> list[Tensor]:
         """Return where both vectors lie in what this rank keeps; in ``last`` if those may go."""
-        widths = [_width(halves, section) for section in range(len(self._slices))]
+        widths = [
+            max((half.place.stop for half in halves if half.keep.section == section), default=0)
+            for section in range(len(self._slices))
+        ]
         fits = [part.numel() >= width for part, width in zip(last, widths, strict=False)]
         if not self._early and fits and all(fits):
             return last
@@ -154,33 +139,31 @@ class Rvhdd(Reduction):
 
     def _level(
         self, merge: Merge, halves: list[Half], room: Sequence[Tensor]
-    ) -> tuple[Level, list[Round]]:
-        """Return a level and its messages: the halves, and then the products."""
+    ) -> tuple[Level, list[Round], Round]:
+        """Return a level and its messages: the halves, then the products, and the way back."""
         rows = [room[half.keep.section][half.place].view(2, -1) for half in halves]
         kept = [half.keep.of(self._slices) for half in halves]
         within = [self._layout.segments(half.keep) for half in halves]
-        products, weights = (
-            torch.zeros(
-                self._layout.layers, columns, dtype=torch.float64, device=self._slices[0].device
-            )
-            for columns in (4, 2)
-        )
-        theirs = self._theirs(merge)
-        sends = [(half.partner, half.give.of(self._slices)) for half in halves]
-        receives = [(half.partner, both[theirs]) for half, both in zip(halves, rows, strict=True)]
+        layers, device = self._layout.layers, self._slices[0].device
+        products = torch.zeros(layers, 4, dtype=torch.float64, device=device)
+        weights = torch.zeros(layers, 2, dtype=torch.float64, device=device)
         sums = self._sums(merge, products)
         level = Level(merge, kept, within, rows, products, [term for _, term in sums], weights)
-        return level, [(_filled(sends), _filled(receives)), *(each for each, _ in sums)]
+        theirs, partners = self._theirs(merge), [half.partner for half in halves]
+        given = _filled(partners, [half.give.of(self._slices) for half in halves])
+        taken = _filled(partners, [both[theirs] for both in rows])
+        return (
+            level,
+            [(given, taken), *(each for each, _ in sums)],
+            (_filled(partners, kept), given),
+        )
 
     def _theirs(self, merge: Merge) -> int:
         """Return the row of the vector that this rank had no part of."""
         return 1 if self._layout.participants.rank < merge.middle else 0
 
     def _sums(self, merge: Merge, products: Tensor) -> list[tuple[Round, Tensor | None]]:
-        """Return the messages that sum products over the ranks that hold parts of two vectors.
-
-        Equal on all bit for bit. With each message, what is added after it.
-        """
+        """Return the messages that sum products, and with each what is added after it."""
         rank, size = self._layout.participants.rank, merge.stop - merge.first
         place, mine = rank - merge.first, products.view(-1)
         paired = 1 << size.bit_length() - 1  # ranks beyond a power of two add theirs to another's
@@ -201,13 +184,6 @@ class Rvhdd(Reduction):
         elif place >= paired:
             found.append((([], [(rank - paired, mine)]), None))
         return found
-
-    def _give_back(self, halves: Sequence[Half]) -> Round:
-        """Send the partners what this rank kept, for what it gave."""
-        sends = [(half.partner, half.keep.of(self._slices)) for half in halves]
-        return _filled(sends), _filled(
-            [(half.partner, half.give.of(self._slices)) for half in halves]
-        )
 
     def _halves_of(self, merge: Merge) -> list[Half]:
         rank, found = self._layout.participants.rank, []
@@ -246,11 +222,9 @@ class Rvhdd(Reduction):
 
 
 def _note_energy(level: Level, before: Level | None, size: int) -> None:
-    """Note this rank's part of the squared norms of all combined vectors, in place of b . a.
-
-    Its own block of ``size`` ranks, all of which know their sum, has merged ``before``. Of a block
-    of one rank it is the squared norm, to whose parts the products of the merge add up.
-    """
+    """Note this rank's part of the squared norms of all combined vectors, in place of b . a."""
+    # Its own block of ``size`` ranks, all of which know their sum, has merged ``before``. Of a
+    # block of one rank it is the squared norm, to whose parts the products of the merge add up.
     products, merge = host_array(level.products), level.merge
     left, right = merge.middle - merge.first, merge.stop - merge.middle
     products[:, 2] = products[:, 0] * (left == 1) + products[:, 3] * (right == 1)
@@ -260,19 +234,12 @@ def _note_energy(level: Level, before: Level | None, size: int) -> None:
 
 def _weigh(level: Level) -> None:
     """Compute the coefficients of both vectors from their products."""
-    products, weights, share = (
-        host_array(level.products),
-        host_array(level.weights),
-        level.merge.share,
-    )
+    products, weights = host_array(level.products), host_array(level.weights)
+    share = level.merge.share
     weights[:, 0] = factor(share, products[:, 1], products[:, 0])
     weights[:, 1] = factor(1 - share, products[:, 1], products[:, 3])
 
 
-def _width(halves: Sequence[Half], section: int) -> int:
-    return max((half.place.stop for half in halves if half.keep.section == section), default=0)
-
-
-def _filled(transfers: Sequence[Transfer]) -> list[Transfer]:
+def _filled(partners: Sequence[int], parts: Sequence[Tensor]) -> list[Transfer]:
     """Return the messages that are not empty; both sides leave out the same."""
-    return [(rank, part) for rank, part in transfers if part.numel() > 0]
+    return [(to, part) for to, part in zip(partners, parts, strict=True) if part.numel() > 0]

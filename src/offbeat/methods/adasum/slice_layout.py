@@ -30,16 +30,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class SliceLayout:
-    """Slice ``index`` of all layers of ``layout``, exchanged between ``participants``.
-
-    The length of a slice is a multiple of the number of participants, each of which combines an
-    equal share of every section. Slices beyond the layout's, on ranks that only receive, hold no
-    layers.
-    """
+    """Slice ``index`` of all layers of ``layout``, exchanged between ``participants``."""
 
     layout: Layout
-    participants: Participants
-    index: int = 0
+    participants: Participants  # each combines an equal share of every section
+    index: int = 0  # beyond the layout's slices, on ranks that only receive, they hold no layers
 
     @property
     def layers(self) -> int:

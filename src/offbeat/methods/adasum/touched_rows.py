@@ -9,8 +9,7 @@ from torch import Tensor
 from offbeat.functional import Layout, pack
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.reduction import Reduction, Statistics
-from offbeat.methods.adasum.rounding import Rounding
-from offbeat.methods.adasum.slice_layout import Piece, SliceLayout
+from offbeat.methods.adasum.slice_layout import SliceLayout
 from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_numbers
@@ -24,7 +23,8 @@ class TouchedRows(Reduction):
 
     A row that is zero on all of them adds nothing to an inner product and stays zero: the result is
     that of whole tables, under any optimizer. Every exchange finds the rows, and prepares a
-    reduction of these and of all other layers: memory while it runs, passes over all tables.
+    reduction of these and of all other layers: memory while it runs, passes over all tables. There
+    are no roundings: an error that is carried would keep a row in all messages once it was changed.
 
     Bytes sent for each table, beside those of its rows: 8, and 4 (P-1) m for m rows of the
     participant that has changed most. Tables whose rows would take more than a tenth of their bytes
@@ -41,16 +41,6 @@ class TouchedRows(Reduction):
         self._rows: dict[str, Tensor] = {}
         self._parts: dict[str, Tensor] = {}
         self._reduction: Reduction | None = None
-
-    @property
-    def roundings(self) -> list[tuple[list[Piece], Rounding]]:
-        """None: an error that is carried would keep a row in all messages once it was changed."""
-        return []
-
-    @property
-    def memory(self) -> list[Tensor]:
-        """None between exchanges."""
-        return []
 
     def compare(self) -> Statistics:
         """Agree on the rows, and compare them and all other layers."""
