@@ -7,8 +7,7 @@ others exchange parameters after the optimizer step.
 
 from offbeat.methods.adasum.adasum_update import AdasumUpdate
 from offbeat.methods.average import Average
-from offbeat.methods.compressed import Compressed
-from offbeat.methods.compressor import Compressor
+from offbeat.methods.compressed import Compressed, Compressor
 from offbeat.methods.mean import Mean
 from offbeat.methods.outer.outer_gossip import OuterGossip
 from offbeat.methods.outer.outer_step import OuterStep

@@ -76,23 +76,19 @@ class Average(ParameterExchange):
 
 @dataclass(eq=False)
 class BoundAverage(BoundParameters):
-    """:class:`Average` on one replica.
-
-    ``flat`` is a copy of the model by section, and ``views`` its tensors by name. ``carry`` is what
-    rounding has taken from the means that this rank computes for all: its chunk of its slice of
-    each section, empty for a section that is not rounded. ``kept`` is the last mean, if members
-    that miss it after a loss can get it.
-    """
+    """:class:`Average` on one replica."""
 
     site: Site
     settings: Average
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
+    flat: list[Tensor]  # a copy of the model, by section
+    views: dict[str, Tensor]  # its tensors by name
+    # What rounding has taken from the means that this rank computes for all: its chunk of its slice
+    # of each section, empty for a section that is not rounded.
     carry: list[Tensor]
     guard: Guard
     window: Window
-    kept: list[Tensor]
+    kept: list[Tensor]  # the last mean, if members that miss it after a loss can get it
 
     def state(self) -> Iterator[Variable]:
         """Yield the copy of the model, what rounding took from the means, and skipped steps."""
@@ -116,9 +112,8 @@ class BoundAverage(BoundParameters):
         pack(self.views.values(), site.parameters.values())
         carried = [carry.clone() for carry in self.carry]
         if site.group is not None:
-            parts = zip(self.flat, carried, strict=True)
-            given = site.group, site.shares
-            for handle in [mean(site.slice(p), given[0], carry, given[1]) for p, carry in parts]:
+            parts, group = zip(self.flat, carried, strict=True), site.group
+            for handle in [mean(site.slice(p), group, c, site.shares) for p, c in parts]:
                 handle.wait()
         site.gather(self.flat)
         site.commit()
@@ -139,7 +134,8 @@ class BoundAverage(BoundParameters):
         views = self.layout.views(flat)
         pack(views.values(), self.site.parameters.values())
         # Of the mean of n participants, but by one of them.
-        for part, carry in zip(self._chunks(flat), self.carry, strict=True):
+        chunks = _rounded_chunks(self.site, self.layout, flat)
+        for part, carry in zip(chunks, self.carry, strict=True):
             part.add_(carry, alpha=self.site.size)
         return flat, views, 1.0
 
@@ -179,19 +175,16 @@ class BoundAverage(BoundParameters):
         """Return the number of steps that this rank has skipped, with "skip"."""
         return self.guard.measures()
 
-    def _chunks(self, flat: list[Tensor]) -> list[Tensor]:
-        return _rounded_chunks(self.site, self.layout, flat)
-
     def _read_carry(self) -> dict[str, Tensor]:
         flat = self.layout.wide("cpu", self.site.chunks)
-        pack(self._chunks(flat), self.carry)
+        pack(_rounded_chunks(self.site, self.layout, flat), self.carry)
         return self.layout.views(flat)
 
     def _write_carry(self, named: dict[str, Tensor]) -> None:
         flat = self.layout.wide("cpu", self.site.chunks)
         views = self.layout.views(flat)
         pack(views.values(), [named[name] for name in views])
-        pack(self.carry, self._chunks(flat))
+        pack(self.carry, _rounded_chunks(self.site, self.layout, flat))
 
 
 def _rounded_chunks(site: Site, layout: Layout, flat: list[Tensor]) -> list[Tensor]:

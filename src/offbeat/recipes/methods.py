@@ -18,8 +18,7 @@ from offbeat.methods import (
 )
 from offbeat.recipes.gradients import alone, ddp, lags, slgs, torch_ddp
 from offbeat.recipes.outer import diloco, noloco, sparse_loco
-from offbeat.recipes.recipe import recipe
-from offbeat.recipes.within import Within, levels
+from offbeat.recipes.recipe import Within, levels, recipe
 from offbeat.settings import at_least, check_values
 from offbeat.topology import Symmetric, Topology, as_topology
 

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from offbeat.exchange import Algorithm
 from offbeat.exchange.guard import Nonfinite
 from offbeat.methods import OuterGossip, OuterStep, Sparse
-from offbeat.recipes.recipe import recipe
-from offbeat.recipes.within import Within, levels
+from offbeat.recipes.recipe import Within, levels, recipe
 from offbeat.settings import at_least, between, check_values
 
 Rate = Annotated[float, at_least(0)]

@@ -1,14 +1,16 @@
-"""The decorator of all recipes."""
+"""What recipes share: the text of their calls, and the argument ``within``."""
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Annotated, Literal, ParamSpec
 
 from offbeat.exchange import Algorithm
-from offbeat.settings import call_text
+from offbeat.methods import Mean
+from offbeat.settings import call_text, check_values
 
 Arguments = ParamSpec("Arguments")
+Within = Annotated[Literal["local"], "the ranks of a node"] | None
 
 
 def recipe(make: Callable[Arguments, Algorithm]) -> Callable[Arguments, Algorithm]:
@@ -31,3 +33,13 @@ def recipe(make: Callable[Arguments, Algorithm]) -> Callable[Arguments, Algorith
         return made
 
     return call
+
+
+def levels(within: Within) -> tuple[Mean | None, Literal["world", "node"]]:
+    """Return the exchange of gradients inside a node, if there is one, and who exchanges models.
+
+    >>> levels("local")
+    (Mean(over='local', wire=None, bucket_mb=25.0, partition=False), 'node')
+    """
+    check_values(levels, {"within": within})
+    return (Mean(over="local"), "node") if within else (None, "world")

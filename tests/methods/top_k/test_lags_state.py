@@ -153,16 +153,15 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     assert sorted(names + [name for members in dense for name in members]) == sorted(parameters)
     for each in messages:
         flat = each.residual.next.whole
-        blocks = [flat[block.start : block.end] for block in each.blocks]
+        blocks = [flat[start:end] for start, end, _ in each.blocks]
         assert sum(block.numel() for block in blocks) == flat.numel()
         sizes = [parameters[name].numel() for name in each.names]
         assert [block.numel() for block in blocks] == ([sum(sizes)] if whole else sizes)
-        assert [block.k for block in each.blocks] == [
-            count_kept(b.numel(), density) for b in blocks
-        ]
-        row = each.rows.parts[1]
+        counts = [k for _, _, k in each.blocks]
+        assert counts == [count_kept(b.numel(), density) for b in blocks]
+        row = each.rows[1]
         chosen = row.values.numel()
-        assert chosen == row.indices.numel() == sum(block.k for block in each.blocks)
+        assert chosen == row.indices.numel() == sum(counts)
         assert row.values.itemsize == (2 if wire else flat.itemsize)
         assert len(each.blocks) == 1 or chosen * (row.values.itemsize + 4) <= message * 2**20
         # Nothing of a row lies over anything else of it, or over another rank's.
@@ -173,5 +172,5 @@ def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
         assert bool((row.values == 1.0).all())
         assert bool((row.indices == 7).all())
         assert row.scale.tolist() == ([3.0] if wire == "fp16" else [])
-        assert not each.rows.parts[0].words.any()
-        assert not each.rows.parts[2].words.any()
+        assert not each.rows[0].words.any()
+        assert not each.rows[2].words.any()

@@ -44,11 +44,13 @@ class Rounding:
             for part, message in zip(slices, self.messages, strict=True):
                 message.copy_(part)
             return
-        self.scales = fit = self._fitting(slices, self.scales) if scales is None else scales
+        if scales is None:
+            scales = self._fitting(slices, self.scales)
+        self.scales = scales
         for part, message, segments in zip(slices, self.messages, self._spans, strict=True):
             message.zero_()
             for s in segments:
-                scaled = part[s.start : s.stop] * fit[s.layer].to(part.dtype)
+                scaled = part[s.start : s.stop] * scales[s.layer].to(part.dtype)
                 message[s.start : s.stop] = scaled
 
     def keep_errors(self, slices: Sequence[Tensor]) -> None:
@@ -62,8 +64,9 @@ class Rounding:
         factors = None if scales is None else 1 / scales
         for message, part, segments in zip(self.messages, out, self._spans, strict=True):
             part.copy_(message)
-            for s in segments if factors is not None else ():
-                part[s.start : s.stop].mul_(factors[s.layer])
+            if factors is not None:
+                for s in segments:
+                    part[s.start : s.stop].mul_(factors[s.layer])
 
     def forget(self) -> None:
         """Set the errors to zero."""

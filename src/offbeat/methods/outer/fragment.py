@@ -20,38 +20,35 @@ from offbeat.exchange import (
 )
 from offbeat.exchange.weights import Window
 from offbeat.functional import Layout, accumulation_dtype, blend, pack
+from offbeat.functional.messages.narrowing import Narrow
+from offbeat.methods.outer.narrow_mean import NarrowMean
 from offbeat.methods.outer.optimizer import Builder, OuterOptimizer
-from offbeat.methods.outer.wire import LossyMean, Wire, lossy_means
+from offbeat.methods.outer.sparse_mean import Sparse, SparseMean
 from offbeat.transport.collectives import all_reduce, mean
 from offbeat.transport.handle import Handle
 from offbeat.transport.small_gathers import gather_numbers
 
+Wire = Narrow | Sparse
+# Both are equal on all members bit for bit, and what a message loses goes in the next.
+LossyMean = NarrowMean | SparseMean
+
 
 @dataclass(eq=False)
 class Fragment(State):
-    """Holds the tensors of one fragment, flat by section and in the dtype of sums.
+    """Holds the tensors of one fragment, flat by section and in the dtype of sums."""
 
-    ``site`` has the fragment's parameters alone. ``flat`` holds the mean while it is in flight;
-    ``views`` are its tensors by name. ``anchor`` is this rank's slice of the parameters after the
-    last outer step, which ``optimizer`` steps. ``carry`` is what the rounding to 16-bit parameters
-    has taken from this rank's slice; empty if no parameter has 16 bits. ``lossy`` averages in
-    short messages, if that is wanted and this rank exchanges a slice. ``is_delayed``: training goes
-    on while a mean is in flight. ``is_discarded``: the last mean was. ``before``: the errors of
-    messages before those in flight, in an elastic run.
-    """
-
-    site: Site
+    site: Site  # with the fragment's parameters alone
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    anchor: list[Tensor]
-    carry: list[Tensor]
-    optimizer: OuterOptimizer
-    lossy: Sequence[LossyMean]
-    is_delayed: bool
+    flat: list[Tensor]  # the mean while it is in flight
+    views: dict[str, Tensor]  # its tensors by name
+    anchor: list[Tensor]  # this rank's slice of the parameters after the last outer step
+    carry: list[Tensor]  # what rounding to 16-bit parameters has taken from it; empty without
+    optimizer: OuterOptimizer  # of the anchor
+    lossy: Sequence[LossyMean]  # averages in short messages; empty on a rank without a slice
+    is_delayed: bool  # whether training goes on while a mean is in flight
     in_flight: bool = False
-    is_discarded: bool = False
-    before: dict[str, dict[str, Tensor]] | None = None
+    is_discarded: bool = False  # whether the last mean was not finite
+    before: dict[str, dict[str, Tensor]] | None = None  # errors, until the exchange commits
     handles: list[Handle] = field(default_factory=list)
     window: Window = field(init=False)
 
@@ -76,7 +73,7 @@ class Fragment(State):
         is_rounded = any(p.dtype.itemsize < 4 for p in site.parameters.values())
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
-        lossy = [] if wire is None else lossy_means(wire, anchor, layout, site)
+        lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
         views = layout.views(flat)
         fragment = cls(site, layout, flat, views, anchor, carry, optimizer, lossy, is_delayed)
         fragment.restart()
@@ -88,24 +85,21 @@ class Fragment(State):
         self.in_flight = True
         self.window.weigh()
         self.window.send()
-        if self.site.group is None:
+        if (group := self.site.group) is None:
             return
-        if self.site.is_elastic and self.lossy:
-            self.before = self._errors()
+        slices, shares = self._slices(self.flat), self.site.shares
         if not self.lossy:
-            filled = [part for part in self._slices(self.flat) if part.numel() > 0]
-            given, shares = self.site.group, self.site.shares
-            self.handles = [mean(part, given, shares=shares) for part in filled]
+            self.handles = [mean(part, group, shares=shares) for part in slices if part.numel()]
             return
-        for part, anchor, lossy in zip(
-            self._slices(self.flat), self.anchor, self.lossy, strict=True
-        ):
+        if self.site.is_elastic:
+            self.before = self._errors()
+        for part, anchor, lossy in zip(slices, self.anchor, self.lossy, strict=True):
             if part.numel() == 0:
                 continue
             # Differences to the anchor travel: rounding takes little of them. They are weighted
             # before what is lost of them is kept, so that all that is kept counts alike.
             torch.sub(anchor, part, out=part)
-            if self.site.shares is not None:
+            if shares is not None:
                 part.mul_(self.site.factor)
             handle = lossy.launch(part)
             handle.then(partial(torch.sub, anchor, part, out=part))
@@ -127,10 +121,8 @@ class Fragment(State):
     def merge(self, mixing: float, steps: int | None = None) -> None:
         """Step the anchor by the mean in flight, and blend it into the parameters.
 
-        ``steps``: as in :meth:`offbeat.Site.commit`.
-
-        Raises ``ValueError`` on all ranks if a mean is not finite: anchor and parameters keep their
-        values, and the mean is discarded.
+        A mean that is not finite is discarded, and an error on all ranks. ``steps``: as in
+        :meth:`offbeat.Site.commit`.
         """
         self.join()
         fault = self._fault_of_mean()
@@ -154,10 +146,7 @@ class Fragment(State):
         return self.layout.views(self.anchor)
 
     def merged(self, mixing: float) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the parameters as :meth:`merge` would leave them; the mean stays in flight.
-
-        Flat tensors of their own, of which this rank's slice is valid, and their views by name.
-        """
+        """Return the parameters as :meth:`merge` would leave them, valid in this rank's slice."""
         flat = self.layout.empty(self.site.device, self.site.chunks)
         views = self.layout.views(flat)
         self._pack(flat, views)
@@ -286,10 +275,7 @@ class Fragment(State):
         values: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
     ) -> None:
-        """Copy the parameters, with what their rounding has taken in this rank's slice.
-
-        Or ``values`` of them that have a weight, by name.
-        """
+        """Copy the parameters or weighted ``values``, with what rounding took from this slice."""
         values = self.site.parameters if values is None else values
         pack(views.values(), [values[name] for name in views])
         for part, carry in zip(self._slices(flat), self.carry, strict=bool(self.carry)):
@@ -309,11 +295,8 @@ class Fragment(State):
                 carry.sub_(rounded)
 
     def _fault_of_mean(self) -> ValueError | None:
-        """Return the same error on all ranks if the mean is not finite.
-
-        It is the same on all nodes, but each rank of a node has its own slice, or shard.
-        """
-        found = [-1.0]
+        """Return the same error on all ranks if the mean is not finite."""
+        found = [-1.0]  # equal on all nodes, but each rank of a node has its own slice, or shard
         if self.site.group is not None:
             start = self.site.inside.rank if self.site.inside is not None else 0
             for section, part in enumerate(self._slices(self.flat)):
@@ -340,3 +323,21 @@ def _wide(parameter: Tensor) -> Tensor:
     """Return a tensor of the parameter's shape and strides in the dtype of sums, without memory."""
     dtype = accumulation_dtype(parameter.dtype)
     return torch.empty_like(parameter, dtype=dtype, device="meta")
+
+
+def _lossy_means(
+    wire: Wire, anchor: Sequence[Tensor], layout: Layout, site: Site
+) -> Sequence[LossyMean]:
+    """Return what averages the slices of ``anchor`` in short messages; none without a group."""
+    group = site.group
+    if group is None:
+        return []
+    if not isinstance(wire, Sparse):
+        return [NarrowMean.of(part, wire, group) for part in anchor]
+    first = site.inside.rank if site.inside is not None else 0
+    found = []
+    for section, part in enumerate(anchor):
+        start = first * part.numel()
+        segments = layout.segments(section, start, start + part.numel())
+        found.append(SparseMean.of(part, wire, segments, group))
+    return found

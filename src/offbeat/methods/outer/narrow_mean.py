@@ -29,15 +29,14 @@ class NarrowMean:
         \bar e \leftarrow \frac{1}{n} \sum_i m_i + \bar e - \bar m
 
     So the sum of all means, the mean of all e and the owners' errors add up to the mean of all
-    that was put in. Equal on all members bit for bit. ``error`` is e, ``mean_error`` that of the
-    part that this rank owns. Sends 2 (n-1)/n of the narrow bytes. Memory: one tensor and 1/n of
-    one, and twice the narrow bytes.
+    that was put in. Sends 2 (n-1)/n of the narrow bytes. Memory: one tensor and 1/n of one, and
+    twice the narrow bytes.
     """
 
     group: Group
     wire: Narrow
-    error: Tensor
-    mean_error: Tensor
+    error: Tensor  # e
+    mean_error: Tensor  # of the part that this rank owns
     outgoing: Tensor
     incoming: Tensor
 

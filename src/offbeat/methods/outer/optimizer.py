@@ -1,6 +1,7 @@
 """The outer optimizer: any element-wise one of torch, on flat anchors, saved by parameter name."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -87,7 +88,7 @@ class OuterOptimizer:
         anchors = [anchor.detach().clone() for anchor in self._anchors]
         other = OuterOptimizer(self._outer, anchors)
         if self._has_stepped:
-            other._set_state([{k: _copy(v) for k, v in state.items()} for state in self._state])
+            other._set_state(deepcopy(self._state))
         other.step([mean.clone() for mean in means])
         return anchors
 
@@ -149,10 +150,7 @@ class OuterOptimizer:
 
 
 def _probe(build: Builder, outer: object) -> dict[str, Any]:
-    """Return the state of one parameter of two elements after a step.
-
-    Raises ``ValueError`` if there is no such optimizer, or if it takes no steps as others do.
-    """
+    """Return the state of one parameter of two elements after a step, if it can be made."""
     parameter = nn.Parameter(torch.zeros(2, device="cpu"), requires_grad=False)
     parameter.grad = torch.zeros(2, device="cpu")
     try:
@@ -175,7 +173,3 @@ def _like(kind: Any, number: float) -> Any:
     if isinstance(kind, Tensor):
         return torch.tensor(number, dtype=kind.dtype, device="cpu")
     return type(kind)(number)
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

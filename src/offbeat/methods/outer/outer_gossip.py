@@ -53,9 +53,8 @@ class OuterGossip(ParameterExchange):
     Slow weights, momentum and messages are float32 for 16-bit parameters, and what rounding takes
     from the parameters counts in the next exchange. ``finish()`` takes the average as slow weights
     and resets the momentum. Load a model before ``replicate()``, or call ``finish()`` after
-    loading; otherwise the first step is an error on all ranks. Parameters of a rank that are not
-    finite when an exchange is due are the same error on all ranks. With ``nonfinite="skip"`` that
-    rank returns to those after its step before, in any step; a second time in a row is an error.
+    loading; otherwise the first step is an error on all ranks. ``nonfinite``: as in
+    :class:`Average`.
 
     Bytes sent per step: the model's divided by ``every``; float32 for 16-bit parameters. Extra
     memory: three models, four with "skip"; during an exchange two more. With ``over="node"`` slow
@@ -119,18 +118,14 @@ class OuterGossip(ParameterExchange):
 
 @dataclass(eq=False)
 class BoundOuterGossip(BoundParameters):
-    """:class:`OuterGossip` on one replica.
-
-    ``flat`` is a copy of the model by section, and ``views`` its tensors by name. ``slow`` and
-    ``momentum`` are this rank's slices, in the dtype of sums.
-    """
+    """:class:`OuterGossip` on one replica, in the dtype of sums."""
 
     site: Site
     settings: OuterGossip
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    slow: list[Tensor]
+    flat: list[Tensor]  # a copy of the model, by section
+    views: dict[str, Tensor]  # its tensors by name
+    slow: list[Tensor]  # this rank's slices
     momentum: list[Tensor]
     guard: Guard
     window: Window

@@ -10,10 +10,9 @@ from offbeat.exchange import BoundParameters, ParameterExchange, Saved, Site, Va
 from offbeat.exchange.interface import OnLoss
 from offbeat.exchange.weights import Window
 from offbeat.functional import divide_layers
-from offbeat.methods.outer.fragment import Fragment
+from offbeat.methods.outer.fragment import Fragment, Wire
 from offbeat.methods.outer.optimizer import builder_of
 from offbeat.methods.outer.sparse_mean import Sparse
-from offbeat.methods.outer.wire import Wire
 from offbeat.settings import at_least, between, check_settings, describe
 from offbeat.topology.schedule import due
 from offbeat.transport.collectives import peers_of_mean
@@ -65,8 +64,7 @@ class OuterStep(ParameterExchange):
     and resets the outer optimizer. Load a model before ``replicate()``, or call ``finish()``
     after loading; otherwise the first step is an error on all ranks. Later in a run call
     ``finish()`` before loading too, or a mean in flight is merged into the model that was loaded.
-    Between exchanges the
-    average is the mean of the parameters, each merged with what is in flight.
+    Between exchanges the average is the mean of the parameters, each merged with what is in flight.
 
     Raises ``ValueError`` on all ranks for a mean that is not finite; anchor and parameters keep
     their values.

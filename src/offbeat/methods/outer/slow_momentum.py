@@ -170,10 +170,7 @@ class BoundSlowMomentum(BoundParameters):
         self.gossip.restart(weight)
 
     def staleness(self, step: int) -> int:
-        """Return the steps since the last average, or the age of the last message if that is less.
-
-        An average also receives messages in flight.
-        """
+        """Return the steps since the last average, or the age of the last message if it is less."""
         return min(self.gossip.staleness(step), step % self.settings.every)
 
     def measures(self) -> dict[str, float]:

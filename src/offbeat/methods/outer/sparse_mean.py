@@ -54,17 +54,14 @@ class SparseMean:
         acc_i = \beta e_i + \Delta_i, \quad m_i = Q(TopK(acc_i)), \quad e_i = acc_i - m_i, \quad
         \bar\Delta = \frac{1}{n} \sum_{i=1}^{n} m_i
 
-    ``error`` is e. Sends n-1 times a message, see :class:`SparseFormat`. Memory: one tensor,
-    n messages, and 16 bytes for each entry sent.
-
-    Source: Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo",
-    Algorithm 1.
+    Sends n-1 times a message, see :class:`SparseFormat`. Memory: one tensor, n messages, and 16
+    bytes for each entry sent. Source: Sarfi et al. 2025, Algorithm 1.
     """
 
     group: Group
     decay: float
     form: SparseFormat
-    error: Tensor
+    error: Tensor  # e
     messages: Tensor
 
     @classmethod

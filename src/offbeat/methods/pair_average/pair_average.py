@@ -33,8 +33,8 @@ class PairAverage(ParameterExchange):
     difference, and the rounding error of z stays in δ.
 
     Parameters of a rank that are not finite after a step never enter a snapshot: all ranks raise
-    the same error, each when it next waits for another one. With ``nonfinite="skip"`` that rank
-    returns to those after its step before, and a second time in a row is an error.
+    the same error, each when it next waits for another one. ``nonfinite="skip"``: as in
+    :class:`Average`.
 
     ``finish()`` and ``consensus()`` wait for running exchanges; the next step starts new ones.
     Call ``finish()`` before ``detach()``: to its partners, a rank that leaves is a lost rank.
@@ -84,9 +84,7 @@ class PairAverage(ParameterExchange):
                 f"pair averaging needs Gloo for CPU tensors, got {group.backend('cpu')!r}; call "
                 "torch.distributed.init_process_group('cpu:gloo,cuda:nccl')"
             )
-        pairs = (
-            PairExchanger.of([site.slice(f) for f in flat], group) if group is not None else None
-        )
+        pairs = None if group is None else PairExchanger.of([site.slice(f) for f in flat], group)
         views = layout.views(flat)
         guard = Guard.of(site, self.nonfinite, kept=list(views.values()))
         guard.keep()
@@ -95,17 +93,13 @@ class PairAverage(ParameterExchange):
 
 @dataclass(eq=False)
 class BoundPairAverage(BoundParameters):
-    """:class:`PairAverage` on one replica.
-
-    ``flat`` is the model after the last step, by section, and ``views`` are its tensors by name.
-    ``pairs`` is None on a rank that only receives, which happens between unequal nodes.
-    """
+    """:class:`PairAverage` on one replica."""
 
     site: Site
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    pairs: PairExchanger | None
+    flat: list[Tensor]  # the model after the last step, by section
+    views: dict[str, Tensor]  # its tensors by name
+    pairs: PairExchanger | None  # None on a rank that only receives, between unequal nodes
     guard: Guard
 
     def state(self) -> Iterator[Variable]:
@@ -132,14 +126,13 @@ class BoundPairAverage(BoundParameters):
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
         """Return the parameters with changes not added yet, and weight one."""
-        site, pairs = self.site, self.pairs
         self.guard.require()
         flat, views = self._wide()
-        pack(views.values(), site.parameters.values())
-        if pairs is not None:
-            pairs.quiesce()
-            for part, delta in zip(flat, pairs.delta, strict=True):
-                site.slice(part).add_(delta)
+        pack(views.values(), self.site.parameters.values())
+        if self.pairs is not None:
+            self.pairs.quiesce()
+            for part, delta in zip(flat, self.pairs.delta, strict=True):
+                self.site.slice(part).add_(delta)
         return flat, views, 1.0
 
     def drain(self) -> float:
@@ -155,15 +148,13 @@ class BoundPairAverage(BoundParameters):
         if isinstance(earlier, BoundPairAverage):
             earlier._add_changes()
 
-    def _add_changes(self) -> bool:
-        """Add what exchanges have changed to the parameters; return whether there is any."""
-        if self.pairs is None:
-            return False
-        with self.pairs.lock:
-            pack(self.views.values(), self.site.parameters.values())
-            if changed := self.pairs.apply():
-                pack(self.site.parameters.values(), self.views.values())
-        return changed
+    def _add_changes(self) -> None:
+        """Add what exchanges have changed to the parameters."""
+        if self.pairs is not None:
+            with self.pairs.lock:
+                pack(self.views.values(), self.site.parameters.values())
+                if self.pairs.apply():
+                    pack(self.site.parameters.values(), self.views.values())
 
     def reset(self) -> None:
         """Discard changes not added yet: the average contains them."""
@@ -189,16 +180,14 @@ class BoundPairAverage(BoundParameters):
         flat, views = self._wide()
         if self.pairs is not None:
             with self.pairs.lock:
-                for part, delta in zip(flat, self.pairs.delta, strict=True):
-                    self.site.slice(part).copy_(delta)
+                pack([self.site.slice(part) for part in flat], self.pairs.delta)
         return views
 
     def _write_delta(self, saved: dict[str, Tensor]) -> None:
         if self.pairs is not None:
             flat, views = self._wide()
             pack(views.values(), [saved[name] for name in views])
-            for part, delta in zip(flat, self.pairs.delta, strict=True):
-                delta.copy_(self.site.slice(part))
+            pack(self.pairs.delta, [self.site.slice(part) for part in flat])
             self.pairs.arrived = True
 
     def _read_random(self) -> Tensor:

@@ -23,21 +23,17 @@ class PairExchanger:
 
     A bipartite graph excludes deadlocks: even members initiate exchanges, odd members respond.
     An initiator waits for one responder only, and a responder serves one initiator after the
-    other; so waits cannot form a circle.
-
-    ``published`` is the model after the last step of its owner and ``delta`` the sum of what
-    exchanges have changed since; both are flat, by section. The thread reads the first and adds
-    to the second, under ``lock``, and does not touch parameters. Each exchange takes a new
-    snapshot, which contains the change of the exchange before.
+    other; so waits cannot form a circle. Each exchange takes a new snapshot, which contains the
+    change of the exchange before.
     """
 
     group: Group
-    published: list[Tensor]
-    delta: list[Tensor]
+    published: list[Tensor]  # the model after the last step, by section; the thread reads it
+    delta: list[Tensor]  # the sum of what exchanges have changed since; the thread adds to it
     outgoing: list[Tensor]
     incoming: list[Tensor]
     random: torch.Generator
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of both
     job: "Future[None] | None" = None
     steps: int = 0
     newest: int = 0  # own steps when the last exchanged snapshot was taken
@@ -80,10 +76,9 @@ class PairExchanger:
             # this rank still steps, they are in finish(): a new job would wait for them.
             self.job = self.job or self.group.lane.submit(self._respond)
         elif self.job is None or self.job.done():
-            partner = 1 + 2 * int(
-                torch.randint(self.group.size // 2, (), generator=self.random, device="cpu")
-            )
-            self.job = self.group.lane.submit(self._initiate, partner)
+            pairs = self.group.size // 2
+            draw = torch.randint(pairs, (), generator=self.random, device="cpu")
+            self.job = self.group.lane.submit(self._initiate, 1 + 2 * int(draw))
 
     def raise_error(self) -> None:
         """Raise the error that ended the thread, if there was one."""
@@ -91,13 +86,11 @@ class PairExchanger:
             self.job.result()
 
     def quiesce(self) -> None:
-        """End all exchanges until the next step; all members call after equally many steps.
-
-        An initiator signs off when its exchange is over, and a responder continues until all
-        initiators have signed off. So both sides of every pair have added their halves.
-        """
+        """End all exchanges until the next step; all members call after equally many steps."""
         if self.job is None:
             return
+        # An initiator signs off when its exchange is over, and a responder continues until all
+        # initiators have signed off. So both sides of every pair have added their halves.
         jobs = [self.job]
         if self.is_initiator:
             jobs.append(self.group.lane.submit(self._sign_off))

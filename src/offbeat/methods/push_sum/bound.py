@@ -23,7 +23,6 @@ from offbeat.exchange import (
 from offbeat.exchange.guard import Guard
 from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
 from offbeat.kernels.pieces import PushSumPasses
-from offbeat.methods.push_sum.anchor import new_anchor, weigh_updates
 from offbeat.methods.push_sum.gossip import GossipRound
 from offbeat.topology.graph import Topology
 from offbeat.topology.schedule import due
@@ -35,59 +34,43 @@ _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived alr
 
 @dataclass(eq=False)
 class BoundPushSum(BoundParameters):
-    """:class:`~offbeat.methods.PushSum` on one replica.
-
-    ``anchor`` is the model z before the optimizer step, flat by section and not rounded to 16 bits;
-    None where every weight stays 1 and nothing is rounded. ``rounds`` hold the buffers of an
-    exchange: two alternate under overlap, since the next message is written while the last one is
-    in flight (``pending``). ``mass_given`` is by how much of the samples of a step of this
-    participant weights have grown. ``flat`` copies parameters that cannot be used in place. There
-    are ``every`` steps between two exchanges. ``prompt``: the last message had arrived in time.
-    """
+    """:class:`~offbeat.methods.PushSum` on one replica; flat tensors are by section."""
 
     site: Site
     layout: Layout
-    flat: list[Tensor] | None
+    flat: list[Tensor] | None  # a copy of parameters that cannot be used in place
+    # The model z before the optimizer step, not rounded to 16 bits; None where every weight stays 1
+    # and nothing is rounded.
     anchor: list[Tensor] | None
-    rounds: list[GossipRound]
+    rounds: list[GossipRound]  # under overlap two: one is written while the last is in flight
     passes: PushSumPasses
     guard: Guard
     topology: Topology
     overlap: int
-    every: int
+    every: int  # steps between two exchanges
     biased: bool
     weighted_updates: bool
-    skips: bool
-    may_grow: bool
     weight: float = 1.0
-    mass_given: float = 1.0
-    pending: GossipRound | None = None
-    prompt: bool = False
+    mass_given: float = 1.0  # by how much of the samples of a step the weights have grown
+    pending: GossipRound | None = None  # in flight
+    prompt: bool = False  # whether the last message had arrived when it was needed
 
     def state(self) -> Iterator[Variable]:
-        """Yield the weight, the anchor and the mass in flight.
-
-        The parameters are the anchor, rounded: it is saved too where they have 16 bits.
-        """
+        """Yield the weight, the anchor and the mass in flight."""
         yield scratch("flat", self.flat or [])
         yield scratch("messages", [part for round in self.rounds for part in round.buffers])
         yield plain("own", self, "weight", _fault_of_weight)
         if self.site.weights is not None:
             yield plain("own", self, "mass_given", _fault_of_mass)
         if self.anchor is not None:
-            if self.layout.is_rounded:
+            if self.layout.is_rounded:  # elsewhere it equals the parameters
                 yield sections("own", "anchor", self.anchor, self.site, self.layout)
             else:
                 yield scratch("anchor", self.anchor)
         if self.overlap:
             yield Variable("pending", "in_flight", self._read_pending, self._write_pending)
-            yield Variable(
-                "pending_weight",
-                "in_flight",
-                self._read_pending_weight,
-                self._write_pending_weight,
-                _fault_of_mass,
-            )
+            given = self._read_pending_weight, self._write_pending_weight, _fault_of_mass
+            yield Variable("pending_weight", "in_flight", *given)
         yield from self.guard.state()
 
     def step(self, step: int) -> None:
@@ -95,7 +78,7 @@ class BoundPushSum(BoundParameters):
         site, every = self.site, self.every
         sends = step % every == 0 if self.overlap else due(step, every)
         # The passes look at what they read: not at slices of other ranks, nor before a skip.
-        if self.skips or site.group is None or site.inside is not None:
+        if self.guard.kept is not None or site.group is None or site.inside is not None:
             self.guard.check(sends)
         self.copy_in()
         if site.weights is not None:
@@ -126,7 +109,9 @@ class BoundPushSum(BoundParameters):
         grown = max(samples - self.mass_given, -most)
         self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
         if self.anchor is not None and samples != 1:
-            weigh_updates(self.pieces(), self.anchor, samples)
+            for z, section, part in self.pieces():
+                a = self.anchor[section][part]
+                z.copy_(torch.lerp(a, z.to(a.dtype), samples))
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -157,10 +142,7 @@ class BoundPushSum(BoundParameters):
         self.pending = current if self.overlap else None
 
     def mass(self) -> tuple[list[Tensor], dict[str, Tensor], float]:
-        """Return the numerator of the parameters, with mass in flight, and the weight.
-
-        Flat tensors by section, their views by name, and the sum of the weights.
-        """
+        """Return the numerator of the parameters and the weight, with mass in flight."""
         site = self.site
         self.guard.require()
         flat = self.layout.wide(site.device, site.chunks)
@@ -217,12 +199,8 @@ class BoundPushSum(BoundParameters):
         self.restart(total)
 
     def drain(self) -> float:
-        r"""Add the message in flight before its time, de-bias, and return the weight.
-
-        .. math:: z = a = (x + \sum_j m_j) / (w + \sum_j w_j)
-
-        Each message is added once, at its receiver: it does not matter when the others do so.
-        """
+        """Add the message in flight before its time, de-bias, and return the weight."""
+        # Each message is added once, at its receiver: it does not matter when the others do so.
         last, self.pending, before = self.pending, None, self.weight
         if last is not None:
             last.wait()
@@ -244,7 +222,7 @@ class BoundPushSum(BoundParameters):
 
     def load(self, saved: Saved) -> None:
         """Restore the weight and the mass in flight."""
-        if self.may_grow:  # after a join weights may vary on any graph
+        if self.site.is_elastic:  # after a join weights may vary on any graph
             self.restart(1.0)
         super().load(saved)
 
@@ -259,7 +237,7 @@ class BoundPushSum(BoundParameters):
     def _write_pending(self, named: dict[str, Tensor]) -> None:
         if self.site.group is not None:
             parts = slices_of(self.site, self.layout, named)
-            self.pending = GossipRound.restored(self.site, parts)
+            self.pending = GossipRound(self.site, [], [parts])  # whose one message has arrived
 
     def _read_pending_weight(self) -> float:
         if self.pending is None:
@@ -269,13 +247,13 @@ class BoundPushSum(BoundParameters):
 
     def _write_pending_weight(self, weight: float) -> None:
         if self.pending is not None:
-            self.pending.restore_weight(weight)
+            header = torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")
+            self.pending.headers = [header]
 
     def copy_in(self) -> None:
         """Copy the parameters to ``flat``, if they cannot be used in place."""
         if self.flat is not None:
-            views = self.layout.views(self.flat)
-            pack(views.values(), self.site.parameters.values())
+            pack(self.layout.views(self.flat).values(), self.site.parameters.values())
 
     def set_anchor(self) -> None:
         """Set the anchor, if there is one, to the parameters as :meth:`pieces` has them."""
@@ -284,10 +262,7 @@ class BoundPushSum(BoundParameters):
             anchor[section][part].copy_(z)
 
     def fill_messages(self, current: GossipRound) -> None:
-        """Fix the content of the messages, before anything is added.
-
-        All ranks raise the same error if the parameters of this one are not finite.
-        """
+        """Fix the content of the messages, before anything is added."""
         for section, zs, anchor in self.sections():
             if not self.passes.fill_messages(zs, anchor, self.weight, current.messages(section)):
                 self.refuse()
@@ -338,6 +313,11 @@ class BoundPushSum(BoundParameters):
             z = flat_view(self.site.parameters[name])
             assert z is not None, "checked at attach, and strides do not change"
             yield z, place.section, slice(place.offset, place.offset + z.numel())
+
+
+def new_anchor(site: Site, layout: Layout) -> list[Tensor]:
+    """Return zeros for an anchor, flat by section, in the dtype of sums."""
+    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
 
 
 def _fault_of_weight(weight: float) -> str | None:

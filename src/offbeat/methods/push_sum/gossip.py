@@ -23,20 +23,17 @@ WHOLE = slice(None)
 class GossipRound:
     """One gossip exchange of a participant, with buffers that are allocated once.
 
-    ``outgoing`` holds one message for each different share and ``incoming`` one for each sender; a
-    message is a list of flat tensors, one for each section of the layout. Every message has a
-    header of two float64, its share of the weight and the number of the exchange. With ``in_hops``
-    (see :func:`offbeat.topology.graph.is_in_hops`) one is sent after the other, those after the
-    first by :meth:`wait`. Buffers and handles are kept until then. An exchange that is the mean of
+    A message is a list of flat tensors, one for each section of the layout, and a header of two
+    float64, its share of the weight and the number of the exchange. An exchange that is the mean of
     all participants is an all-reduce, from whose sum the participant's own share is subtracted.
     """
 
     site: Site
-    outgoing: list[list[Tensor]]
-    incoming: list[list[Tensor]]
+    outgoing: list[list[Tensor]]  # one message for each different share
+    incoming: list[list[Tensor]]  # one for each sender
     index: int = 0
     peers: Peers | None = None
-    in_hops: bool = False
+    in_hops: bool = False  # whether one is sent after the other, those after the first by wait()
     is_mean: bool = False
     weight: float = 1.0
     shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
@@ -44,15 +41,6 @@ class GossipRound:
     headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
     later: Sequence[Round] = ()
-
-    @classmethod
-    def restored(cls, site: Site, parts: list[Tensor]) -> "GossipRound":
-        """Return a round whose one message had arrived when the state was saved."""
-        return cls(site, [], [parts])
-
-    def restore_weight(self, weight: float) -> None:
-        """Set the weight of that one message."""
-        self.headers = [torch.tensor([weight, 0.0], dtype=torch.float64, device="cpu")]
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -65,15 +53,9 @@ class GossipRound:
         self.index, self.weight = index, weight
         self.peers = topology.peers(self.site.rank, size, index)
         self.shares = Counter(share for _, share in self.peers.send)
-        self.is_mean = topology.is_mean(size, index) and self._exact
-
-    @property
-    def _exact(self) -> bool:
-        """Whether messages have the dtype of sums: an all-reduce rounds to its own dtype."""
-        return all(
-            out.dtype == into.dtype == accumulation_dtype(out.dtype)
-            for out, into in zip(self.outgoing[0], self.incoming[0], strict=True)
-        )
+        # An all-reduce rounds to the dtype of messages, which must be that of sums.
+        is_exact = all(out.dtype == accumulation_dtype(out.dtype) for out in self.outgoing[0])
+        self.is_mean = topology.is_mean(size, index) and is_exact
 
     @property
     def weight_kept(self) -> float:
@@ -160,12 +142,9 @@ class GossipRound:
 
     def total(self, section: int) -> Tensor:
         """Return the sum of all received bodies, in the dtype in which it will be added."""
-        bodies = self.arrived(section)
-        return (
-            sum_messages(bodies, accumulation_dtype(bodies[0].dtype))
-            if bodies
-            else torch.zeros((), device="cpu")
-        )
+        if bodies := self.arrived(section):
+            return sum_messages(bodies, accumulation_dtype(bodies[0].dtype))
+        return torch.zeros((), device="cpu")
 
     def _begun(self) -> tuple[Group, Peers]:
         assert self.site.group is not None, "only ranks with peers gossip"

@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal, final
 from offbeat.exchange import ParameterExchange, Site
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
-from offbeat.functional import Layout
+from offbeat.functional import Layout, flat_view
 from offbeat.kernels.dispatch import push_sum_passes
-from offbeat.methods.push_sum.anchor import new_anchor, works_in_place
-from offbeat.methods.push_sum.bound import BoundPushSum
+from offbeat.methods.push_sum.bound import BoundPushSum, new_anchor
 from offbeat.methods.push_sum.gossip import gossip_round
 from offbeat.methods.push_sum.graphs import (
     agree_on_graphs,
@@ -19,13 +18,7 @@ from offbeat.methods.push_sum.graphs import (
 )
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
-from offbeat.topology.graph import (
-    Topology,
-    is_in_hops,
-    keeps_weights,
-    neighbours,
-    validate,
-)
+from offbeat.topology.graph import Topology, is_in_hops, keeps_weights, neighbours, validate
 
 
 @final
@@ -129,37 +122,34 @@ class PushSum(ParameterExchange):
     def bind(self, site: Site) -> BoundPushSum:
         """Allocate the messages."""
         layout = Layout.of(site.parameters, site.slices)
-        flat = None if works_in_place(site) else layout.empty(site.device, site.chunks)
+        in_place = site.inside is None and all(
+            p.device == site.device and flat_view(p) is not None for p in site.parameters.values()
+        )
+        flat = None if in_place else layout.empty(site.device, site.chunks)
         empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
-        varies = self.overlap > 0 or not keeps_weights(self.topology, site.size)
-        varies |= site.weights is not None
-        needs_anchor = (varies or layout.is_rounded) and not self.biased
-        anchor = new_anchor(site, layout) if needs_anchor else None
+        keeps = not self.overlap and keeps_weights(self.topology, site.size)
+        varies = not keeps or site.weights is not None or layout.is_rounded
+        anchor = new_anchor(site, layout) if varies and not self.biased else None
         # Under overlap nobody waits to send the second message: all leave at once.
         in_hops = not self.overlap and is_in_hops(self.topology, site.size)
-        count = 2 if self.overlap else 1
-        rounds = [
-            gossip_round(self.topology, site, empty, self.wire, in_hops) for _ in range(count)
-        ]
+        given = self.topology, site, empty, self.wire, in_hops
+        rounds = [gossip_round(*given) for _ in range(2 if self.overlap else 1)]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
         as_nodes = site.is_elastic and self.over == "node"
         guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")
-        passes = push_sum_passes(site.device)
         bound = BoundPushSum(
             site,
             layout,
             flat,
             anchor,
             rounds,
-            passes,
+            push_sum_passes(site.device),
             guard,
             topology=self.topology,
             overlap=self.overlap,
             every=max(self.every, self.overlap),
             biased=self.biased,
             weighted_updates=self.weighted_updates,
-            skips=self.nonfinite == "skip",
-            may_grow=site.is_elastic,
         )
         bound.reset()
         if anchor is not None and not self.weighted_updates:

@@ -24,11 +24,11 @@ from offbeat.transport.handle import Handle
 
 @dataclass(eq=False)
 class PendingSum:
-    """A sum in flight: the local rank that exchanges it, W, and the step that merges it."""
+    """A sum in flight."""
 
-    root: int
-    wait: int
-    due: int
+    root: int  # the local rank that exchanges it
+    wait: int  # W
+    due: int  # the step that merges it
     handles: list[Handle] = field(default_factory=list)
 
     def join(self) -> None:
@@ -39,29 +39,23 @@ class PendingSum:
 
 @dataclass(eq=False)
 class Rotation(State):
-    """One rank's part in the exchanges; ``turn`` counts those that have begun.
+    """One rank's part in the exchanges; tensors are flat, by section.
 
     In each exchange one local rank, the ``root``, exchanges with its counterparts on the other
-    nodes and broadcasts the result in its node. ``flat`` holds the sum in flight (``pending``)
-    or, in a blocking phase, the reference that all nodes share: the last result; ``views`` are
-    its tensors by name. ``error`` is what earlier casts took from the node's differences, equal
-    on all of its ranks, and ``message`` the 16-bit buffers. ``carry`` is what the rounding to
-    16-bit parameters took from the node's model, equal on all of its ranks; none if no parameter
-    has 16 bits. ``sent`` is the root's model as it is part of the sum in flight, for the merge
-    "exact". All are flat, by section.
+    nodes and broadcasts the result in its node.
     """
 
     site: Site
     layout: Layout
-    flat: list[Tensor]
-    views: dict[str, Tensor]
-    error: list[Tensor]
-    message: list[Tensor]
-    carry: list[Tensor]
-    sent: list[Tensor]
-    turn: int = 0
+    flat: list[Tensor]  # the sum in flight or, in a blocking phase, the reference: the last result
+    views: dict[str, Tensor]  # its tensors by name
+    error: list[Tensor]  # what earlier casts took from the node's differences, equal in the node
+    message: list[Tensor]  # the 16-bit buffers
+    carry: list[Tensor]  # what rounding to 16-bit parameters took from the node's model; or none
+    sent: list[Tensor]  # the root's model in the sum in flight, for the merge "exact"; or none
+    turn: int = 0  # counts the exchanges that have begun
     pending: PendingSum | None = None
-    before: list[Tensor] = field(default_factory=list)
+    before: list[Tensor] = field(default_factory=list)  # errors, until an average commits
     window: Window = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,10 +66,7 @@ class Rotation(State):
     def of(
         cls, site: Site, wire: Literal["bf16"] | None, merge: Literal["weighted", "exact"]
     ) -> "Rotation":
-        """Allocate one sum and, for 16-bit messages, the messages and the errors of casts.
-
-        For the merge "exact" also the model that was sent.
-        """
+        """Allocate the sum, and what the messages and the merge need."""
         layout = Layout.of(site.parameters, site.slices)
         flat = layout.wide(site.device)
         error = [torch.zeros_like(part) for part in flat if wire is not None]
@@ -88,8 +79,7 @@ class Rotation(State):
 
     def start(self, wait: int, due: int) -> None:
         """Start the sum of all nodes' models without waiting for it."""
-        root = self._next()
-        handles = []
+        root, handles = self._next(), list[Handle]()
         self.window.weigh()
         self.window.send()
         if self._is_root(root) and self.site.group is not None:
@@ -114,10 +104,7 @@ class Rotation(State):
         self._broadcast_result(pending.root)
 
     def merged(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the model as :meth:`merge` would leave it; the sum stays in flight.
-
-        Flat tensors of their own and their views by name.
-        """
+        """Return the model as :meth:`merge` would leave it; the sum stays in flight."""
         site, pending = self.site, self.pending
         flat = self.layout.wide(site.device, site.chunks)
         views = self.layout.views(flat)
@@ -185,13 +172,18 @@ class Rotation(State):
         yield from self.window.state()
 
     def _in_flight(self, name: str, flat: list[Tensor]) -> Variable:
-        return Variable(
-            name,
-            "in_flight",
-            lambda: self._copied(flat),
-            lambda saved: self._restore(flat, saved),
-            memory=flat,
-        )
+        def read() -> dict[str, Tensor]:
+            copies = self.layout.wide("cpu")  # zeros on ranks without a part
+            if self.pending is not None and self._is_root(self.pending.root):
+                self.pending.join()
+                pack(copies, flat)
+            return self.layout.views(copies)
+
+        def write(saved: dict[str, Tensor]) -> None:
+            if self.pending is not None:  # elsewhere the buffer holds the reference
+                self._fill(flat, saved)
+
+        return Variable(name, "in_flight", read, write, memory=flat)
 
     def _read_flight(self) -> list[int]:
         pending = self.pending
@@ -202,25 +194,14 @@ class Rotation(State):
             root, wait, due = flight
             self.pending = PendingSum(root, wait, due)
 
-    def _copied(self, flat: list[Tensor]) -> dict[str, Tensor]:
-        """Wait for the sum in flight and return copies by name; zeros on ranks without a part."""
-        copies = self.layout.wide("cpu")
-        if self.pending is not None and self._is_root(self.pending.root):
-            self.pending.join()
-            for part, arrived in zip(copies, flat, strict=True):
-                part.copy_(arrived)
-        return self.layout.views(copies)
-
-    def _restore(self, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
-        if self.pending is not None:  # elsewhere the buffer holds the reference
-            views = self.layout.views(flat)
-            pack(views.values(), [saved[name] for name in views])
-
     def _restore_carry(self, saved: dict[str, Tensor]) -> None:
         """Take over what rounding took; the model with it is the reference."""
-        views = self.layout.views(self.carry)
-        pack(views.values(), [saved[name] for name in views])
+        self._fill(self.carry, saved)
         self._pack(self.flat, self.views)
+
+    def _fill(self, flat: list[Tensor], saved: dict[str, Tensor]) -> None:
+        views = self.layout.views(flat)
+        pack(views.values(), [saved[name] for name in views])
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -246,8 +227,8 @@ class Rotation(State):
             error.zero_()
         if self._is_root(root) and self.site.group is not None:
             self._pack(self.flat, self.views)
-            given, shares = self.site.group, self.site.shares
-            for handle in [mean(p, given, shares=shares) for p in _filled(self.flat)]:
+            group, shares = self.site.group, self.site.shares
+            for handle in [mean(p, group, shares=shares) for p in _filled(self.flat)]:
                 handle.wait()
 
     def _narrow_mean(self, root: int) -> None:

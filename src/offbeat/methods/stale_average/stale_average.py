@@ -56,9 +56,7 @@ class StaleAverage(ParameterExchange):
     difference to the last mean r in 16 bits and adds the error e of the cast to the next
     difference; the first step of a phase and ``wire=None`` send full precision.
 
-    Parameters of a rank that are not finite before they are sent are the same error on all ranks.
-    With ``nonfinite="skip"`` that rank returns to those after its step before, in any step; a
-    second time in a row is an error. For one more model of memory.
+    ``nonfinite``: as in :class:`Average`, for one more model of memory.
 
     Plateaus are detected in the losses passed to ``replica.report_loss``, averaged over all ranks
     that report, once in ``report_every`` steps of the cycling phase.
@@ -101,12 +99,7 @@ class StaleAverage(ParameterExchange):
 
 @dataclass(eq=False)
 class BoundStaleAverage(BoundParameters):
-    """:class:`StaleAverage` on one replica.
-
-    ``loss`` is the sum of ``losses`` reports since the last window; ``is_told``: there was one
-    in an earlier window, or the warning that there is none. ``steps`` counts steps, and
-    ``newest`` is the step count at which the parameters received last were sent.
-    """
+    """:class:`StaleAverage` on one replica."""
 
     site: Site
     settings: StaleAverage
@@ -114,18 +107,19 @@ class BoundStaleAverage(BoundParameters):
     cadence: Cadence
     guard: Guard
     steps: int = 0
-    newest: int = 0
-    loss: float | Tensor = 0.0
-    losses: float = 0  # a sum of weights, in a run that has them
-    is_told: bool = False
+    newest: int = 0  # the step count at which the parameters received last were sent
+    loss: float | Tensor = 0.0  # the sum of the losses reported since the last window
+    losses: float = 0  # their number; a sum of weights, in a run that has them
+    is_told: bool = False  # that a window had none, or one had some
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """The ranks of each node."""
+        return [list(node) for node in self.site.world.nodes]
 
     def state(self) -> Iterator[Variable]:
-        """Yield the sum in flight, the errors of casts, B and W, and the loss statistics.
-
-        Between steps the reference equals the node's model: the parameters and what rounding took.
-        """
-        nodes = [list(node) for node in self.site.world.nodes]
-        yield Variable("nodes", "shared", lambda: nodes, lambda _: None, self._fault_of_nodes)
+        """Yield the sum in flight, the errors of casts, B and W, and the loss statistics."""
+        yield Variable("nodes", "shared", lambda: self.nodes, lambda _: None, self._fault_of_nodes)
         yield plain("shared", self, "steps", count_fault)
         yield plain("shared", self, "newest", count_fault)
         yield Variable(
@@ -136,7 +130,9 @@ class BoundStaleAverage(BoundParameters):
             self._fault_of_pace,
             is_compared=True,
         )
-        yield Variable("loss", "own", lambda: float(self.loss), self._set_loss)
+        yield Variable(
+            "loss", "own", lambda: float(self.loss), lambda loss: setattr(self, "loss", loss)
+        )
         yield plain("own", self, "losses", count_fault)
         yield from self.rotation.state()
         yield from self.guard.state()
@@ -161,21 +157,17 @@ class BoundStaleAverage(BoundParameters):
         return False
 
     def _fault_of_nodes(self, saved: list[list[int]]) -> str | None:
-        nodes = [list(node) for node in self.site.world.nodes]
-        if saved == nodes:
+        if saved == self.nodes:
             return None
         return (
-            f"found the state of the nodes {ascii(saved)[:60]}, but these are {nodes}; start on "
-            "the same nodes, or call finish() before saving"
+            f"found the state of the nodes {ascii(saved)[:60]}, but these are {self.nodes}; start "
+            "on the same nodes, or call finish() before saving"
         )
 
     def _fault_of_pace(self, saved: dict[str, Any]) -> str | None:
         if self.settings.cycle.reaches(Cadence(**saved)):
             return None
         return f"{self.settings.cycle} never comes to the cadence {saved}"
-
-    def _set_loss(self, loss: float) -> None:
-        self.loss = loss
 
     def step(self, step: int) -> None:
         """Merge the sum that is due, then average or start the next sum."""
@@ -186,8 +178,7 @@ class BoundStaleAverage(BoundParameters):
         self.guard.check(blocking or may_send)
         self.steps, pending = step + 1, rotation.pending
         if pending is not None and (blocking or step >= pending.due):
-            rotation.merge()
-            self.newest = pending.due - pending.wait + 1
+            self.drain()
         self._update_cadence(step)
         if blocking:
             self._warn_beyond_end(step)
@@ -269,11 +260,7 @@ class BoundStaleAverage(BoundParameters):
         return step - self.newest
 
     def measures(self) -> dict[str, float]:
-        """Return the current B and W, 1 and 0 in blocking phases, and the progress they leave.
-
-        That is :func:`offbeat.functional.progress`, 1 with the merge "exact". With "skip" also the
-        number of steps that this rank has skipped.
-        """
+        """Return the current B and W, 1 and 0 in blocking phases, and the progress they leave."""
         every, wait = self.cadence.every, self.cadence.wait
         if self.steps and self.settings.cycle.is_blocking(self.steps - 1):
             every, wait = 1, 0

@@ -85,11 +85,7 @@ class LagsState:
         return kept_entries(layer.numel(), self.densities[name], layer.dtype, self.group.size)
 
     def resolve(self) -> None:
-        """Keep the residuals of the last backward if all that it sent was finite.
-
-        Those of all buckets or of none, alike on all ranks, which receive the same sums. Called at
-        the first bucket of the next backward: the hook is not called at the end of a backward.
-        """
+        """Keep the residuals of the last backward if all that it sent was finite, or none."""
         if all(self.is_finite):
             for name in self.touched:
                 self.residual[name].commit()
@@ -177,7 +173,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
 
     Source: Shi et al. 2020, Algorithm 1.
     """
-    if bucket.index() == 0:
+    if bucket.index() == 0:  # the hook is not called at the end of a backward
         state.resolve()
         state.units.read()
     buffer, group = bucket.buffer(), state.group
@@ -194,17 +190,18 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
             whole.append(flat)
     dense = torch.cat([*whole, buffer[:0]]).div_(group.size)
     count = sum(chosen.numel() for _, chosen in sparse)
-    rows = PayloadFormat(count, 0, buffer.dtype, None).allocate(group.size, buffer.device)
+    form = PayloadFormat(count, 0, buffer.dtype, None)
+    gathered, rows = form.allocate(group.size, buffer.device)
     # Both launched here and never from a future's callback, where ranks would launch them in
     # different orders: Gloo would pair an all-gather with an all-reduce, and crash.
     handles: list[Handle] = []
     if sparse:
-        mine = rows.parts[group.rank]
+        mine = rows[group.rank]
         values, chosen = map(torch.cat, zip(*sparse, strict=True))
         mine.put(values.div_(group.size))
         mine.indices.copy_(chosen)
         mine.flags[-1:] = values.isfinite().all().logical_not_()
-        handles.append(all_gather(rows.whole, mine.words, group))
+        handles.append(all_gather(gathered, mine.words, group))
     if dense.numel():
         handles.append(all_reduce(dense, group))
 
@@ -212,7 +209,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
         exact = buffer.zero_().dtype == accumulation_dtype(buffer.dtype)
         total = buffer if exact else torch.zeros_like(buffer, dtype=torch.float32)
         # One by one: ranks must add in the same order, or their results differ by rounding.
-        for row in rows.parts if sparse else ():
+        for row in rows if sparse else ():
             total.index_add_(0, row.indices, row.read(total))
             state.is_finite.append(row.flags[-1] == 0)
         buffer.copy_(total)  # nothing, if they are one

@@ -61,11 +61,11 @@ class PayloadFormat:
         """The bytes of a payload."""
         return 4 * sum(self.words)
 
-    def allocate(self, ranks: int, device: torch.device) -> "Payloads":
-        """Return the payloads of all ranks, zero."""
+    def allocate(self, ranks: int, device: torch.device) -> "tuple[Tensor, list[Payload]]":
+        """Return one tensor for the payloads of all ranks, zero, and the payload of each."""
         length = sum(self.words)
         whole = torch.zeros(ranks * length, dtype=torch.int32, device=device)
-        return Payloads(whole, [self._part(words) for words in whole.split(length)])
+        return whole, [self._part(words) for words in whole.split(length)]
 
     def _part(self, words: Tensor) -> "Payload":
         values, scale, indices, flags, _ = words.split(self.words)
@@ -98,11 +98,3 @@ class Payload:
         """Return the values in the dtype and on the device of ``like``."""
         values = self.values.to(like.device, like.dtype)
         return values / self.scale.to(like.device) if self.scale.numel() else values
-
-
-@dataclass(eq=False)
-class Payloads:
-    """Parts of all ranks, in one tensor of int32."""
-
-    whole: Tensor
-    parts: list[Payload]

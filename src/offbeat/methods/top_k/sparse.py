@@ -1,7 +1,7 @@
 """Messages of the largest entries of several layers, and their residuals."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -20,14 +20,6 @@ from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
 
 _LIMIT = 2**31 - 1  # entries that an int32 index can name
-
-
-class Range(NamedTuple):
-    """Range of a flat tensor of which ``k`` entries are selected: a layer, or the whole model."""
-
-    start: int
-    end: int
-    k: int
 
 
 @final
@@ -50,16 +42,15 @@ class SparseMessage(FlatMessage):
     ) -> None:
         super().__init__(site, group, units, [name for names, _ in blocks for name in names])
         self.select, self.correction = select, correction
-        self.speed = Feedback(site.parameters, self.names) if correction.momentum else None
-        if self.speed is not None:
-            self.feedback["velocity"] = self.speed
+        if correction.momentum:
+            self.feedback["velocity"] = Feedback(site.parameters, self.names)
         self.blocks = _lay_out(site, blocks)
         sizes = torch.tensor([site.parameters[name].numel() for name in self.names], device="cpu")
         self.ends = sizes.cumsum(0).to(self.mean.whole.device)
         own = site.parameters[self.names[0]]
-        count = sum(block.k for block in self.blocks)
+        count = sum(k for _, _, k in self.blocks)
         form = PayloadFormat(count, len(self.names), own.dtype, wire)
-        self.rows = form.allocate(group.size, message_device(group, own.device))
+        self.gathered, self.rows = form.allocate(group.size, message_device(group, own.device))
         # A further backward before the step: what .grad held before it, and of the exchanges
         # before the last one.
         self.earlier: Flat | None = None
@@ -73,10 +64,10 @@ class SparseMessage(FlatMessage):
             if continues:
                 grad = self._new_part(name, grad)
             grad = self.correction.clipped(grad, scale.loss)
-        if self.speed is None:
+        if (velocity := self.feedback.get("velocity")) is None:
             return self.accumulate(name, grad, scale.to_residual)
-        now = self.speed.next.views[name]  # u = m u + g, and u is what is added up
-        torch.mul(self.speed.latest[name], self.correction.momentum, out=now)
+        now = velocity.next.views[name]  # u = m u + g, and u is what is added up
+        torch.mul(velocity.latest[name], self.correction.momentum, out=now)
         if grad is not None:
             now.add_(grad, alpha=scale.weight / scale.loss)
         self.accumulate(name, now, scale.rate)
@@ -89,19 +80,19 @@ class SparseMessage(FlatMessage):
         indices = self.select(acc, self.blocks)
         factor = self._factor(indices)
         values = _remove(acc, indices, factor)
-        if self.speed is not None and self.correction.masking:
-            _remove(self.speed.next.whole, indices, factor)
+        if self.correction.masking:
+            _remove(self.feedback["velocity"].next.whole, indices, factor)
         sent = mine.put(values.mul_(factor / self.group.size))
         if mine.wire is not None:
             _add_back(acc, indices, (values - sent).mul_(self.group.size), factor)
         mine.indices.copy_(indices)
         self.write_flags(mine.flags, mine.values)
-        self.handle = all_gather(self.rows.whole, mine.words, self.group)
+        self.handle = all_gather(self.gathered, mine.words, self.group)
 
     def wait(self) -> bool:
         """Wait for all members' rows; False if a flag says that one is not finite."""
         self.handle.wait()
-        return self.read_flags(torch.stack([row.flags for row in self.rows.parts]), 1)
+        return self.read_flags(torch.stack([row.flags for row in self.rows]), 1)
 
     def combine(self, mean: Tensor) -> None:
         """Spread all rows, and add what the exchanges before in this step have brought."""
@@ -127,7 +118,7 @@ class SparseMessage(FlatMessage):
 
     @property
     def _mine(self) -> Payload:
-        return self.rows.parts[self.group.rank]
+        return self.rows[self.group.rank]
 
     def _factor(self, indices: Tensor) -> Tensor | float:
         """Return the factor from units of the residual to the gradient's: one, or one per entry."""
@@ -141,7 +132,7 @@ class SparseMessage(FlatMessage):
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
         # and ranks would differ by rounding.
-        for row in self.rows.parts:
+        for row in self.rows:
             whole.index_add_(0, row.indices.to(whole.device), row.read(whole))
 
     def _new_part(self, name: str, grad: Tensor) -> Tensor:
@@ -154,11 +145,12 @@ class SparseMessage(FlatMessage):
         return grad - self.earlier.views[name]
 
 
-def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[Range]:
+def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[tuple[int, int, int]]:
+    """Return where blocks start and end in a flat tensor, and how many entries each sends."""
     laid, start = [], 0
     for names, k in blocks:
         end = start + sum(site.parameters[name].numel() for name in names)
-        laid.append(Range(start, end, k))
+        laid.append((start, end, k))
         start = end
     if start > _LIMIT:
         raise ValueError(

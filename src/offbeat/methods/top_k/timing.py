@@ -26,14 +26,11 @@ TRIES = 3
 
 @dataclass(eq=False)
 class LayerTimer:
-    """Timer of a few backwards, layer by layer, in seconds.
-
-    On an accelerator each reading synchronizes the stream; only in backwards that are measured.
-    ``compute`` is the time of backward itself until a layer's gradient was ready, ``select`` that
-    to add it, with a share by size of the launch of its message, ``forward`` that outside.
-    """
+    """Timer of a few backwards, layer by layer, in seconds; synchronizes an accelerator."""
 
     device: torch.device
+    # The time of backward itself until a layer's gradient was ready, that to add it, with a share
+    # by size of the launch of its message, and that outside.
     compute: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     select: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     forward: list[float] = field(default_factory=list)
@@ -154,13 +151,11 @@ def average_times(timer: LayerTimer, order: Sequence[str], group: Group) -> Laye
     mine += [median(timer.select[name] or [0.0]) for name in order]
     mine += [median(timer.forward or [0.0]), *(_timed(n, timer.device, group) for n in PROBES)]
     means = [fmean(column) for column in zip(*gather_numbers(mine, group), strict=True)]
-    count = len(order)
-    *_, forward, small, large = means
+    *layers, forward, small, large = means
     link = LinkCost.fit(group.size, list(zip(PROBES, (small, large), strict=True)))
-    compute = dict(zip(order, means[:count], strict=True))
-    return LayerTimes(
-        compute, dict(zip(order, means[count : 2 * count], strict=True)), forward, link
-    )
+    halves = layers[: len(order)], layers[len(order) :]
+    compute, select = (dict(zip(order, half, strict=True)) for half in halves)
+    return LayerTimes(compute, select, forward, link)
 
 
 def _timed(nbytes: int, device: torch.device, group: Group) -> float:

@@ -217,21 +217,15 @@ class TopK(FeedbackExchange):
 @final
 @dataclass(eq=False)
 class BoundTopK(ErrorFeedback):
-    """:class:`TopK` on one replica; residuals and velocities are in the messages.
-
-    ``densities`` are those before warm-up, and ``plan`` has those from which the messages were
-    made. ``exchanges`` counts steps with an exchange, and ``has_exchanged`` is whether this is one.
-    ``timer`` measures backwards while adaptive ratios need it, and ``times`` is what the last
-    measurement has found.
-    """
+    """:class:`TopK` on one replica; residuals and velocities are in the messages."""
 
     settings: TopK
-    densities: Mapping[str, float] = field(kw_only=True)
-    plan: MessagePlan = field(init=False)
-    exchanges: int = 0
-    has_exchanged: bool = False
-    timer: LayerTimer | None = None
-    times: LayerTimes | None = None
+    densities: Mapping[str, float] = field(kw_only=True)  # before warm-up
+    plan: MessagePlan = field(init=False)  # from which the messages were made
+    exchanges: int = 0  # steps with an exchange
+    has_exchanged: bool = False  # whether this is one
+    timer: LayerTimer | None = None  # while backwards are measured
+    times: LayerTimes | None = None  # what the last measurement has found
 
     def state(self) -> Iterator[Variable]:
         """Yield what fixes the messages, and residuals and velocities of this rank by name."""
@@ -245,10 +239,9 @@ class BoundTopK(ErrorFeedback):
             densities_fault,
             is_compared=True,
         )
+        momentum = self.settings.momentum
         yield Variable("residual", "own", lambda: self.kept("residual"))
-        yield Variable(
-            "velocity", "own", lambda: self.kept("velocity") if self.settings.momentum else {}
-        )
+        yield Variable("velocity", "own", lambda: self.kept("velocity") if momentum else {})
 
     def load(self, saved: Saved) -> None:
         """Restore what :meth:`save` returned; the next step is a new one."""
