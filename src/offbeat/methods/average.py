@@ -54,7 +54,6 @@ class Average(ParameterExchange):
     on_loss: ClassVar[OnLoss] = "again"  # the mean
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
     def peers(self, site: Site) -> Collection[int] | None:

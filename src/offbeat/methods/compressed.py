@@ -88,7 +88,6 @@ class Compressed(FeedbackExchange):
     takes_sparse: ClassVar[bool] = True  # averaged as they are
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
     def __repr__(self) -> str:

@@ -65,7 +65,6 @@ class Mean(GradientExchange):
     is_healable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the settings, and that a partition stays inside a node."""
         check_settings(self)
         if self.broadcast_buffers is (self.over == "world"):
             object.__setattr__(self, "broadcast_buffers", None)  # one text for one setting

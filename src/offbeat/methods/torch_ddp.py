@@ -26,7 +26,6 @@ class TorchDDP(GradientExchange):
     is_wrapper: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
     def bind(self, site: Site) -> "BoundTorchDDP":

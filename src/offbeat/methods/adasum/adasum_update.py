@@ -98,7 +98,6 @@ class AdasumUpdate(ParameterExchange):
     starts_equal: ClassVar[bool] = True  # the update counts from the parameters at the attach
 
     def __post_init__(self) -> None:
-        """Check the settings, and the combinations that no exchange supports."""
         check_settings(self)
         if self.partition and self.over != "node":
             raise ValueError(
@@ -140,7 +139,8 @@ class AdasumUpdate(ParameterExchange):
             if site.sparse and whole and site.group is not None
             else build_reduction(self.method, part, own, self.wire)
         )
-        bound = BoundAdasum(site, self, layout, held, owners, part, flat, anchor, reduction)
+        given = owners, part, flat, anchor, reduction, Window(site)
+        bound = BoundAdasum(site, self, layout, held, *given)
         bound.reset()
         return bound
 
@@ -158,16 +158,12 @@ class BoundAdasum(BoundParameters):
     flat: list[Tensor]  # the updates
     anchor: list[Tensor]  # the parameters after the last exchange, not rounded to 16 bits
     reduction: Reduction
+    window: Window
     orthogonality: Tensor | None = None  # (layers,): that of the last exchange
     skipped: int = 0
     at_fault: bool = False  # whether this rank made the last exchange one that was skipped
     is_discarded: bool = False  # whether the last result was not finite
     before: list[list[Tensor]] = field(default_factory=list)  # errors, until an exchange commits
-    window: Window = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin the first window."""
-        self.window = Window(self.site)
 
     def state(self) -> Iterator[Variable]:
         """Yield the anchor, the errors of roundings, and the count of skipped steps."""
@@ -191,18 +187,19 @@ class BoundAdasum(BoundParameters):
         self.before = []
 
     def _rounding(self, name: str, pieces: Sequence[Piece], rounding: Rounding) -> Variable:
-        def read() -> dict[str, Tensor]:
+        def zeros() -> tuple[dict[str, Tensor], list[Tensor]]:
             full = [torch.zeros_like(flat) for flat in self.flat]
-            for piece, error in zip(pieces, rounding.errors, strict=True):
-                piece.of(self._slices(full)).copy_(error)
-            return {name: view.clone() for name, view in self.held.views(full).items()}
+            return self.held.views(full), [piece.of(self._slices(full)) for piece in pieces]
+
+        def read() -> dict[str, Tensor]:
+            views, parts = zeros()
+            pack(parts, rounding.errors)
+            return views
 
         def write(saved: dict[str, Tensor]) -> None:
-            full = [torch.zeros_like(flat) for flat in self.flat]
-            views = self.held.views(full)
+            views, parts = zeros()
             pack(views.values(), [saved[name] for name in views])
-            for piece, error in zip(pieces, rounding.errors, strict=True):
-                error.copy_(piece.of(self._slices(full)))
+            pack(rounding.errors, parts)
 
         return Variable(name, "own", read, write, memory=rounding.errors)
 

@@ -46,15 +46,11 @@ class Fragment(State):
     optimizer: OuterOptimizer  # of the anchor
     lossy: Sequence[LossyMean]  # averages in short messages; empty on a rank without a slice
     is_delayed: bool  # whether training goes on while a mean is in flight
+    window: Window
     in_flight: bool = False
     is_discarded: bool = False  # whether the last mean was not finite
     before: dict[str, dict[str, Tensor]] | None = None  # errors, until the exchange commits
     handles: list[Handle] = field(default_factory=list)
-    window: Window = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin the first window."""
-        self.window = Window(self.site)
 
     @classmethod
     def of(
@@ -74,8 +70,8 @@ class Fragment(State):
         carry = [torch.zeros_like(part) for part in anchor if is_rounded]
         optimizer = OuterOptimizer(outer, anchor)
         lossy = [] if wire is None else _lossy_means(wire, anchor, layout, site)
-        views = layout.views(flat)
-        fragment = cls(site, layout, flat, views, anchor, carry, optimizer, lossy, is_delayed)
+        given = anchor, carry, optimizer, lossy, is_delayed, Window(site)
+        fragment = cls(site, layout, flat, layout.views(flat), *given)
         fragment.restart()
         return fragment
 
@@ -139,11 +135,6 @@ class Fragment(State):
         self._blend(self.flat, self.anchor, mixing)
         self.site.gather(self.flat)
         self._write()
-
-    @property
-    def stepped(self) -> dict[str, Tensor]:
-        """The anchor by name, where this rank holds all of it."""
-        return self.layout.views(self.anchor)
 
     def merged(self, mixing: float) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the parameters as :meth:`merge` would leave them, valid in this rank's slice."""

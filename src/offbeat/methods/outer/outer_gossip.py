@@ -82,7 +82,6 @@ class OuterGossip(ParameterExchange):
     anchored: ClassVar[bool] = True  # the change counts from the parameters at the attach
 
     def __post_init__(self) -> None:
-        """Check the settings, and that slow weights approach each other."""
         check_settings(self)
         limit = 2 * (1 - self.momentum**2)
         if not 0 < self.gamma < limit:

@@ -109,7 +109,6 @@ class OuterStep(ParameterExchange):
     anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 
     def __post_init__(self) -> None:
-        """Check the settings, build the outer optimizer once, and check that turns fit."""
         check_settings(self)
         builder_of(self.outer)
         for name, value in (("fragments", self.fragments), ("delay", self.delay)):
@@ -125,7 +124,6 @@ class OuterStep(ParameterExchange):
             )
 
     def __repr__(self) -> str:
-        """Return the settings, with a function by name: ranks compare them."""
         return describe(self)
 
     @property
@@ -198,7 +196,7 @@ class BoundOuterStep(BoundParameters):
         settings, fragment = self.settings, self.fragments[0]
         is_whole = settings.fragments == 1 and settings.delay == 0 == settings.alpha
         is_kept = is_whole and settings.wire is None and not fragment.is_discarded
-        return fragment.stepped if is_kept else None
+        return fragment.layout.views(fragment.anchor) if is_kept else None
 
     def go_on_with(self, result: Mapping[str, Tensor], common: Saved) -> None:
         """Take over the result; no mean is in flight any more."""

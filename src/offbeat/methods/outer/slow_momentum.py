@@ -77,12 +77,10 @@ class SlowMomentum(ParameterExchange):
     anchored: ClassVar[bool] = True  # the pseudo-gradient counts from the parameters at the attach
 
     def __post_init__(self) -> None:
-        """Check the settings, and build the outer optimizer once."""
         check_settings(self)
         builder_of(self.outer)
 
     def __repr__(self) -> str:
-        """Return the settings, with a function by name: ranks compare them."""
         return describe(self)
 
     @property

@@ -41,7 +41,6 @@ class Sparse:
     bits: Bits | Annotated[None, "full precision"] = 2
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
 

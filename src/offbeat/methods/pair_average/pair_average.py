@@ -67,7 +67,6 @@ class PairAverage(ParameterExchange):
     on_loss: ClassVar[OnLoss] = "anew"  # with the changes of exchanges that have ended
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
     def peers(self, site: Site) -> Collection[int] | None:

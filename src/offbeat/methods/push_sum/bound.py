@@ -235,9 +235,9 @@ class BoundPushSum(BoundParameters):
         return self.layout.views(flat)
 
     def _write_pending(self, named: dict[str, Tensor]) -> None:
-        if self.site.group is not None:
+        if (group := self.site.group) is not None:
             parts = slices_of(self.site, self.layout, named)
-            self.pending = GossipRound(self.site, [], [parts])  # whose one message has arrived
+            self.pending = GossipRound(group, [], [parts])  # whose one message has arrived
 
     def _read_pending_weight(self) -> float:
         if self.pending is None:

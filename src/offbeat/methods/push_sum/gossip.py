@@ -8,7 +8,6 @@ from itertools import chain, zip_longest
 import torch
 from torch import Tensor
 
-from offbeat.exchange import Site
 from offbeat.functional import accumulation_dtype, sum_messages
 from offbeat.topology.graph import Peers, Topology, exchanges_of_periods
 from offbeat.transport.collectives import all_reduce
@@ -28,12 +27,12 @@ class GossipRound:
     all participants is an all-reduce, from whose sum the participant's own share is subtracted.
     """
 
-    site: Site
+    group: Group
     outgoing: list[list[Tensor]]  # one message for each different share
     incoming: list[list[Tensor]]  # one for each sender
-    index: int = 0
-    peers: Peers | None = None
     in_hops: bool = False  # whether one is sent after the other, those after the first by wait()
+    index: int = 0
+    peers: Peers = field(init=False)  # of the exchange that has begun
     is_mean: bool = False
     weight: float = 1.0
     shares: dict[float, int] = field(default_factory=dict)  # receivers of each share
@@ -49,19 +48,17 @@ class GossipRound:
 
     def begin(self, topology: Topology, index: int, weight: float) -> None:
         """Look up the peers of exchange ``index``, whose numerator has the weight ``weight``."""
-        size = self.site.size
         self.index, self.weight = index, weight
-        self.peers = topology.peers(self.site.rank, size, index)
+        self.peers = topology.peers(self.group.rank, self.group.size, index)
         self.shares = Counter(share for _, share in self.peers.send)
         # An all-reduce rounds to the dtype of messages, which must be that of sums.
         is_exact = all(out.dtype == accumulation_dtype(out.dtype) for out in self.outgoing[0])
-        self.is_mean = topology.is_mean(size, index) and is_exact
+        self.is_mean = topology.is_mean(self.group.size, index) and is_exact
 
     @property
     def weight_kept(self) -> float:
         """The share of the weight that stays at this participant."""
-        _, peers = self._begun()
-        return peers.keep * self.weight
+        return self.peers.keep * self.weight
 
     def messages(self, section: int) -> list[tuple[float, int, Tensor]]:
         """Return the share, the number of receivers and the body of every message."""
@@ -70,21 +67,21 @@ class GossipRound:
 
     def launch(self) -> None:
         """Start to send and to receive all messages, or the first ones, without blocking."""
-        group, peers = self._begun()
         self.handles, self.later = [], ()
         if self.is_mean:
             body = self.incoming[0]
             for into, out in zip(body, self.outgoing[0], strict=True):
                 into.copy_(out)
-            self.header = self._header(self.weight / self.site.size)
+            self.header = self._header(self.weight / self.group.size)
             self.headers = [self.header.clone()]
-            self.handles = [all_reduce(part, group) for part in (*self.headers, *body)]
+            self.handles = [all_reduce(part, self.group) for part in (*self.headers, *body)]
         else:
-            self.later = self._rounds(peers)
-            self._start_next(group)
+            self.later = self._rounds()
+            self._start_next()
 
-    def _rounds(self, peers: Peers) -> list[Round]:
+    def _rounds(self) -> list[Round]:
         """Return what is sent and received, and make the headers."""
+        peers = self.peers
         bodies = dict(zip(self.shares, self.outgoing, strict=False))
         sends = [
             [(to, part) for part in (self._header(self.weight * share), *bodies[share])]
@@ -101,27 +98,26 @@ class GossipRound:
             return list(zip_longest(sends, receives, fillvalue=()))
         return [([*chain(*sends)], [*chain(*receives)])]
 
-    def _start_next(self, group: Group) -> None:
+    def _start_next(self) -> None:
         if self.later:
             (sends, receives), *self.later = self.later
-            self.handles.append(exchange(sends, receives, group))
+            self.handles.append(exchange(sends, receives, self.group))
 
     def wait(self) -> None:
         """Block until all messages are sent and received. Idempotent."""
         if not self.handles:
             return
-        group, peers = self._begun()
         while self.handles:
             self.handles.pop().wait()
-            self._start_next(group)
+            self._start_next()
+        group, sources = self.group, self.peers.receive
         if self.is_mean:
-            for into, out in zip(
-                (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0]), strict=True
-            ):
+            sums, own = (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0])
+            for into, out in zip(sums, own, strict=True):
                 into.sub_(out)
-        sources = peers.receive[:1] if self.is_mean else peers.receive
+            sources = sources[:1]
         for source, header in zip(sources, self.headers, strict=True):
-            index = float(header[1]) / (self.site.size - 1 if self.is_mean else 1)
+            index = float(header[1]) / (group.size - 1 if self.is_mean else 1)
             if index != self.index:
                 raise group.detector.report_error(
                     ValueError(
@@ -146,11 +142,6 @@ class GossipRound:
             return sum_messages(bodies, accumulation_dtype(bodies[0].dtype))
         return torch.zeros((), device="cpu")
 
-    def _begun(self) -> tuple[Group, Peers]:
-        assert self.site.group is not None, "only ranks with peers gossip"
-        assert self.peers is not None, "begin() comes first"
-        return self.site.group, self.peers
-
     def _header(self, weight: float) -> Tensor:
         body = (*self.outgoing[0], *self.incoming[0])[0]
         header = torch.tensor([weight, self.index], dtype=torch.float64, device="cpu")
@@ -158,11 +149,11 @@ class GossipRound:
 
 
 def gossip_round(
-    topology: Topology, site: Site, parts: Sequence[Tensor], wire: str | None, in_hops: bool
+    topology: Topology, group: Group, parts: Sequence[Tensor], wire: str | None, in_hops: bool
 ) -> GossipRound:
     """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
-    exchanges = exchanges_of_periods(topology, site.size)
-    rounds = [part.peers(site.rank, site.size, index) for part, index in exchanges]
+    exchanges = exchanges_of_periods(topology, group.size)
+    rounds = [part.peers(group.rank, group.size, index) for part, index in exchanges]
     bodies = [
         part.to(torch.bfloat16) if wire == "bf16" and part.dtype.itemsize > 2 else part
         for part in parts
@@ -173,4 +164,4 @@ def gossip_round(
 
     shares = max(len({share for _, share in peers.send}) for peers in rounds)
     senders = max(len(peers.receive) for peers in rounds)
-    return GossipRound(site, buffers(shares), buffers(senders), in_hops=in_hops)
+    return GossipRound(group, buffers(shares), buffers(senders), in_hops=in_hops)

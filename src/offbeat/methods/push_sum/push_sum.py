@@ -91,7 +91,6 @@ class PushSum(ParameterExchange):
     on_loss: ClassVar[OnLoss] = "anew"  # from the models of the survivors
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
         if self.overlap and self.every > 1:
             raise ValueError(
@@ -132,8 +131,10 @@ class PushSum(ParameterExchange):
         anchor = new_anchor(site, layout) if varies and not self.biased else None
         # Under overlap nobody waits to send the second message: all leave at once.
         in_hops = not self.overlap and is_in_hops(self.topology, site.size)
-        given = self.topology, site, empty, self.wire, in_hops
-        rounds = [gossip_round(*given) for _ in range(2 if self.overlap else 1)]
+        rounds = []
+        if site.group is not None:
+            given = self.topology, site.group, empty, self.wire, in_hops
+            rounds = [gossip_round(*given) for _ in range(2 if self.overlap else 1)]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
         as_nodes = site.is_elastic and self.over == "node"
         guard = Guard.of(site, self.nonfinite, unit="node" if as_nodes else "rank")

@@ -53,14 +53,10 @@ class Rotation(State):
     message: list[Tensor]  # the 16-bit buffers
     carry: list[Tensor]  # what rounding to 16-bit parameters took from the node's model; or none
     sent: list[Tensor]  # the root's model in the sum in flight, for the merge "exact"; or none
+    window: Window
     turn: int = 0  # counts the exchanges that have begun
     pending: PendingSum | None = None
     before: list[Tensor] = field(default_factory=list)  # errors, until an average commits
-    window: Window = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin the first window."""
-        self.window = Window(self.site)
 
     @classmethod
     def of(
@@ -73,7 +69,8 @@ class Rotation(State):
         message = [torch.zeros_like(part, dtype=torch.bfloat16) for part in error]
         carry = [torch.zeros_like(part) for part in flat if layout.is_rounded]
         sent = [torch.zeros_like(part) for part in flat if merge == "exact"]
-        rotation = cls(site, layout, flat, layout.views(flat), error, message, carry, sent)
+        given = error, message, carry, sent, Window(site)
+        rotation = cls(site, layout, flat, layout.views(flat), *given)
         rotation.restart()
         return rotation
 

@@ -84,7 +84,6 @@ class StaleAverage(ParameterExchange):
     on_loss: ClassVar[OnLoss] = "again"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_settings(self)
 
     def bind(self, site: Site) -> "BoundStaleAverage":

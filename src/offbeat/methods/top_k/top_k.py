@@ -120,7 +120,6 @@ class TopK(FeedbackExchange):
     is_healable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the settings, and that densities by layer have layers to choose for."""
         check_settings(self)
         if isinstance(self.density, Mapping) and (fault := mapping_fault(self.density)):
             raise ValueError(fault)
