@@ -327,6 +327,7 @@ def test_orthogonality_of_layers_and_their_mean() -> None:
         ({"every": 3, "wire": "bf16", "method": "gram"}, ((0,), (1,), (2,))),
         ({"every": 2, "wire": "fp16", "method": "gather"}, ((0,), (1,), (2,))),
         ({"every": 2, "wire": "fp16", "method": "gram", "over": "node"}, TWO_SLICES),
+        ({"every": 2, "wire": "bf16", "method": "gather", "over": "node"}, TWO_SLICES),
         ({"every": 2, "wire": "bf16", "over": "node", "partition": True}, ((0, 1), (2, 3))),
     ],
     ids=str,
