@@ -1,5 +1,6 @@
 """Requests to join: in which step they are due, and that of a rank which has ended."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def test_one_who_asks_during_a_slow_step_comes_in_at_its_end() -> None:
 def write_beat(links: Links, request: JoinRequest, number: int, place: Place | None) -> None:
     """As the newcomer does, under the name of the links after it has joined."""
     store = links.store.under(f"run1.1 with {request.number}/heartbeat")
-    store.set(f"rank{request.rank}", Beat(number, 1.0, Phase(), None, place).dump())
+    store.set(f"rank{request.rank}", json.dumps(Beat(number, 1.0, Phase(), None, place)))
 
 
 def look(newcomer: Newcomer, seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """A few ranks are watched by each: every fault is found, and false ones are not, in any world."""
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -298,7 +299,7 @@ def test_a_beat_takes_few_calls_of_the_store_in_every_world(
     beats = timed.under("heartbeat")
     for rank in range(1, size):
         there = Phase(calls=9, verb="left") if rank == size // 2 else Phase(calls=1)
-        beats.set(f"rank{rank}", Beat(1, 1.0, there).dump())
+        beats.set(f"rank{rank}", json.dumps(Beat(1, 1.0, there)))
         beats.append("ranks", f"{rank} ")
         beats.add("begun", 1)
     one._ring.record.change(lambda old: old._replace(front=size - 2, left=size // 2))
@@ -333,7 +334,7 @@ def test_a_start_of_many_ranks_reads_their_list_a_few_times() -> None:
     timed = TimedStore(store)  # type: ignore[arg-type]
     rings, patience = [], Patience(15.0, 5.0, 6.0, 1.0)
     for rank in range(100):
-        timed.set(f"rank{rank}", Beat(1, 1.0, Phase()).dump())
+        timed.set(f"rank{rank}", json.dumps(Beat(1, 1.0, Phase())))
         rings.append(WatchRing(timed, rank, range(120)))
         rings[0].look((), patience)
     assert store.calls["get"] <= 8

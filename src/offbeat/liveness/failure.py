@@ -1,6 +1,7 @@
 """The error that waits raise, and failure detection without heartbeats."""
 
 import contextlib
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -99,10 +100,10 @@ class NoHeartbeat:
         """Return ``error``; the other ranks end by the timeout."""
         return error
 
-    def release(self, group: ProcessGroup) -> None:
+    def release(self, group: ProcessGroup, connected: Collection[int] | None) -> None:
         """Make all pending waits on ``group`` fail; it is of no use afterwards."""
         with contextlib.suppress(ReferenceError):  # its owner has destroyed it
-            end_waits(group)
+            end_waits(group, connected)
 
     def forget(self, *groups: ProcessGroup) -> None:
         """Return at once: no process group is referenced here."""

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, ParamSpec
+from typing import Any, TypeVarTuple
 
 from offbeat.liveness.error_context import forget_locals
 
-Arguments = ParamSpec("Arguments")
-Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...], dict[str, Any]]
+Arguments = TypeVarTuple("Arguments")
+Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...]]
 
 
 class Lane:
@@ -34,13 +34,11 @@ class Lane:
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
         atexit.register(self.close)
 
-    def submit(
-        self, job: Callable[Arguments, None], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> "Future[None]":
+    def submit(self, job: Callable[[*Arguments], None], *args: *Arguments) -> "Future[None]":
         """Run ``job`` after all jobs submitted before; return a future of its end or its error."""
         future: Future[None] = Future()
         self._last = future
-        self._jobs.put((future, job, args, kwargs))  # no closure: an error would keep it alive
+        self._jobs.put((future, job, args))  # no closure: an error would keep it alive
         return future
 
     def close(self, patience: float = 5.0) -> None:
@@ -62,18 +60,18 @@ class Lane:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, call, args, kwargs = job
+            future, call, args = job
             if self.closing.is_set():
                 # The job before it may have ended half-way: a peer that still waits for the rest
                 # would receive messages of this job instead, and abort on one that is longer.
                 future.set_exception(RuntimeError("this rank has closed the group"))
                 continue
             try:
-                call(*args, **kwargs)
+                call(*args)
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(None)
             finally:
                 # They would keep what they use until the next job.
-                del job, future, call, args, kwargs
+                del job, future, call, args

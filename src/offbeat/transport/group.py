@@ -121,12 +121,15 @@ class Group:
     @cached_property
     def lane(self) -> Lane:
         """The one thread that runs this group's longer exchanges; never two."""
-        return Lane(f"offbeat-{self.axis}", lambda: self.detector.release(self.process_group))
+        return Lane(f"offbeat-{self.axis}", self._end_waits)
 
     @cached_property
     def waiter(self) -> Lane:
         """The thread that waits for messages of Gloo; left behind by a wait that does not end."""
-        return Lane(f"offbeat-{self.axis}-wait", lambda: self.detector.release(self.process_group))
+        return Lane(f"offbeat-{self.axis}-wait", self._end_waits)
+
+    def _end_waits(self) -> None:
+        self.detector.release(self.process_group, self.connected)
 
     def close_lane(self) -> None:
         """End the threads, if they were started."""

@@ -199,9 +199,9 @@ class _AtOnce:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def submit(self, job: Callable[..., object], *args: object, **options: object) -> Any:
+    def submit(self, job: Callable[..., object], *args: object) -> Any:
         silent, axis = cast(Any, self._group.process_group), self._group.axis
-        return silent.links.run(axis, lambda: job(*args, **options))
+        return silent.links.run(axis, lambda: job(*args))
 
 
 class _Silent:

@@ -32,14 +32,10 @@ class Beat(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Beat":
-        """Read what :meth:`dump` has written."""
+        """Read JSON."""
         number, stretch, phase, elsewhere, place = json.loads(text)
         said = elsewhere and Elsewhere(*elsewhere), place and Place(*place)
         return cls(number, stretch, Phase(*phase), *said)
-
-    def dump(self) -> str:
-        """Return the heartbeat as JSON."""
-        return json.dumps(self)
 
 
 @final
@@ -61,7 +57,7 @@ class BeatWriter:
         """Write the next one."""
         self._count, self._written = self._count + 1, time.monotonic()
         beat = Beat(self._count, stretch, phase, elsewhere, self._place)
-        self._store.set(self._key, beat.dump())
+        self._store.set(self._key, json.dumps(beat))
 
     def end(self) -> None:
         """Count as lost from now on, unless the last one says that this rank has left."""

@@ -2,9 +2,10 @@
 
 import threading
 import weakref
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from offbeat.liveness.failure import SAME, Phase
+from offbeat.liveness.heartbeats.calls import Calls
 
 
 class Elsewhere(NamedTuple):
@@ -17,45 +18,23 @@ class Elsewhere(NamedTuple):
     members: list[int]  # ranks that it waits for
 
 
-class Waiting(Protocol):
-    """The heartbeat of one replica on one rank."""
-
-    rank: int
-    name: str
-
-    @property
-    def phase(self) -> Phase:
-        """The collective call in which this rank is."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that join its present call."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether this rank has waited for some time."""
-
-    def report_error(self, error: Exception) -> Exception:
-        """Publish ``error`` in this replica; return the one that stands."""
-
-
-_all: "weakref.WeakSet[Waiting]" = weakref.WeakSet()
+_all: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 _adding = threading.Lock()  # the ranks of a world of threads attach at the same time
 
 
-def add(heartbeat: Waiting) -> None:
+def add(heartbeat: Calls) -> None:
     """Remember ``heartbeat``, for the other replicas of its rank."""
     with _adding:
         _all.add(heartbeat)
 
 
-def remove(heartbeat: Waiting) -> None:
+def remove(heartbeat: Calls) -> None:
     """Forget ``heartbeat``."""
     with _adding:
         _all.discard(heartbeat)
 
 
-def others_of(heartbeat: Waiting) -> list[Waiting]:
+def others_of(heartbeat: Calls) -> list[Calls]:
     """Return the heartbeats of the other replicas of this rank."""
     with _adding:
         return [h for h in _all if h.rank == heartbeat.rank and h is not heartbeat]
@@ -67,7 +46,7 @@ def ranks_here() -> dict[int, Phase]:
         return {heartbeat.rank: heartbeat.phase for heartbeat in _all}
 
 
-def elsewhere(heartbeat: Waiting) -> Elsewhere | None:
+def elsewhere(heartbeat: Calls) -> Elsewhere | None:
     """Return the wait of this rank in another replica, if there is one."""
     for other in others_of(heartbeat):
         if other.is_waiting:
@@ -77,10 +56,10 @@ def elsewhere(heartbeat: Waiting) -> Elsewhere | None:
     return None
 
 
-def crossed(
-    heartbeat: Waiting, rank: int, there: Phase, wait: Elsewhere | None
-) -> tuple[Waiting, ValueError] | None:
-    """Return the replica in which ``rank`` waits for us while we wait for it here, and the error.
+def report_crossed(
+    heartbeat: Calls, rank: int, there: Phase, wait: Elsewhere | None
+) -> Exception | None:
+    """Report and return an error in the replica where ``rank`` waits for us, as we do for it here.
 
     We are in a call of this replica that the other rank has not entered, and it is in a call of
     another replica that we have not entered: ranks took the two in different orders.
@@ -104,9 +83,11 @@ def crossed(
             }
             # In one order: both ranks may find it at once, each in its own replica.
             first, second = (f"rank {r} waits in {waits[r]}" for r in sorted(waits))
-            return other, ValueError(
-                f"{first}, but {second}, counted from 1 as they were attached; {SAME}, over all "
-                "replicas of a process"
+            return other.report_error(
+                ValueError(
+                    f"{first}, but {second}, counted from 1 as they were attached; {SAME}, over "
+                    "all replicas of a process"
+                )
             )
     return None
 

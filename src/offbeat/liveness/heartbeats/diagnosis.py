@@ -48,8 +48,14 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
         )
     if phase is None:
         return None
-    if _is_passed_by(sign, wait) or _is_met_by(sign, wait):
-        return _different_backwards(sign, wait)
+    is_met = wait.has_met_another and _is_of_another_step(sign.phase, phase)
+    if sign.rank in wait.members and (_is_passed_by(sign.phase, phase) or is_met):
+        return ValueError(
+            f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}: they made "
+            "different numbers of backwards that exchange gradients; give all ranks equally many "
+            "batches (drop_last=True, or a fixed number of steps), and call "
+            "set_requires_sync(False) before backwards whose number may differ within a step"
+        )
     return _disagreement(sign, rank, phase, wait.is_late and not wait.is_elastic)
 
 
@@ -93,39 +99,21 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Excepti
     return None
 
 
-def _is_passed_by(sign: Sign, wait: Wait) -> bool:
+def _is_passed_by(there: Phase, here: Phase) -> bool:
     """Return whether a rank is past our backward without having taken part in its exchange.
 
     The n-th exchange of a rank pairs with the n-th of all others. So a rank that has begun fewer
     and cannot begin another one before its next call will never answer this one. However slow the
     network is, this finds no fault where there is none.
     """
-    mine, other = wait.phase, sign.phase
-    assert mine is not None, "only a loss is a fault there"
-    is_past = other.calls > mine.calls or (
-        other.calls == mine.calls and other.verb not in ("", "backward")
-    )
-    is_member = mine.verb == "backward" and sign.rank in wait.members
-    return is_member and is_past and other.exchanges < mine.exchanges
+    is_past = _is_ahead(there, here) and there.exchanges < here.exchanges
+    return here.verb == "backward" and is_past
 
 
-def _is_met_by(sign: Sign, wait: Wait) -> bool:
-    """Return whether our gradients met those of a rank in the same exchange of another step."""
-    mine, other = wait.phase, sign.phase
-    assert mine is not None, "only a loss is a fault there"
-    is_member = wait.has_met_another and sign.rank in wait.members
-    is_same = other.verb == "backward" and other.exchanges == mine.exchanges
-    return is_member and is_same and other.calls != mine.calls
-
-
-def _different_backwards(sign: Sign, wait: Wait) -> ValueError:
-    """Return the error for exchanges of different backwards, on two ranks."""
-    return ValueError(
-        f"rank {sign.rank} is in {sign.phase}, but rank {wait.rank} is in {wait.phase}: they "
-        "made different numbers of backwards that exchange gradients; give all ranks equally many "
-        "batches (drop_last=True, or a fixed number of steps), and call set_requires_sync(False) "
-        "before backwards whose number may differ within a step"
-    )
+def _is_of_another_step(there: Phase, here: Phase) -> bool:
+    """Return whether a rank is in the same exchange as we are, of another step."""
+    is_same = there.verb == "backward" and there.exchanges == here.exchanges
+    return is_same and there.calls != here.calls
 
 
 def different_steps(rank: int, phase: Phase) -> ValueError:

@@ -69,10 +69,8 @@ class Heartbeat(Calls):
         self, store: TimedStore, rank: int, ranks: tuple[int, ...], name: str = ""
     ) -> None:
         """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica."""
-        self.name = name
+        super().__init__(rank, ranks, name)
         self._store = store.under("heartbeat")
-        self.rank = rank
-        super().__init__(ranks)
         self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
         self._timeout = Timeout(self._groups, self._store)
         self._waiting_since: float | None = None
@@ -158,15 +156,15 @@ class Heartbeat(Calls):
 
     def report_pairing(self) -> Exception:
         """Make it the agreed error that gradients met those of another step; name such a rank."""
-        own, self._has_met_another = self._phase, True
+        own, self._has_met_another = self.phase, True
         self._await_agreed_error(4 * BEAT)
         self._has_met_another = False
         return self._agreed or self.report_error(different_steps(self.rank, own))
 
-    def release(self, group: ProcessGroup) -> None:
+    def release(self, group: ProcessGroup, connected: Collection[int] | None) -> None:
         """End this rank's waits on ``group``, without an agreed error on the others."""
         self._is_leaving.set()
-        end_waits(group, next((peers for known, peers in self._groups if known is group), None))
+        end_waits(group, connected)
 
     def absent(self, since: float) -> list[int]:
         """Return the ranks without a first heartbeat, once this rank waits for long ``since``."""
@@ -199,7 +197,7 @@ class Heartbeat(Calls):
         interrupts.close(self)
         self._end_thread()
         atexit.unregister(self._end_at_exit)
-        self._phase = self._phase._replace(verb="left")
+        self.phase = self.phase._replace(verb="left")
         self.forget(*(group for group, _ in self._groups))
         if has_left:
             with contextlib.suppress(RuntimeError):
@@ -224,10 +222,10 @@ class Heartbeat(Calls):
         if os.getpid() != self._process:
             return  # a forked child: the heartbeat is its parent's
         self._end_thread()
-        self._writer.end_with_script(self._ticker.stretch, self._phase)
+        self._writer.end_with_script(self._ticker.stretch, self.phase)
 
     def _beat(self, stretch: float) -> None:
-        self._writer.write(stretch, self._phase, crossed_waits.elsewhere(self))
+        self._writer.write(stretch, self.phase, crossed_waits.elsewhere(self))
 
     def _tick(self) -> None:
         try:
@@ -238,7 +236,7 @@ class Heartbeat(Calls):
                 self._judge()
             if interrupts.came_in(self._waiting_since):
                 self.report_error(
-                    PeerLost(f"rank {self.rank} was interrupted in {self._phase}: SIGINT")
+                    PeerLost(f"rank {self.rank} was interrupted in {self.phase}: SIGINT")
                 )
         except RuntimeError as error:
             self._agreed = self._agreed or store_lost(error)
@@ -253,7 +251,7 @@ class Heartbeat(Calls):
 
     def _wait(self) -> Wait | None:
         """Return the wait of this rank, if it lasts for some time or has failed."""
-        now, phase, is_met = time.monotonic(), self._phase, self._has_met_another
+        now, phase, is_met = time.monotonic(), self.phase, self._has_met_another
         for since, calling, least, patience in (
             (self._failed_since, phase, 0.0, BROKEN_AFTER),
             (self._waiting_since, phase, BEAT / LOOKS, SILENT_AFTER),
@@ -267,7 +265,7 @@ class Heartbeat(Calls):
 
     def _judge(self) -> None:
         """Look once, and make the first fault the agreed error if this rank waits, or goes on."""
-        wait, exchanges = self._wait(), self._phase.verb == "backward"
+        wait, exchanges = self._wait(), self.phase.verb == "backward"
         is_joined = wait is not None and (exchanges or wait.has_met_another)
         status, signs = self._ring.look(self._members if is_joined else (), self._patience)
         if self.hear_request is not None:
@@ -278,7 +276,7 @@ class Heartbeat(Calls):
         if self._agreed is not None or status.agreed is not None:
             return
         failure = status.failure
-        fault = failure and find_absence(failure, self.rank, self._phase)
+        fault = failure and find_absence(failure, self.rank, self.phase)
         if fault is None and wait is not None:
             faults = (find_fault(sign, wait) or self._crossed(sign, wait) for sign in signs)
             fault = next((fault for fault in faults if fault is not None), None)
@@ -293,7 +291,7 @@ class Heartbeat(Calls):
                 lambda old: old._replace(failure=mine) if mine.precedes(old.failure) else old
             )
         elif (since := self._waiting_since) is not None:
-            self._timeout.warn(self.rank, self._phase, time.monotonic() - since)
+            self._timeout.warn(self.rank, self.phase, time.monotonic() - since)
 
     def _adopt(self, status: Status) -> None:
         self._agreed = self._agreed or (status.agreed and status.agreed.error)
@@ -302,13 +300,12 @@ class Heartbeat(Calls):
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""
         if wait.phase is None or not wait.is_late:
             return None
-        found = crossed_waits.crossed(self, sign.rank, sign.phase, sign.elsewhere)
-        return None if found is None else found[0].report_error(found[1])
+        return crossed_waits.report_crossed(self, sign.rank, sign.phase, sign.elsewhere)
 
     def _fail(self, timeout: float | None) -> None:
         """Tell all ranks, by the thread, that an exchange has failed: they lose patience sooner."""
         if self._failure is None:
-            self._failure = Failure(self.rank, self._phase, timeout)
+            self._failure = Failure(self.rank, self.phase, timeout)
             self._failed_since = time.monotonic()
 
     def _await_agreed_error(self, seconds: float) -> None:

@@ -78,17 +78,13 @@ class Status(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Status":
-        """Read what :meth:`dump` has written."""
+        """Read JSON."""
         agreed, failure, silent, left, front, request = json.loads(text)
         if failure is not None:
             rank, phase, timeout = failure
             failure = Failure(rank, Phase(*phase), timeout)
         said = agreed and AgreedError(*agreed), failure, silent and Silence(*silent), left, front
         return cls(*said, request and JoinRequest(*request))
-
-    def dump(self) -> str:
-        """Return the status as JSON."""
-        return json.dumps(self)
 
 
 class StatusRecord:
@@ -101,7 +97,7 @@ class StatusRecord:
     def __init__(self, store: TimedStore) -> None:
         """Write an empty status, unless another rank has written one."""
         self._store = store
-        self.text = store.compare_set(KEY, "", Status().dump()).decode()
+        self.text = store.compare_set(KEY, "", json.dumps(Status())).decode()
 
     @property
     def status(self) -> Status:
@@ -110,7 +106,7 @@ class StatusRecord:
 
     def read(self) -> Status:
         """Read the status; it is empty where all ranks have left, which deletes it."""
-        self.text = self._store.find(KEY) or Status().dump()
+        self.text = self._store.find(KEY) or json.dumps(Status())
         return self.status
 
     def post(self, **status: Any) -> Status:
@@ -129,8 +125,8 @@ class StatusRecord:
         """
         text = self.text
         while (wanted := update(Status.parse(text))) != Status.parse(text):
-            before, text = text, self._store.compare_set(KEY, text, wanted.dump()).decode()
-            if text in (before, wanted.dump()):  # the former where the key was deleted
+            before, text = text, self._store.compare_set(KEY, text, json.dumps(wanted)).decode()
+            if text in (before, json.dumps(wanted)):  # the former where the key was deleted
                 break
         self.text = text
         return Status.parse(text)
