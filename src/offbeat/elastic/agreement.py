@@ -55,10 +55,3 @@ class Agreement(NamedTuple):
     behind: tuple[int, ...] = ()
     donor: int = -1
     has_gradients: bool = False
-
-    def text(self, rank: int, unit: str) -> str:
-        """Return a line for the log of ``rank``; ``unit``: what takes part, "rank" or "node"."""
-        return (
-            f"{unit} {rank}: {unit}s {list(self.lost)} are lost; {list(self.living)} train on, "
-            f"with exchanges from step {self.step}. See the logs of the lost {unit}s"
-        )

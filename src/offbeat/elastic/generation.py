@@ -87,11 +87,6 @@ class Generation(Commits):
         return self.filler.algorithm
 
     @property
-    def exchanges_again(self) -> bool:
-        """Whether the exchanges of gradients go on after a loss, too."""
-        return self.filler.exchanges_again
-
-    @property
     def buffers(self) -> BufferBroadcast | None:
         """The broadcast of the gradients slot, where it makes one."""
         model = self.filler.model
@@ -149,7 +144,9 @@ class Generation(Commits):
                         if verb not in (None, "step", "switch") and self.filler.is_elastic:
                             self._agree()  # or some would repeat what is over for the others
                 except PeerLost as loss:
-                    adopt(self.continue_without(loss))
+                    if not self.filler.is_elastic:
+                        raise
+                    adopt(self.adopt(self._reconnected or self._reconnect(loss)))
                     continue
                 if self._reconnected is not None:
                     adopt(self.adopt(self._reconnected))
@@ -211,15 +208,6 @@ class Generation(Commits):
         if mates is not None:
             mates.close()
 
-    def continue_without(self, loss: PeerLost) -> list[str]:
-        """Connect to the other survivors, or raise ``loss``.
-
-        They start from the models as they are. Returns lines for the log.
-        """
-        if not self.filler.is_elastic:
-            raise loss
-        return self.adopt(self._reconnected or self._reconnect(loss))
-
     def filled_parameters(self, filler: SlotFiller) -> BoundParameters:
         """Return the parameters slot over the present links; all ranks call."""
         if self.node is not None and not self.node.is_first:
@@ -261,7 +249,7 @@ class Generation(Commits):
     @property
     def slots(self) -> list[BoundParameters | BoundGradients]:
         """The slots that ranks fill together with those who join."""
-        return [self.parameters, *([self.gradients] if self.exchanges_again else [])]
+        return [self.parameters, *([self.gradients] if self.filler.exchanges_again else [])]
 
     @property
     def unit(self) -> str:
@@ -311,4 +299,8 @@ class Generation(Commits):
         self.exchanges_from = agreed.step
         for number in agreed.lost:
             self.lost += self.entries(number, step=agreed.step, used=used)
-        return agreed.text(self.connection.world.rank, self.unit)
+        unit, rank = self.unit, self.connection.world.rank
+        return (
+            f"{unit} {rank}: {unit}s {list(agreed.lost)} are lost; {list(agreed.living)} train on, "
+            f"with exchanges from step {agreed.step}. See the logs of the lost {unit}s"
+        )

@@ -21,7 +21,6 @@ Healed = dict[str, Any]
 SCHEDULED = {  # settings of optimizers that the schedules of torch write
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum",
 }  # fmt: skip
-Kinds = Sequence[tuple[str, Sequence[int], str]]
 
 
 def give(tensors: Mapping[str, Tensor], state: Mapping[str, Any], rank: int, group: Group) -> None:
@@ -36,7 +35,7 @@ def give(tensors: Mapping[str, Tensor], state: Mapping[str, Any], rank: int, gro
         text, more = taken_apart(dict(state))
     except ValueError as error:
         text, more, fault = "null", [], str(error)
-    word = json.dumps([fault, kinds_of(tensors), text]).encode()
+    word = json.dumps([fault, _kinds(tensors), text]).encode()
     held = [*tensors.values(), *more] if fault is None else []
     sent = [t.detach().to(message_device(group, t.device)).contiguous() for t in held]
     head = torch.frombuffer(bytearray(word), dtype=torch.uint8)
@@ -59,7 +58,7 @@ def take(tensors: Mapping[str, Tensor], donor: int, group: Group) -> dict[str, A
     fault, kinds, text = json.loads(word.numpy().tobytes())
     if fault is not None:
         raise ValueError(f"rank {donor} cannot hand over its state: it holds {fault}")
-    if kinds != json.loads(json.dumps(kinds_of(tensors))):
+    if kinds != _kinds(tensors):
         raise ValueError(
             f"rank {donor} has buffers of other names, shapes or dtypes than this rank that "
             "joins; register them before replicate(), alike on all ranks"
@@ -130,9 +129,8 @@ def tensors_of(model: Exchanged) -> dict[str, Tensor]:
     return {name: t for name, t in tensors if name in persistent and t.numel() > 0}
 
 
-def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
-    """Return names, shapes and dtypes."""
-    return [(name, [*tensor.shape], str(tensor.dtype)) for name, tensor in tensors.items()]
+def _kinds(tensors: Mapping[str, Tensor]) -> list[list[Any]]:
+    return [[name, [*tensor.shape], str(tensor.dtype)] for name, tensor in tensors.items()]
 
 
 def _send(messages: Sequence[Tensor], to: int, group: Group) -> None:

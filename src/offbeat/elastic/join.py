@@ -126,11 +126,10 @@ class JoinAttempts:
     def _follow(self, mates: Node) -> Connection | int:
         """Take part in the attempts of the first of ``mates``."""
         while isinstance(told := mates.tell(None), list):
-            (run, change, name, nodes, lost), number = told
-            membership = Membership(run, change, name, tuple(map(tuple, nodes)), tuple(lost))
+            membership, number = told
             links = self._meet(
-                membership,
-                (self.world.rank, number),
+                Membership.of(membership),
+                JoinRequest(self.world.rank, number),
                 lambda barrier, links: pass_barrier(barrier, links, lambda: mates.is_lost, SOON),
             )
             if links is not None:
@@ -142,8 +141,7 @@ class JoinAttempts:
         while True:
             membership = read_membership(self.store)
             if self.world.is_new and (not membership.name or (watch and watch.is_over())):
-                self._require_a_run(membership, watch)
-                self._await_a_run(time.monotonic() - since)
+                self._await_a_run(membership.run > 0 or watch is not None, time.monotonic() - since)
             if not membership.name and not self.world.is_new:
                 return membership.run + 1
             if membership.name:
@@ -156,16 +154,16 @@ class JoinAttempts:
                     return membership.run + 1
             time.sleep(POLL)
 
-    def _require_a_run(self, membership: Membership, watch: RunWatch | None) -> None:
-        """Raise ``PeerLost`` if the one run is over that `offbeat store` has told of."""
-        if self.world.store_returns and (membership.run or watch):
+    def _await_a_run(self, was_one: bool, waited: float) -> None:
+        """Warn a new rank that no run goes on, and end its wait at last.
+
+        At once if it ``was_one`` that `offbeat store` has told of: that is over.
+        """
+        if self.world.store_returns and was_one:
             raise PeerLost(
                 "the run has ended before this rank could join it; start it again to take part in "
                 "the next one"
             )
-
-    def _await_a_run(self, waited: float) -> None:
-        """Warn a new rank that no run goes on, and end its wait at last."""
         if waited > TIMEOUT.total_seconds():
             raise PeerLost(f"no run to join has begun in this store within {waited:.0f} s")
         if waited > WARN_AFTER and not self.has_warned:
@@ -217,12 +215,12 @@ class JoinAttempts:
     def _meet(
         self,
         membership: Membership,
-        request: tuple[int, int],
+        request: JoinRequest,
         come: Callable[[TimedStore, Links], bool],
     ) -> Links | None:
-        """Return the links of this rank's ``request`` between all, if ``come`` says that all are.
+        """Return the links between all for ``request``, if ``come`` says that all have come.
 
-        ``request``: as :class:`JoinRequest`, whose number this rank and its mates share.
+        Its number is that of the first of the mates.
         """
         rank, number = request
         own = (rank,) if self.mates is None else self.world.nodes[self.world.node]

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
@@ -186,9 +186,8 @@ def _outcome(
                 agreed = json.loads(meet.compare_set("agreed", "", proposal))
                 if agreed is None:
                     return None
-                living, lost, step, commits, used, behind, *donor = agreed
-                most = step, commits, used, tuple(behind)
-                return Agreement(tuple(living), tuple(lost), *most, *donor)
+                fields: list[Any] = [tuple(x) if isinstance(x, list) else x for x in agreed]
+                return Agreement(*fields)
         for rank, how in heartbeat.gone(_suspects(heartbeat, words)).items():
             if words.get(rank) != how:
                 _say(meet, rank, how)

@@ -37,8 +37,7 @@ class Requests:
 
     group: Group
     callers: Sequence[int]
-    _words: dict[int, Tensor] = field(init=False, default_factory=dict)
-    _posted: dict[int, Work] = field(init=False, default_factory=dict)
+    _posted: dict[int, tuple[Tensor, Work]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Post a receive for the first request of each caller."""
@@ -47,9 +46,9 @@ class Requests:
 
     def expect(self, caller: int) -> None:
         """Post a receive for the next request of ``caller``."""
-        self._words[caller] = word = torch.zeros(1, dtype=torch.int64, device="cpu")
+        word = torch.zeros(1, dtype=torch.int64, device="cpu")
         with self.group.detector.explaining():
-            self._posted[caller] = self.group.process_group.recv([word], caller, TAG)
+            self._posted[caller] = word, self.group.process_group.recv([word], caller, TAG)
 
     def next(self) -> tuple[int, int] | None:
         """Wait for a request; return (caller, word), or None when the lane closes.
@@ -58,12 +57,14 @@ class Requests:
         """
         while not self.group.lane.closing.wait(POLL):
             self.group.detector.raise_agreed_error()
-            for caller, word in self._words.items():
+            for caller, (word, work) in self._posted.items():
                 if int(word) != 0:
+                    del self._posted[caller]
                     with self.group.detector.explaining():
-                        self._posted.pop(caller).wait()
-                    return caller, int(self._words.pop(caller))
-        for work in self._posted.values():  # ended by the lane: nothing may be written there later
+                        work.wait()
+                    return caller, int(word)
+        # Ended by the lane: nothing may be written there later.
+        for _, work in self._posted.values():
             with contextlib.suppress(RuntimeError):
                 work.wait()
         return None

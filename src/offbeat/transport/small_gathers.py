@@ -115,8 +115,4 @@ def _gather(payload: bytes, length: int, group: Group) -> list[bytes]:
     mine = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(device)
     everyone = torch.empty(group.size * length, dtype=torch.uint8, device=device)
     all_gather(everyone, mine, group).wait()
-    return [_bytes(row) for row in everyone.view(group.size, length).cpu()]
-
-
-def _bytes(row: Tensor) -> bytes:
-    return row.numpy().tobytes()
+    return [row.numpy().tobytes() for row in everyone.view(group.size, length).cpu()]

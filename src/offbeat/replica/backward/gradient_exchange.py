@@ -31,7 +31,7 @@ class GradientExchange:
         members = self._members
         self.slot, self.heartbeat = members.gradients, members.heartbeat
         self.buffers = members.buffers
-        self._transact = self._transaction if members.exchanges_again else None
+        self._transact = self._transaction if members.filler.exchanges_again else None
         is_weighted = self.slot.site is not None and self.slot.site.weights is not None
         self._ready = self._agree_at_first if is_weighted else self.slot.ready
         self.ready = self._ready if self._transact is None else self._ready_unless_lost

@@ -1,7 +1,8 @@
 """The membership of a run that further ranks may join: who takes part, in one key of the store."""
 
 import json
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from offbeat.liveness.store.client import TimedStore
 
@@ -25,6 +26,12 @@ class Membership(NamedTuple):
     name: str = ""
     nodes: tuple[tuple[int, ...], ...] = ()
     lost: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, fields: Sequence[Any]) -> "Membership":
+        """Return the membership that JSON has made a list of."""
+        run, change, name, nodes, lost = fields
+        return cls(run, change, name, tuple(map(tuple, nodes)), tuple(lost))
 
     @property
     def ranks(self) -> list[int]:
@@ -52,16 +59,11 @@ def name_after(name: str, change: int, request: int = 0) -> str:
 def read_membership(store: TimedStore) -> Membership:
     """Return the latest membership, an empty one if there is none."""
     text = store.find(KEY)
-    return Membership() if text is None else _parse(text)
+    return Membership() if text is None else Membership.of(json.loads(text))
 
 
 def write_membership(store: TimedStore, membership: Membership) -> None:
     """Write ``membership`` unless there is a later one, whoever of its ranks comes first."""
     text, wanted = store.find(KEY) or "", json.dumps(membership)
-    while text != wanted and (not text or _parse(text)[:2] < membership[:2]):
+    while text != wanted and (not text or tuple(json.loads(text)[:2]) < membership[:2]):
         text = store.compare_set(KEY, text, wanted).decode()
-
-
-def _parse(text: str) -> Membership:
-    run, change, name, nodes, lost = json.loads(text)
-    return Membership(run, change, name, tuple(map(tuple, nodes)), tuple(lost))
