@@ -39,14 +39,19 @@ def _local(rank: int, store: dist.Store, opener: Opener = open_loopback) -> Link
     return Links.connect(World(rank, ((0, 1),), store, opener))
 
 
-def store_call(rank: int, store: dist.Store, host: int) -> None:
+def store_call(rank: int, store: dist.Store, host: int, returns: bool = False) -> None:
     """The host of the store is stopped."""
     if rank == 0:
-        timed = TimedStore(store)
+        timed = TimedStore(store, returns=returns)
         timed.limit(0.5)
         os.kill(host, signal.SIGSTOP)
         with contextlib.suppress(StoreSilent):
             timed.check(["key"])
+
+
+def returning_call(rank: int, store: dist.Store, host: int) -> None:
+    """The same, of a store that may be started again."""
+    store_call(rank, store, host, returns=True)
 
 
 def opening(rank: int, store: dist.Store, host: int) -> None:

@@ -15,7 +15,7 @@ import pytest
     "a process ends while one of its calls waits",
     "it keeps its exit status",
 )
-@pytest.mark.parametrize("call", ["store_call", "opening", "exchange"])
+@pytest.mark.parametrize("call", ["store_call", "returning_call", "opening", "exchange"])
 def test_a_call_that_is_in_flight_at_the_end_does_not_abort_the_process(call: str) -> None:
     script = Path(__file__).with_name("ends_in_flight.py")
     ended = subprocess.run(

@@ -251,7 +251,7 @@ class _Client:
         self.end("Python ends")
         if self._thread.is_alive():  # in a call, which keeps its client's sockets open
             with _without_stderr():
-                hang_up(self._sockets)
+                hang_up(self.sockets)
                 self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
