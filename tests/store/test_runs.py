@@ -1,6 +1,7 @@
 """Which processes start a run, which may join it, and what the status says of it."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -204,7 +205,7 @@ def test_losses_and_seconds_lost() -> None:
     assert 6 < status.seconds_lost < 9
     assert [member.rank for member in status.members] == [0, 2]
     assert (status.state, status.step) == ("training", 20)
-    assert json.loads(json.dumps(status.as_json()))["lost"] == [{"rank": 1, "step": 10}]
+    assert json.loads(json.dumps(asdict(status)))["lost"] == [{"rank": 1, "step": 10}]
     del cluster.signs["p2"]  # killed: known once its signs are missing for long
     status = cluster.pass_by(20, step=1)
     assert [change.rank for change in status.lost] == [1, 2]

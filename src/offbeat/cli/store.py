@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -113,7 +114,7 @@ class Display:
         change += repr([member.rank for member in status.members])
         if change != self._last:
             self._last = change
-            print_line(self._console, json.dumps(status.as_json()) if self._json else status.line)
+            print_line(self._console, json.dumps(asdict(status)) if self._json else status.line)
 
 
 def _validate(workers: int | None, settle: float | None) -> None:

@@ -52,13 +52,11 @@ class NoHeartbeat:
     when the timeout of the process group is over, with a :class:`PeerLost` on this rank.
     """
 
+    phase = Phase()  # calls are not counted
+    has_agreed_error = False  # nor do ranks agree on errors without a store
+
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         self.rank, self.ranks = rank, ranks
-
-    @property
-    def phase(self) -> Phase:
-        """A constant: calls are not counted."""
-        return Phase()
 
     def report_pairing(self) -> Exception:
         """Return an error that names no rank."""
@@ -67,13 +65,8 @@ class NoHeartbeat:
             "on all ranks"
         )
 
-    @property
-    def has_agreed_error(self) -> bool:
-        """False: without a store, ranks agree on no error."""
-        return False
-
     def raise_agreed_error(self) -> None:
-        """Return at once: without a store, ranks agree on no error."""
+        """Return at once: there is none."""
 
     def watching(self) -> AbstractContextManager[None]:
         """Replace an error as :meth:`explaining` does."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from threading import Thread
@@ -27,7 +28,7 @@ def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
             if self.path == "/":
                 self._send(200, "text/html; charset=utf-8", html)
             elif self.path == "/status.json":
-                self._send(200, "application/json", json.dumps(status().as_json()).encode())
+                self._send(200, "application/json", json.dumps(asdict(status())).encode())
             else:
                 self._send(404, "text/plain", b"expected / or /status.json")
 

@@ -1,8 +1,8 @@
 """What the signs of all processes come to: members, steps, losses, joins, seconds lost."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, NamedTuple, final
+from typing import Literal, final
 
 from rich.table import Table
 
@@ -18,7 +18,8 @@ QUIET = 3.0  # seconds without a sign after which a member is shown as silent
 State = Literal["waiting", "starting", "training", "ended"]
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A process of the run; ``silent``: seconds since its last sign."""
 
     rank: int | None
@@ -28,7 +29,8 @@ class Member(NamedTuple):
     silent: float
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """A rank that was lost or has joined, at about this step."""
 
     rank: int | None
@@ -63,13 +65,6 @@ class Status:
     joined: list[Change]
     seconds_lost: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it for machines."""
-        fields = asdict(self)
-        for name in ("members", "lost", "joined"):
-            fields[name] = [each._asdict() for each in fields[name]]
-        return fields
-
     @property
     def line(self) -> str:
         """One line for a terminal."""
@@ -82,7 +77,7 @@ class Status:
         out_of = "" if self.workers is None else f" of {self.workers}"
         caption = f"waiting for a run: {self.waiting}{out_of}" if self.waiting else None
         rows = [
-            [str(m.node), str("?" if m.rank is None else m.rank), str(m.step), m.state]
+            [m.node, "?" if m.rank is None else str(m.rank), str(m.step), m.state]
             for m in self.members
         ]
         title = f"store {address}  {self.line}"

@@ -19,7 +19,6 @@ class GradientTimes:
     """Notes when each gradient was accumulated last, by a hook on every parameter."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """Register the hooks."""
         self._times: dict[str, float] = {}
         self._device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self._sizes = {

@@ -2,13 +2,13 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from offbeat.kit.warning import warn
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE, GradientTimes
 from offbeat.telemetry.writers import JsonLines, Stats
 from offbeat.transport.meter import Meter
@@ -28,9 +28,7 @@ class Recorder:
     Otherwise it only reads the counters. :mod:`~offbeat.telemetry.recording` reads the files.
     """
 
-    def __init__(
-        self, meter: Meter, about: Stats, parameters: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def __init__(self, meter: Meter, about: Stats, parameters: Mapping[str, Tensor]) -> None:
         """Start counting; ``about`` holds "rank" and "nodes", and begins a recording."""
         self.meter = meter
         self.loss: float | Tensor | None = None
@@ -42,7 +40,7 @@ class Recorder:
         if self._write is not None:
             self._record("attached", **about)
             meter.spans = []
-            if parameters is not None and os.environ.get(GRADIENTS_VARIABLE):
+            if os.environ.get(GRADIENTS_VARIABLE):
                 self._gradients = GradientTimes(parameters)
         self.last: dict[str, float] = {}
         self.computed = 0.0, 0.0  # seconds of forward and of backward in the last step
@@ -153,5 +151,5 @@ def _open(path: Path) -> JsonLines | None:
     try:
         return JsonLines(path)
     except OSError as error:
-        warnings.warn(f"no recording: cannot write {path} ({error})", RuntimeWarning, stacklevel=2)
+        warn(f"no recording: cannot write {path} ({error})")
         return None

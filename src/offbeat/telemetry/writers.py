@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from offbeat.extras import extra
+from offbeat.kit.warning import warn
 
 Stats = dict[str, Any]  # as returned by Replica.stats()
 
@@ -40,11 +40,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
             self._file.write(json.dumps({**stats, **more}) + "\n")
         except OSError as error:
             self.close()
-            warnings.warn(
-                f"recording ends: {self._file.name} cannot be written ({error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn(f"recording ends: {self._file.name} cannot be written ({error})")
 
     def close(self) -> None:
         """Close the file; a line that does not fit any more is dropped."""

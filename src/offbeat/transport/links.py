@@ -102,7 +102,7 @@ class Links:
         world, name = self.world.among(living), name_after(self.name, self.change)
         return self._named(name, world, self.meter, self.run, self.change + 1)
 
-    def joined_by(self, rank: int, request: int, count: int = 1) -> "Links":
+    def joined_by(self, rank: int, request: int, count: int) -> "Links":
         """Return links between these ranks and ``count`` from ``rank`` on, for its ``request``."""
         own = Membership(self.run, self.change, self.name)
         return self.joining(self.world.joined_by(rank, count), own, request, self.meter)

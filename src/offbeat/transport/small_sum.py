@@ -21,7 +21,6 @@ class SmallSum:
     """
 
     def __init__(self, tensor: Tensor, group: Group) -> None:
-        """Prepare the messages."""
         self._sum, others = tensor.view(-1), range(1, group.size)
         # Others receive into what they send: the first rank answers once it has all of it.
         sends, receives = [(0, self._sum)], [(0, self._sum)]

@@ -40,7 +40,6 @@ class Beacon:
     """The server of this process, one for all its heartbeats; open while there is one."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._server: TCPStore | None = None
         self._keys: set[str] = set()
         self._process, self._numbers = secrets.token_hex(8), itertools.count()

@@ -88,11 +88,7 @@ class Status(NamedTuple):
 
 
 class StatusRecord:
-    """The status in the store.
-
-    Attributes:
-        text: the status as it was when it was last read or written.
-    """
+    """The status in the store; ``text``: as it was last read or written."""
 
     def __init__(self, store: TimedStore) -> None:
         """Write an empty status, unless another rank has written one."""
@@ -101,7 +97,7 @@ class StatusRecord:
 
     @property
     def status(self) -> Status:
-        """The status as it was last read or written."""
+        """The parsed ``text``."""
         return Status.parse(self.text)
 
     def read(self) -> Status:

@@ -77,8 +77,7 @@ class TimedStore:
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that exists, and that no rank deletes meanwhile."""
-        found: bytes = self._calls("get", self._prefix + key)
-        return found
+        return bytes(self._calls("get", self._prefix + key))
 
     def find(self, key: str) -> str | None:
         """Return the value of a key, None if it does not exist or was deleted; never waits."""
@@ -88,8 +87,7 @@ class TimedStore:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that exist."""
-        found: list[bytes] = self._calls("multi_get", [self._prefix + key for key in keys])
-        return found
+        return list(self._calls("multi_get", [self._prefix + key for key in keys]))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all ``keys`` exist."""
@@ -105,8 +103,7 @@ class TimedStore:
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Write ``value`` if the key holds ``expected``, "" for no key; return what it holds."""
-        found: bytes = self._calls("compare_set", self._prefix + key, expected, value)
-        return found
+        return bytes(self._calls("compare_set", self._prefix + key, expected, value))
 
     def delete_key(self, key: str) -> None:
         """Delete a key, if it exists."""

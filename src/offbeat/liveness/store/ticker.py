@@ -15,7 +15,6 @@ class Ticker:
     """
 
     def __init__(self, seconds: float, name: str) -> None:
-        """Start no thread yet."""
         self.stretch = 1.0
         self._seconds, self._name = seconds, name
         self._ticks: list[Callable[[], None]] = []
