@@ -1,25 +1,16 @@
-"""Accuracy and time of SGP by graph and schedule (Table 3 of the paper).
+"""More peers, at least in the first third of a run, are slower and more accurate (Table 3)."""
 
-One peer, two peers, and hybrids whose first third is an all-reduce or has two peers. Accuracy is
-that of virtual workers on MNIST-1D; the time of a hybrid is computed from those of its phases.
-
-Time is measured twice: on slow links alone, and on faster ones between workers that compute
-unevenly, for times with an exponential distribution, the usual model of stragglers.
-"""
-
-from collections.abc import Sequence
-from typing import Any
+import numpy as np
 
 import offbeat
 from bench.harness import Bench, Claim, Effect, Result, command
 from bench.harness.case import Pause
 from bench.harness.rows import in_rows, signals_case
-from bench.harness.seeds import Runs, over_seeds
-from bench.sgp.task import LINK, Times, times
+from bench.harness.seeds import over_seeds
+from bench.sgp.task import LINK, timed
 from offbeat import Complete, Exponential, Phases
 
-UNEVEN_NODES, UNEVEN_LINK = 16, "250mbit"
-UNEVEN = Pause(0.1, uneven=True)  # the model takes 0.014 s
+UNEVEN = Pause(0.1, uneven=True)  # exponential, the usual model of stragglers; 0.014 s on the link
 PAPER = {  # accuracy in %, hours
     16: {"AR-SGD": (76.3, 8.5), "2P-SGP": (76.2, 5.1), "1P-SGP": (75.9, 3.2),
          "AR/1P-SGP": (76.2, 4.8), "2P/1P-SGP": (76.0, 3.5)},
@@ -27,71 +18,60 @@ PAPER = {  # accuracy in %, hours
          "AR/1P-SGP": (75.4, 2.8), "2P/1P-SGP": (75.1, 1.8)},
 }  # fmt: skip
 PURE = {"AR-SGD": offbeat.ddp(), "2P-SGP": offbeat.sgp(peers=2), "1P-SGP": offbeat.sgp()}
-EARLY = {"AR/1P-SGP": ("AR-SGD", Complete()), "2P/1P-SGP": ("2P-SGP", Exponential(2))}
+EARLY = {"AR": Complete(), "2P": Exponential(2)}  # graphs of the first third of a hybrid
 HEADINGS = ("workers", "method", "paper", "ours", "paper, x AR", "ours, x AR", "uneven, x AR")
 BENCH = Bench(
-    name="sgp/graphs",
-    claim="More peers are more accurate (Table 3)",
-    minutes=10,
-    full_minutes=16,
+    name="sgp/graphs", claim="More peers are more accurate (Table 3)", minutes=10, full_minutes=16,
     evidence={"Table 3": "More peers, at least early, are slower and more accurate"},
-)
+)  # fmt: skip
 
 
 def method(name: str, steps: int) -> offbeat.Algorithm:
-    """Hybrids change their graph after a third of the steps."""
     if name in PURE:
         return PURE[name]
-    return offbeat.sgp(Phases(((steps // 3, EARLY[name][1]), (None, Exponential()))))
+    return offbeat.sgp(Phases(((steps // 3, EARLY[name[:2]]), (None, Exponential()))))
 
 
-def accuracy(name: str, world: int, seeds: int) -> Runs:
-    steps = signals_case(name, PURE["AR-SGD"], world).steps
-    return over_seeds(in_rows, signals_case(name, method(name, steps), world), seeds)
-
-
-def with_hybrids(seconds: Times) -> Times:
-    """A third of a hybrid's steps takes as long as in its first phase, the others as in 1P-SGP."""
-    hybrids = {
-        name: seconds[early] / 3 + seconds["1P-SGP"] * 2 / 3 for name, (early, _) in EARLY.items()
+def paces(*where: object) -> dict[str, np.ndarray]:
+    """Seconds of a step in each run; those of hybrids follow from their phases."""
+    found = {
+        name: np.array([run.seconds for run in runs]) for name, runs in timed(PURE, *where).items()
     }
-    return seconds | hybrids
-
-
-def faster(runs: Sequence[Times], name: str) -> Effect:
-    """How much faster than an all-reduce."""
-    return Effect.between([t["AR-SGD"] for t in runs], [t[name] for t in runs], "x")
-
-
-def more_accurate(world: int, found: dict[str, Runs], name: str) -> Claim:
-    paper = Effect(PAPER[world][name][0] - PAPER[world]["1P-SGP"][0])
-    text = f"{world} workers: {name} is more accurate than 1P-SGP"
-    return Claim.effect(text, paper, found[name].over(found["1P-SGP"]))
-
-
-def faster_if_uneven(runs: Sequence[Times], name: str) -> Claim:
-    paper = Effect(PAPER[16]["AR-SGD"][1] / PAPER[16][name][1], "x")
-    text = f"{name} is faster than AR-SGD between workers that compute unevenly"
-    return Claim.effect(text, paper, faster(runs, name))
+    later = 2 / 3 * found["1P-SGP"]
+    return found | {
+        "AR/1P-SGP": found["AR-SGD"] / 3 + later, "2P/1P-SGP": found["2P-SGP"] / 3 + later
+    }  # fmt: skip
 
 
 @command(BENCH, "--full", full="Twice the seeds.", nodes="With slow links.", runs="That are timed.")
 def app(full: bool = False, seeds: int = 15, nodes: int = 8, runs: int = 5) -> Result:
-    """Compare one peer, two peers and hybrids with 16 and with 32 workers."""
-    even = [*map(with_hybrids, times(PURE, nodes, 20, runs=runs))]
-    spread = times(PURE, UNEVEN_NODES, 40, UNEVEN, UNEVEN_LINK, runs)
-    uneven = [*map(with_hybrids, spread)]
-    rows: list[tuple[str, ...]] = []
-    judged: list[Claim] = []
-    measured: dict[Any, Any] = {"seconds": even, "uneven": uneven}
+    """Train 16 and 32 virtual workers; time steps on slow links, and with uneven computing."""
+    rows, claims = [], []
+    times = {
+        "seconds": paces(nodes, 20, None, LINK, runs),
+        "uneven": paces(16, 40, UNEVEN, "250mbit", runs),
+    }
+    faster = [
+        {name: Effect.between(each["AR-SGD"], step, "x") for name, step in each.items()}
+        for each in times.values()
+    ]
+    measured = {k: {name: x.tolist() for name, x in each.items()} for k, each in times.items()}
     for world, paper in PAPER.items():
-        found = {name: accuracy(name, world, seeds * (1 + full)) for name in paper}
-        measured[world] = found
-        judged += [more_accurate(world, found, name) for name in paper if name != "1P-SGP"]
-        for name, (percent, hours) in paper.items():
-            factors = [paper["AR-SGD"][1] / hours, *(faster(t, name).size for t in (even, uneven))]
-            cells = [f"{factor:.2f}" for factor in factors]
-            rows.append((f"{world}", name, f"{percent}%", str(found[name]), *cells))
-    judged += [faster_if_uneven(uneven, name) for name in ("1P-SGP", "2P-SGP")]
+        found = measured[world] = {}
+        for name, (accuracy, hours) in paper.items():
+            steps = signals_case(name, PURE["AR-SGD"], world).steps
+            case = signals_case(name, method(name, steps), world)
+            found[name] = over_seeds(in_rows, case, seeds * (1 + full))
+            ours = (f"{each[name].size:.2f}" for each in faster)
+            theirs = f"{paper['AR-SGD'][1] / hours:.2f}"
+            rows.append((f"{world}", name, f"{accuracy}%", str(found[name]), theirs, *ours))
+        for name in (name for name in paper if name != "1P-SGP"):
+            theirs = Effect(paper[name][0] - paper["1P-SGP"][0])
+            text = f"{world} workers: {name} is more accurate than 1P-SGP"
+            claims.append(Claim.effect(text, theirs, found[name].over(found["1P-SGP"])))
+    for name in ("1P-SGP", "2P-SGP"):
+        theirs = Effect(PAPER[16]["AR-SGD"][1] / PAPER[16][name][1], "x")
+        text = f"{name} is faster than AR-SGD between workers that compute unevenly"
+        claims.append(Claim.effect(text, theirs, faster[1][name]))
     title = f"Table 3: accuracy, and how much faster than all-reduce ({LINK})"
-    return Result(title, HEADINGS, rows, judged, measured=measured)
+    return Result(title, HEADINGS, rows, claims, measured)
