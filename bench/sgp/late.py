@@ -1,10 +1,6 @@
-"""Waiting time of the other ranks when one is late, by overlap.
-
-One of 4 workers loses its link for 5 s, or gets a quarter of its CPU time. Needs root.
-"""
+"""When one of four ranks is late, the others wait no longer than it is late. Needs root."""
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -14,56 +10,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from bench.harness import Bench, Claim, Result, command
+from bench.harness import Bench, Result, command
 from bench.harness.attached import attach
+from bench.harness.bounds import at_most
 from bench.harness.ranks import on_nodes
-from offbeat.lab import Cut, Fault, Straggler
+from offbeat.lab import Cut, Straggler
 
 RATE, WORKERS, STEPS, LATE = "250mbit", 4, 150, 1
 WORK = 0.02  # seconds of CPU time that a step computes; a stopped process makes no progress
-CUT_AT, CUT_SECONDS, SHARE = 8.0, 5.0, 0.25  # ranks take about 5 s to start
-OVERLAPS = (0, 1, 4)
-CUT, SLOW = f"no link for {CUT_SECONDS:g} s", f"{SHARE:.0%} of its CPU"
-FAULTS: dict[str, list[Fault]] = {
-    "none": [],
-    CUT: [Cut(LATE, CUT_AT, CUT_AT + CUT_SECONDS)],
-    SLOW: [Straggler(LATE, SHARE)],
-}
-BOUND = 1.05  # times as long as the late node
+NONE, CUT, SLOW = "none", "no link for 5 s", "25% of its CPU"
+FAULTS = {NONE: [], CUT: [Cut(LATE, 8.0, 13.0)], SLOW: [Straggler(LATE, 0.25)]}
+MORE = 1.05  # times as long as the late node
 HEADINGS = ("node 1 has", "overlap", "its mean step", "others'", "its longest", "others'")
 BENCH = Bench(name="sgp/late", claim="Others wait no longer than a rank is late", minutes=4)
-Case, Found = tuple[str, int], dict[str, tuple[float, float]]  # fault and overlap; seconds
 
 
-def measure(overlap: int, fault: str) -> Found:
-    """Mean and longest step of the late node, and of the slowest other one."""
-    ended = on_nodes(train, f"sgp(overlap={overlap})", WORKERS, rate=RATE, faults=FAULTS[fault])
-    steps = [*map(np.diff, ended)]
-    own = steps.pop(LATE)
-    mean = float(own.mean()), max(float(each.mean()) for each in steps)
-    return {"mean": mean, "longest": (float(own.max()), max(float(each.max()) for each in steps))}
-
-
-def rows(case: Case, found: Found) -> Iterator[tuple[str, ...]]:
-    mean = (f"{seconds * 1e3:.0f} ms" for seconds in found["mean"])
-    yield case[0], f"{case[1]}", *mean, *(f"{seconds:.2f} s" for seconds in found["longest"])
-
-
-def claims(case: Case, found: Found) -> Iterator[Claim]:
-    """On the longest step where a link was cut: connections wait for their own TCP timers."""
-    fault, overlap = case
-    text = f"overlap {overlap}, {fault}: others wait hardly longer than node 1"
-    if fault == CUT:
-        own, others = found["longest"]
-        bound = f"at most {BOUND * own:.2f} s"
-        yield Claim(text, bound, f"{others:.2f} s", others <= BOUND * own)
-    elif fault == SLOW:
-        own, others = found["mean"]
-        bound = f"at most {BOUND * own * 1e3:.0f} ms a step"
-        yield Claim(text, bound, f"{others * 1e3:.0f} ms", others <= BOUND * own)
-
-
-def train(algorithm: str) -> list[list[float]]:
+def train(overlap: int) -> list[list[float]]:
     """A small regression, on every rank; when the steps of each rank ended."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
@@ -75,20 +37,35 @@ def train(algorithm: str) -> list[list[float]]:
             pass
         return (module(x) - x @ teacher).square().mean()
 
-    run, times = attach(algorithm, model, partial(SGD, lr=0.02, momentum=0.9)), [time.monotonic()]
+    run = attach(f"sgp(overlap={overlap})", model, partial(SGD, lr=0.02, momentum=0.9))
+    ends = [time.monotonic()]
     for _ in range(STEPS):
         run.step(loss)
-        times.append(time.monotonic())
+        ends.append(time.monotonic())
     run.finish()
     run.close()
     everyone: list[list[float]] = [[]] * WORKERS
-    dist.all_gather_object(everyone, times)
+    dist.all_gather_object(everyone, ends)
     return everyone
 
 
 @command(BENCH)
 def app() -> Result:
     """Delay a node and measure the delay of the others."""
-    found = {case[::-1]: measure(*case) for case in product(OVERLAPS, FAULTS)}
+    rows, claims, found = [], [], {}
+    for overlap, fault in product((0, 1, 4), FAULTS):
+        ended = on_nodes(train, overlap, WORKERS, rate=RATE, faults=FAULTS[fault])
+        others = [*map(np.diff, ended)]
+        own = others.pop(LATE)
+        mean = own.mean(), max(each.mean() for each in others)
+        longest = own.max(), max(each.max() for each in others)
+        found[fault, overlap] = {"mean": mean, "longest": longest}
+        cells = *(f"{1e3 * each:.0f} ms" for each in mean), *(f"{each:.2f} s" for each in longest)
+        rows.append((fault, f"{overlap}", *cells))
+        text = f"overlap {overlap}, {fault}: others wait hardly longer than node 1"
+        if fault == CUT:  # the longest step: connections wait for their own TCP timers
+            claims.append(at_most(text, longest[1], MORE * longest[0], "{:.2f} s"))
+        elif fault == SLOW:
+            claims.append(at_most(text, 1e3 * mean[1], 1e3 * MORE * mean[0], "{:.0f} ms a step"))
     title = f"{WORKERS} workers, {STEPS} steps, {RATE}"
-    return Result.by_case(title, HEADINGS, found, rows, claims)
+    return Result(title, HEADINGS, rows, claims, found)
