@@ -1,7 +1,4 @@
-"""Time of a step of `replicate(ddp())` relative to torch's DistributedDataParallel.
-
-Both train copies of one model in the same processes, in turns. CPU and Gloo, one thread per worker.
-"""
+"""A step of ``ddp()`` takes no longer than one of torch's DDP, on the CPU over Gloo."""
 
 from functools import partial
 
@@ -9,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from char_gpt import CHARACTERS, GPT
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bench.harness import Bench, Claim, Result, command
@@ -24,30 +21,23 @@ BENCH = Bench(
 )
 
 
-def conv() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small net for 28 x 28 images, and a batch of noise."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
-    return model, torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
-
-
-def gpt() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small GPT of the examples, and a batch of noise."""
-    model = nn.Sequential(GPT(width=128, depth=2, heads=4, context=64), nn.Flatten(0, 1))
-    tokens = torch.randint(len(CHARACTERS), (2, 8, 64))
-    return model, tokens[0], tokens[1].flatten()
-
-
 def task(name: str) -> Task:
-    """A model, and one batch for each rank."""
-    build = {"conv": conv, "gpt": gpt}[name]
-    model, *_ = build()
+    """A small net for 28 x 28 images or a small GPT, and a batch of noise for each rank."""
+    models = {
+        "conv": nn.Sequential(
+            nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10),
+        ),
+        "gpt": nn.Sequential(GPT(width=128, depth=2, heads=4, context=64), nn.Flatten(0, 1)),
+    }  # fmt: skip
     torch.manual_seed(1 + dist.get_rank())
-    _, x, y = build()
-    return Task(model, lambda module, _: cross_entropy(module(x), y))
+    tokens, following = torch.randint(len(CHARACTERS), (2, 8, 64))
+    x, y = {
+        "conv": (torch.randn(32, 1, 28, 28), torch.randint(10, (32,))),
+        "gpt": (tokens, following.flatten()),
+    }[name]
+    return Task(models[name], lambda module, _: cross_entropy(module(x), y))
 
 
 def ratios(ours: Times, theirs: Times) -> tuple[float, float, float]:
@@ -59,29 +49,24 @@ def ratios(ours: Times, theirs: Times) -> tuple[float, float, float]:
     return ours.step / theirs.step, float(low), float(high)
 
 
-def judge(model: str, workers: int, ours: Times, theirs: Times) -> tuple[tuple[str, ...], Claim]:
-    """One line of the table, and the verdict: below 1 offbeat is faster."""
-    ratio, low, high = ratios(ours, theirs)
-    every = [a / b for a, b in zip(ours.paces, theirs.paces, strict=True)]
-    row = (
-        model, f"{workers}", f"{theirs.step * 1e3:.2f} ms", f"{ours.step * 1e3:.2f} ms",
-        f"{ratio:.3f}", f"{low:.2f} - {high:.2f}", f"{min(every):.2f} - {max(every):.2f}",
-    )  # fmt: skip
-    text = f"{model}, {workers} workers: a step takes no longer than with torch's DDP"
-    found = f"{ratio:.3f} x ({low:.3f} - {high:.3f})"
-    return row, Claim(text, "at most 1.00 x, within 95 %", found, low <= 1)
-
-
 @command(BENCH, "--full", full="600 rounds.")
 def app(full: bool = False, rounds: int = 120) -> Result:
-    """Compare on both models, with 2 and with 4 workers."""
-    rounds, judged, found = 600 if full else rounds, [], {}
+    """Train copies of one model in the same processes, in turns; both models, 2 and 4 workers."""
+    rounds = 600 if full else rounds
+    rows, claims, found = [], [], {}
     for (model, workers), steps in STEPS.items():
-        methods, sgd = (TORCH, OURS), partial(torch.optim.SGD, lr=0.01)
-        turns = Training(partial(task, model), methods, steps, rounds, lead=20, optimizer=sgd)
-        each = times(turns, 1, None, workers)
-        judged.append(judge(model, workers, each[OURS], each[TORCH]))
-        found[f"{model}, {workers} workers"] = each
+        sgd = partial(torch.optim.SGD, lr=0.01)
+        turns = Training(partial(task, model), (TORCH, OURS), steps, rounds, lead=20, optimizer=sgd)
+        each = found[f"{model}, {workers} workers"] = times(turns, 1, None, workers)
+        ours, theirs = each[OURS], each[TORCH]
+        ratio, low, high = ratios(ours, theirs)
+        every = [a / b for a, b in zip(ours.paces, theirs.paces, strict=True)]
+        rows.append((
+            model, f"{workers}", f"{theirs.step * 1e3:.2f} ms", f"{ours.step * 1e3:.2f} ms",
+            f"{ratio:.3f}", f"{low:.2f} - {high:.2f}", f"{min(every):.2f} - {max(every):.2f}",
+        ))  # fmt: skip
+        text = f"{model}, {workers} workers: a step takes no longer than with torch's DDP"
+        said = f"{ratio:.3f} x ({low:.3f} - {high:.3f})"
+        claims.append(Claim(text, "at most 1.00 x, within 95 %", said, low <= 1))
     title = f"Seconds per step of ddp() relative to torch's DDP, {rounds} rounds"
-    rows, claims = [row for row, _ in judged], [claim for _, claim in judged]
     return Result(title, HEADINGS, rows, claims, found)
