@@ -9,9 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bench.harness import Bench, evidence, page
+from bench.harness import Bench, console, evidence, page
 from bench.harness.catalogue import benches, select
-from bench.harness.console import console
 from bench.harness.execute import execute
 
 RUN = "Run one: `python -m bench run sgp/speed`; a folder: `run sgp`; all: `run --all`."

@@ -1,7 +1,7 @@
 """What all benchmarks share.
 
-A benchmark declares itself (``bench``), and a function that measures becomes its ``command``, whose
-result is reported, drawn into tables and held against claims: the names below. Its engines:
+A benchmark declares itself (``Bench``), and a function that measures becomes its ``command``, whose
+result is reported, drawn into tables and held against claims. The engines:
 
 - time: ``training`` lets methods train in turns on emulated nodes (``attached`` is a model under a
   method, ``gpt`` and ``pause`` are models), ``step_times`` records runs one after the other, and
@@ -12,11 +12,11 @@ result is reported, drawn into tables and held against claims: the names below. 
 - memory: ``resident``.
 """
 
-from bench.harness.bench import Bench
-from bench.harness.claim import GOAL, Claim
-from bench.harness.command import Result, command, numbers
-from bench.harness.console import console
-from bench.harness.effect import NEAR, Effect
+from bench.harness.catalogue import Bench
+from bench.harness.claim import GOAL, NEAR, Claim, Effect
+from bench.harness.command import command, numbers
+from bench.harness.files import console
+from bench.harness.report import Result
 
 __all__ = [
     "GOAL", "NEAR", "Bench", "Claim", "Effect", "Result", "command", "console", "numbers",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,7 @@ class Case:
     seed: int = 0
     per_node: int = 1
     pause: Pause | None = None
+    consensus: bool = False  # score the average model, not each worker's
 
     @property
     def nodes(self) -> list[list[int]]:
@@ -99,17 +101,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Scores are those of the workers' own models, not averaged: the mean over workers."""
+    """Scores and losses are means over workers, of their own models unless the case says else."""
 
     scores: Mapping[str, float]
     losses: Sequence[float] = ()
     seconds: float = math.nan  # per step, of the slowest worker
+    seen: Sequence[Any] = ()  # what the hooks of the first worker have returned
 
     @classmethod
     def of(cls, workers: Sequence["Outcome"]) -> "Outcome":
         scores = {name: fmean(w.scores[name] for w in workers) for name in workers[0].scores}
         losses = [*map(fmean, zip(*(w.losses for w in workers), strict=True))]
-        return cls(scores, losses, max(w.seconds for w in workers))
+        return cls(scores, losses, max(w.seconds for w in workers), workers[0].seen)
 
     @property
     def heldout(self) -> float:

@@ -1,11 +1,11 @@
-"""Which benchmarks exist, read from their declarations without importing them."""
+"""The declarations of all benchmarks, read without importing their modules."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from bench.harness.bench import Bench
 from bench.harness.files import ROOT
 
 # In the order of the page.
@@ -15,6 +15,24 @@ METHODS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a benchmark tests; a module declares it as ``BENCH = Bench(...)``, all literal."""
+
+    name: str  # folder/module
+    claim: str = ""  # what is tested; "": the first line of the module's docstring
+    minutes: float  # on two cores
+    full_minutes: float | None = None  # with --full; None if there is no such option
+    gpu: bool = False  # whether it runs on a GPU, and nowhere else
+    # Tables or figures of the paper, and what they show; of a single one by default the claim.
+    evidence: str | Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The module whose ``app`` is the command."""
+        return f"bench.{self.name.replace('/', '.')}"
+
+
 def benches() -> list[Bench]:
     """All benchmarks, method by method."""
     paths = [path for method in METHODS for path in sorted((ROOT / "bench" / method).glob("*.py"))]
@@ -22,11 +40,16 @@ def benches() -> list[Bench]:
 
 
 def declared(path: Path) -> Bench | None:
-    """The ``BENCH`` of a module; None if it has none."""
-    for node in ast.parse(path.read_text("utf-8")).body:
+    """The ``BENCH`` of a module with what its docstring adds; None if it has none."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="BENCH")], value=ast.Call(keywords=keywords)):
-                return Bench(**{str(k.arg): ast.literal_eval(k.value) for k in keywords})
+                line = (ast.get_docstring(tree) or "").partition("\n")[0].removesuffix(".")
+                given = {"claim": line} | {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+                if isinstance(source := given.get("evidence"), str):
+                    given["evidence"] = {source: line}
+                return Bench(**given)
     return None
 
 

@@ -1,16 +1,14 @@
 """The command of a benchmark: it measures, and reports what it returns."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from bench.harness.bench import Bench
-from bench.harness.claim import Claim
-from bench.harness.report import report
-from bench.harness.table import Row
+from bench.harness.catalogue import Bench
+from bench.harness.report import Result, report
 
 OPTIONS = {  # what most benchmarks mean by an option of this name
     "nodes": "Emulated nodes.",
@@ -23,60 +21,47 @@ OPTIONS = {  # what most benchmarks mean by an option of this name
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a benchmark has found; the arguments of :func:`bench.harness.report.report`."""
-
-    title: str
-    headings: Row
-    rows: list[tuple[str, ...]]
-    claims: list[Claim]
-    measured: Any = None
-    picture: Any = None
-    raw: Any = None
-
-    @classmethod
-    def by_case(
-        cls, title: str, headings: Row, found: Mapping[Any, Any],
-        rows: Callable[..., Iterable[tuple[str, ...]]], claims: Callable[..., Iterable[Claim]],
-    ) -> "Result":  # fmt: skip
-        """The rows and claims of each case and what was found in it, one after the other."""
-        lines, judged = (
-            [line for case in found.items() for line in made(*case)] for made in (rows, claims)
-        )
-        return cls(title, headings, lines, judged, found)
-
-
 def command(
-    bench: Bench, *examples: str, **options: str
+    bench: Bench, *examples: str, full: str | Mapping[str, Any] = "", **options: str
 ) -> Callable[[Callable[..., Result]], typer.Typer]:
     """Make a command of a function that measures; its parameters with defaults are the options.
 
     ``options`` describes those whose meaning is not that of ``OPTIONS``, ``examples`` are options
-    that ``--help`` shows.
+    that ``--help`` shows. ``full`` has the values of options that ``--full`` stands for, or
+    describes it as an option of the function's own.
     """
-    about = OPTIONS | options
+    plain = f"python -m bench one {bench.name}"
+    epilog = "Examples: " + ", ".join([f"`{plain}`", *(f"`{plain} {each}`" for each in examples)])
+    values = full if isinstance(full, Mapping) else {}
+    stands = "The same as " + " ".join(f"--{name} {value}" for name, value in values.items())
+    about = OPTIONS | options | {"full": f"{stands}." if values else full}
 
     def decorate(measure: Callable[..., Result]) -> typer.Typer:
         def main(**given: Any) -> None:
-            report(bench, **vars(measure(**given)))
+            if values and given.pop("full"):
+                given |= values
+            report(bench, measure(**given))
 
         signature = inspect.signature(measure, eval_str=True)
+        parameters = [*signature.parameters.values()]
+        if values:
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            parameters.append(inspect.Parameter("full", kind, default=False, annotation=bool))
         described = [
-            each.replace(annotation=Annotated[each.annotation, _option(name, about[name])])
-            for name, each in signature.parameters.items()
+            each.replace(annotation=Annotated[each.annotation, _option(each.name, about)])
+            for each in parameters
         ]
         main.__signature__ = signature.replace(parameters=described)  # type: ignore[attr-defined]
-        main.__doc__ = measure.__doc__
+        main.__doc__ = measure.__doc__ or sys.modules[measure.__module__].__doc__
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(epilog=bench.examples(*examples))(main)
+        app.command(epilog=epilog)(main)
         return app
 
     return decorate
 
 
-def _option(name: str, about: str) -> Any:
-    return typer.Option(f"--{name.replace('_', '-')}", help=about)
+def _option(name: str, about: Mapping[str, str]) -> Any:
+    return typer.Option(f"--{name.replace('_', '-')}", help=about[name])
 
 
 def numbers(text: str) -> list[int]:

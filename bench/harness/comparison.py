@@ -6,9 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.harness.console import console
 from bench.harness.environment import environment
-from bench.harness.files import EXAMPLES
+from bench.harness.files import EXAMPLES, console
 from offbeat.compare import Comparison, Experiment, Result, Session, open_runner, parse_methods
 from offbeat.compare.result import Spread
 from offbeat.kit.quantity import size

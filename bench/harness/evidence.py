@@ -8,14 +8,12 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.catalogue import benches
+from bench.harness.catalogue import Bench, benches
 from bench.harness.claim import Claim
-from bench.harness.table import Row
+from bench.harness.report import Row
 
 PAPERS = {
     "adasum": "Adasum",
@@ -32,17 +30,26 @@ HEADINGS = ("claim", "the paper", "ours", "verdict")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One of the papers' claims, and the statements that it consists of."""
+    """One of the papers' claims, and the benches behind it."""
 
     method: str  # the folder of its benches
     source: str
-    benches: tuple[Bench, ...]
-    claims: tuple[Claim, ...]
+    benches: list[Bench]
 
     @property
     def text(self) -> str:
         """What the table or figure says; one of its benches tells."""
         return next(filter(None, (bench.evidence[self.source] for bench in self.benches)))
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The statements of the benches' results that are about the table or figure."""
+        return [
+            claim
+            for bench in self.benches
+            for claim in claims(bench)
+            if (claim.source or (self.source if len(bench.evidence) == 1 else "")) == self.source
+        ]
 
     @cached_property
     def here(self) -> list[Claim]:
@@ -83,30 +90,15 @@ class Evidence:
         return said, first.paper, first.ours, f"{self.verdict}{counted}"
 
 
-def behind() -> list[Bench]:
-    """The benches behind the claims."""
-    return [bench for bench in benches() if bench.evidence]
-
-
 def collect() -> list[Evidence]:
     """All claims, paper by paper, with what the results say about them."""
     measuring: dict[tuple[str, str], list[Bench]] = defaultdict(list)
-    for bench in behind():
+    for bench in benches():
         for source in bench.evidence:
             measuring[bench.name.split("/")[0], source].append(bench)
     order = list(PAPERS)
-    return [
-        Evidence(method, source, tuple(found), tuple(chain(*(about(b, source) for b in found))))
-        for (method, source), found in sorted(
-            measuring.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-        )
-    ]
-
-
-def about(bench: Bench, source: str) -> list[Claim]:
-    """The statements of the bench's result that are about a table or figure."""
-    default = source if len(bench.evidence) == 1 else ""
-    return [claim for claim in claims(bench) if (claim.source or default) == source]
+    found = sorted(measuring, key=lambda key: (order.index(key[0]), key[1]))
+    return [Evidence(*key, measuring[key]) for key in found]
 
 
 def claims(bench: Bench) -> list[Claim]:
@@ -121,13 +113,13 @@ def result(bench: Bench) -> dict[str, Any] | None:
 
 
 def due(since: str = "", again: bool = False) -> list[Bench]:
-    """The benches to run: those without a result, with one from before a date, or all."""
+    """The benches behind claims without a result, with one from before a date, or all."""
 
     def is_due(bench: Bench) -> bool:
         found = result(bench)
         return again or found is None or found["date"] < since
 
-    return [bench for bench in behind() if is_due(bench)]
+    return [bench for bench in benches() if bench.evidence and is_due(bench)]
 
 
 def counted(found: list[Evidence]) -> str:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.harness import files
-from bench.harness.bench import Bench
-from bench.harness.console import console
+from bench.harness.catalogue import Bench
 from bench.harness.environment import environment
-
-Command = Callable[[Bench, bool], list[str]]
+from bench.harness.files import console
 
 
 @dataclass(frozen=True)
@@ -31,21 +29,18 @@ def command_of(bench: Bench, full: bool) -> list[str]:
     return [sys.executable, "-m", "bench", "one", bench.name, *wanted]
 
 
-def minutes(bench: Bench, full: bool) -> float:
-    """How long it is expected to take."""
-    return bench.full_minutes if full and bench.full_minutes is not None else bench.minutes
-
-
 def execute(
-    benches: Sequence[Bench], full: bool = False, command: Command = command_of
+    benches: Sequence[Bench],
+    full: bool = False,
+    command: Callable[[Bench, bool], list[str]] = command_of,
 ) -> list[Outcome]:
     """Run all, whichever of them fail; those that an interrupt prevents are left out."""
-    total = sum(minutes(bench, full) for bench in benches)
-    console.print(f"{len(benches)} benchmarks, about {total:g} minutes")
+    minutes = [(full and bench.full_minutes) or bench.minutes for bench in benches]
+    console.print(f"{len(benches)} benchmarks, about {sum(minutes):g} minutes")
     outcomes: list[Outcome] = []
     try:
-        for number, bench in enumerate(benches, 1):
-            about = f"{number} of {len(benches)}, about {minutes(bench, full):g} minutes"
+        for number, (bench, expected) in enumerate(zip(benches, minutes, strict=True), 1):
+            about = f"{number} of {len(benches)}, about {expected:g} minutes"
             console.rule(f"{bench.name}: {about}")
             outcomes.append(_run(bench, command(bench, full)))
     except KeyboardInterrupt:

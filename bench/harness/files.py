@@ -1,16 +1,16 @@
-"""Where benchmarks write: compact results in git, raw recordings below an ignored folder."""
+"""Where benchmarks write: the console, results in git, raw recordings in an ignored folder."""
 
 from pathlib import Path
 
+from rich.console import Console
+
+console = Console(highlight=False)
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "docs" / "assets"  # pictures that pages show
 PAGES = (  # with tables from results
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
-    ROOT / "docs" / "choosing.md",
-    ROOT / "docs" / "evidence.md",
-    ROOT / "docs" / "internet.md",
-    ROOT / "docs" / "scale.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("choosing", "evidence", "internet", "scale")),
 )
 RESULTS = ROOT / "bench" / "results"
 RAW = ROOT / "bench" / "raw"

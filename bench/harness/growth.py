@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.harness.console import console
-from bench.harness.table import Row
+from bench.harness.files import console
+from bench.harness.report import Row
 
 Found = TypeVar("Found")
 

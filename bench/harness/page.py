@@ -9,16 +9,15 @@ links to the sections that have their modules' names as ids. A block ``<!-- evid
 up the papers' claims.
 """
 
-import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness import claim, evidence, files
-from bench.harness.bench import Bench
-from bench.harness.catalogue import benches
+from bench.harness.catalogue import Bench, benches
 from bench.harness.claim import Claim
-from bench.harness.table import Row, markdown
+from bench.harness.report import Row, markdown
 
 UNMEASURED = "Not yet measured."
 LISTED = ("page", "benchmarks, and their statements that hold")
@@ -45,28 +44,33 @@ def rewrite() -> list[Path]:
 
 def _block(found: re.Match[str]) -> str:
     columns = [int(c) - 1 for c in (found["columns"] or "").split(",") if c]
-    if found["kind"] in ("benches", "evidence"):
-        table = _benches() if found["kind"] == "benches" else _evidence(columns)
-        return f"{found['begin']}\n\n{table}\n<!-- end -->"
-    path = files.RESULTS / f"{found['name']}.json"
-    if not path.exists():
-        if any(bench.gpu for bench in benches() if bench.name == found["name"]):
-            return f"{found['begin']}\n\n{UNMEASURED}\n\n<!-- end -->"
-        raise ValueError(f"a table of {found['name']}, which has no result; run it first")
-    result = json.loads(path.read_text("utf-8"))
-    if found["kind"] == "claims":
-        headings, rows = claim.HEADINGS, [Claim(**each).row for each in result["claims"]]
+    if found["kind"] == "benches":
+        content = _benches()
+    elif found["kind"] == "evidence":
+        content = _evidence(columns)
     else:
-        headings, rows = result["headings"], result["rows"]
-    rows = [row for row in rows if re.search(found["rows"] or "", " | ".join(row))]
-    table = markdown(_chosen(headings, columns), [_chosen(row, columns) for row in rows])
-    return f"{found['begin']}\n\n{table}\n<!-- end -->"
+        content = _measured(found, columns)
+    return f"{found['begin']}\n\n{content}\n<!-- end -->"
+
+
+def _measured(block: re.Match[str], columns: Sequence[int]) -> str:
+    name, is_table = block["name"], block["kind"] == "table"
+    bench = next((each for each in benches() if each.name == name), Bench(name=name, minutes=0))
+    result = evidence.result(bench)
+    if result is None and bench.gpu:
+        return f"{UNMEASURED}\n"
+    if result is None:
+        raise ValueError(f"a table of {name}, which has no result; run it first")
+    headings = result["headings"] if is_table else claim.HEADINGS
+    rows = result["rows"] if is_table else [Claim(**each).row for each in result["claims"]]
+    chosen = [row for row in rows if re.search(block["rows"] or "", " | ".join(row))]
+    return markdown(_chosen(headings, columns), [_chosen(row, columns) for row in chosen])
 
 
 def _benches() -> str:
-    pages: dict[str, list[str]] = {}
+    pages: dict[str, list[str]] = defaultdict(list)
     for bench in benches():
-        pages.setdefault(bench.name.split("/")[0], []).append(_listed(bench))
+        pages[bench.name.split("/")[0]].append(_listed(bench))
     rows = [(f"[{folder}]({folder}.md)", ", ".join(found)) for folder, found in pages.items()]
     return markdown(LISTED, rows)
 

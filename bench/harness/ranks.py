@@ -1,4 +1,7 @@
-"""Running a function or a command on every rank of emulated nodes."""
+"""Running a function or a command on every rank of emulated nodes.
+
+As a command it is the process of one rank, which calls a function.
+"""
 
 import pickle
 import sys
@@ -9,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from bench.harness.console import console
+import torch
+import torch.distributed as dist
+
 from bench.harness.environment import environment
+from bench.harness.files import console
 from offbeat.compare import open_runner
 from offbeat.lab import Fault, Runner
 from offbeat.lab.network.links import LinkOptions
@@ -71,5 +77,30 @@ def on_nodes(
     with tempfile.TemporaryDirectory() as folder, nodes(count, procs, rate, **far) as runner:
         file = Path(folder, "case")
         file.write_bytes(pickle.dumps((work, case)))
-        run(runner, [sys.executable, "-m", "bench.harness.rank", str(file)], gpu=gpu, faults=faults)
+        command = [sys.executable, "-m", "bench.harness.ranks", str(file)]
+        run(runner, command, gpu=gpu, faults=faults)
         return pickle.loads(file.read_bytes())
+
+
+def slowest(seconds: float) -> float:
+    """The most of all ranks."""
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+def main(path: str) -> None:
+    """Call the pickled function with its case; the result of rank 0 replaces both."""
+    file = Path(path)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    work, case = pickle.loads(file.read_bytes())
+    found = work(case)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        file.write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

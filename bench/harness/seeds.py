@@ -10,8 +10,10 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,12 +21,12 @@ from torch import nn
 
 import offbeat
 from bench.harness.case import Case, Data, Outcome
-from bench.harness.console import console
-from bench.harness.effect import Effect
+from bench.harness.claim import Effect
+from bench.harness.files import console
 from bench.harness.ranks import on_nodes
 from offbeat.testing import ThreadWorld
 
-Hook = Callable[[offbeat.Replica, int], bool | None]  # of a worker and its step
+Hook = Callable[[offbeat.Replica, int], Any]  # of a worker and its step
 WARM_UP = 10  # steps whose time does not count
 
 
@@ -44,10 +46,20 @@ class Runs(dict[str, list[float]]):
         """By how much scores are above another method's, seed by seed."""
         return Effect.between(self[name], other[name])
 
+    def change(self, other: "Runs") -> Effect:
+        """By how many % held-out scores differ from another method's, seed by seed."""
+        pairs = zip(self["heldout"], other["heldout"], strict=True)
+        return Effect.mean([100 * (ours / theirs - 1) for ours, theirs in pairs])
+
+    def __format__(self, form: str) -> str:
+        """Mean and standard deviation of the held-out scores, or by default those in %."""
+        if not form:
+            return f"{self:.1f}%"
+        deviation = f" ± {stdev(self['heldout']):{form}}" if len(self["heldout"]) > 1 else ""
+        return f"{self.mean:{form}}{deviation}"
+
     def __str__(self) -> str:
-        """Mean and standard deviation of the held-out scores."""
-        deviation = f" ± {stdev(self['heldout']):.1f}" if len(self["heldout"]) > 1 else ""
-        return f"{self.mean:.1f}{deviation}%"
+        return f"{self}"
 
 
 def over_seeds(train: Callable[[Case], Outcome], case: Case, seeds: int) -> Runs:
@@ -69,13 +81,13 @@ def work(
 ) -> Outcome:
     """One worker; the hooks come between the optimizer and the exchange, and after both.
 
-    The latter ends the run early by true, which it returns on all workers alike.
+    What they return is kept. The latter ends the run early by True, on all workers alike.
     """
     model, task, ((x, y), scored) = copy.deepcopy(start), case.task, data
     optimizer = task.optimizer(model.parameters())
     replica = offbeat.replicate(model, case.algorithm, mesh=mesh, optimizer=optimizer)
     random = torch.Generator().manual_seed(1000 * case.seed + replica.world.rank)
-    ends, losses = [], []
+    ends, losses, seen = [], [], []
     for step in range(case.steps):
         optimizer.param_groups[0]["lr"] = case.lr(step)
         chosen = torch.randint(len(x), (task.batch,), generator=random)
@@ -85,19 +97,21 @@ def work(
             case.pause.sleep(random)
         loss.backward()
         optimizer.step()
-        before(replica, step)
+        seen.append(before(replica, step))
         replica.report_loss(loss)
         replica.step()
         ends.append(time.perf_counter())
         losses.append(loss.item())
-        if after(replica, step):
+        seen.append(after(replica, step))
+        if seen[-1] is True:
             break
     warm_up = min(WARM_UP, math.ceil(len(ends) / 5))
     seconds = (ends[-1] - ends[warm_up - 1]) / (len(ends) - warm_up)
-    scores = {name: task.score(model, *part) for name, part in scored.items()}
+    with replica.consensus() if case.consensus else nullcontext():
+        scores = {name: task.score(model, *part) for name, part in scored.items()}
     replica.finish()  # all ranks together: a closed connection would end the others' run
     replica.detach()
-    return Outcome(scores, losses, seconds)
+    return Outcome(scores, losses, seconds, [each for each in seen if each is not None])
 
 
 def in_threads(case: Case, before: Hook = nothing, after: Hook = nothing) -> Outcome:

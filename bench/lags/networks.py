@@ -39,19 +39,17 @@ class Inception(nn.Module):
     def __init__(self, into: int, out: int) -> None:
         super().__init__()
         part = out // 4
-        self.one = nn.Conv2d(into, part, 1)
-        self.three = nn.Sequential(nn.Conv2d(into, part, 1), nn.Conv2d(part, part, 3, padding=1))
-        self.five = nn.Sequential(
-            nn.Conv2d(into, part, 1),
-            nn.Conv2d(part, part, 3, padding=1),
-            nn.Conv2d(part, part, 3, padding=1),
-        )
-        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(into, part, 1))
+
+        def branch(wide: int, *before: nn.Module) -> nn.Module:
+            more = (nn.Conv2d(part, part, 3, padding=1) for _ in range(wide))
+            return nn.Sequential(*before, nn.Conv2d(into, part, 1), *more)
+
+        pooled = branch(0, nn.MaxPool2d(3, 1, 1))
+        self.branches = nn.ModuleList([branch(0), branch(1), branch(2), pooled])
         self.norm = nn.BatchNorm2d(out)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [self.one(x), self.three(x), self.five(x), self.pooled(x)]
-        return relu(self.norm(torch.cat(parts, 1)))
+        return relu(self.norm(torch.cat([branch(x) for branch in self.branches], 1)))
 
 
 class Reader(nn.Module):
@@ -67,22 +65,26 @@ class Reader(nn.Module):
         return self.head(self.lstm(self.embedding(tokens))[0]).flatten(0, 1)
 
 
+def classifier(layers: Sequence[nn.Module], width: int) -> nn.Module:
+    """The layers, a mean over pixels, and ten classes."""
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+    return nn.Sequential(*layers, *head)
+
+
 def resnet(width: int = 32, blocks: int = 2) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1, bias=False)]
     for stage in range(4):
         out = width << stage
-        for block in range(blocks):
-            into = out // 2 if stage and not block else out
-            layers.append(Residual(into, out, 2 if stage and not block else 1))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 10))
+        layers.append(Residual(out // 2, out, 2) if stage else Residual(out, out, 1))
+        layers += [Residual(out, out, 1) for _ in range(blocks - 1)]
+    return classifier(layers, out)
 
 
 def inception(width: int = 96, modules: int = 3) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU()]
     for module in range(modules):
         layers += [Inception(width << module, width << module + 1), nn.MaxPool2d(2)]
-    last = width << modules
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, 10))
+    return classifier(layers, width << modules)
 
 
 SMALLER = 16  # times fewer entries than the paper's models have
@@ -125,45 +127,35 @@ RESNET_50 = (
 )  # fmt: skip
 # Stem, 4 modules A, a reduction, 7 modules B, a reduction, 3 modules C, classifier.
 INCEPTION_V4 = (
-    Block(0.6, 2.5),
-    *[Block(0.32, 0.4)] * 4,
-    Block(2.3, 0.9),
-    *[Block(2.9, 0.8)] * 7,
-    Block(3.0, 0.4),
-    *[Block(4.5, 0.3)] * 3,
-    Block(1.5, 0.01),
-)
+    Block(0.6, 2.5), *[Block(0.32, 0.4)] * 4, Block(2.3, 0.9), *[Block(2.9, 0.8)] * 7,
+    Block(3.0, 0.4), *[Block(4.5, 0.3)] * 3, Block(1.5, 0.01),
+)  # fmt: skip
 # Embedding, two LSTM layers of 1,500 units, softmax over 10,000 words.
 LSTM_PTB = (Block(15, 0.01), Block(18, 18), Block(18, 18), Block(15, 15))
 
-
-def _images() -> tuple[Tensor, Tensor]:
-    return torch.randn(8, 1, 16, 16), torch.randint(10, (8,))
-
-
-def _text() -> tuple[Tensor, Tensor]:
-    return torch.randint(WORDS, (4, 20)), torch.randint(WORDS, (80,))
-
-
-def _nothing() -> tuple[Tensor, Tensor]:
-    return torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]]]] = {
-    "resnet": (resnet, _images),
-    "inception": (inception, _images),
-    "lstm": (lambda: Reader(WORDS, 256), _text),
-    # Seconds with which S_max of eq. 19 is about the paper's at 250 Mbit/s and density 0.05.
-    "ResNet-50": (lambda: Stack(RESNET_50, 0.12), _nothing),
-    "Inception-v4": (lambda: Stack(INCEPTION_V4, 0.36), _nothing),
-    "LSTM-PTB": (lambda: Stack(LSTM_PTB, 0.08), _nothing),
+Batch = tuple[Tensor, Tensor]
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
+    "resnet": (resnet, lambda: (torch.randn(8, 1, 16, 16), torch.randint(10, (8,)))),
+    "inception": (inception, lambda: (torch.randn(8, 1, 16, 16), torch.randint(10, (8,)))),
+    "lstm": (
+        lambda: Reader(WORDS, 256),
+        lambda: (torch.randint(WORDS, (4, 20)), torch.randint(WORDS, (80,))),
+    ),
+}
+PAUSES = {  # seconds with which S_max of eq. 19 is about the paper's at 250 Mbit/s, density 0.05
+    "ResNet-50": (RESNET_50, 0.12),
+    "Inception-v4": (INCEPTION_V4, 0.36),
+    "LSTM-PTB": (LSTM_PTB, 0.08),
 }
 
 
 def task(name: str) -> Task:
-    """A model, and one batch of noise for each rank."""
-    build, batch = MODELS[name]
-    model = build()
+    """A model, and one batch of noise for each rank; of those that pause nothing."""
+    if name in PAUSES:
+        model, batch = Stack(*PAUSES[name]), lambda: (torch.zeros(1, 2), torch.zeros(1).long())
+    else:
+        build, batch = MODELS[name]
+        model = build()
     torch.manual_seed(1 + dist.get_rank())
     x, y = batch()
     return Task(model, lambda module, _: cross_entropy(module(x).flatten(0, -2), y))

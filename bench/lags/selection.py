@@ -1,6 +1,6 @@
-"""Time and recall of top-k selection, beside `torch.topk`, on one CPU thread."""
+"""Top-k in a tenth of the time of torch.topk, on one CPU thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
@@ -13,24 +13,15 @@ from bench.harness.turns import in_turns
 from offbeat.functional import count_kept, sampled_top_k, top_k
 from offbeat.kernels.top_k import scanned_blocks
 
-Select = Callable[[Tensor, int], Tensor]
 SIZES, DENSITIES = (100_000, 1_000_000, 10_000_000), (0.001, 0.004, 0.01)
 TORCH, CHOSEN, READING = "torch.topk", "numba", "one read"
-BENCH = Bench(
-    name="lags/selection",
-    claim="Top-k in a tenth of the time of torch.topk",
-    minutes=1,
-    full_minutes=5,
-)
-
-
-def full(x: Tensor, k: int) -> Tensor:
-    """The straightforward selection."""
-    return x.abs().topk(k, sorted=False).indices
-
-
-WAYS: dict[str, Select] = {TORCH: full, "exact": top_k, "sampled": sampled_top_k,
-                          CHOSEN: lambda x, k: scanned_blocks(x, [(0, len(x), k)])}  # fmt: skip
+WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    TORCH: lambda x, k: x.abs().topk(k, sorted=False).indices,
+    "exact": top_k,
+    "sampled": sampled_top_k,
+    CHOSEN: lambda x, k: scanned_blocks(x, [(0, len(x), k)]),
+}
+BENCH = Bench(name="lags/selection", minutes=1, full_minutes=5)
 
 
 def recall(x: Tensor, chosen: Tensor, k: int) -> float:
@@ -50,31 +41,20 @@ def measure(numel: int, density: float, rounds: int) -> dict[str, Any]:
     return {"numel": numel, "density": density, "seconds": times, "recall": found}
 
 
-def rows(cases: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Medians in milliseconds, and how many times faster than torch.topk."""
-    lines = []
+@command(BENCH, "--full", full={"rounds": 35})
+def app(rounds: int = 7) -> Result:
+    torch.set_num_threads(1)
+    rows, claims = [], []
+    cases = [measure(numel, density, rounds) for numel in SIZES for density in DENSITIES]
     for case in cases:
         seconds = {way: median(times) for way, times in case["seconds"].items()}
-        milliseconds = [f"{s * 1e3:.2f} ms" for s in seconds.values()]
-        faster, worst = seconds[TORCH] / seconds[CHOSEN], min(case["recall"].values())
-        size = f"{case['numel']:,}", f"{case['density']}"
-        lines.append((*size, *milliseconds, f"{faster:.1f} x", f"{worst:.3f}"))
-    return lines
-
-
-def claim(case: dict[str, Any]) -> Claim:
-    faster = median(case["seconds"][TORCH]) / median(case["seconds"][CHOSEN])
-    text = f"{case['numel']:,} elements, density {case['density']}: faster than torch.topk"
-    return Claim(text, "10 x", f"{faster:.1f} x", faster >= 10)
-
-
-@command(BENCH, "--full", full="Five times the rounds.")
-def app(full: bool = False) -> Result:
-    """Measure three sizes and three densities."""
-    torch.set_num_threads(1)
-    rounds = 35 if full else 7
-    cases = [measure(numel, density, rounds) for numel in SIZES for density in DENSITIES]
+        size, density = f"{case['numel']:,}", f"{case['density']}"
+        gain, worst = seconds[TORCH] / seconds[CHOSEN], min(case["recall"].values())
+        milliseconds = (f"{each * 1e3:.2f} ms" for each in seconds.values())
+        rows.append((size, density, *milliseconds, f"{gain:.1f} x", f"{worst:.3f}"))
+        if case["numel"] == max(SIZES):
+            text = f"{size} elements, density {density}: faster than torch.topk"
+            claims.append(Claim(text, "10 x", f"{gain:.1f} x", gain >= 10))
     headings = ("elements", "density", *WAYS, READING, "faster", "recall")
     title = f"The k largest magnitudes, one CPU thread, medians of {rounds}"
-    claims = [claim(case) for case in cases if case["numel"] == max(SIZES)]
-    return Result(title, headings, rows(cases), claims, cases)
+    return Result(title, headings, rows, claims, cases)

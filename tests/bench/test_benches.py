@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bench.__main__ import app
-from bench.harness import Bench, Claim, execute, files, page
+from bench.harness import Bench, Claim, Result, execute, files, page
 from bench.harness.catalogue import benches, select
 from bench.harness.report import report
 from typer.testing import CliRunner
@@ -37,7 +37,8 @@ def test_a_report_holds_every_row_and_verdict(
     false = Claim("faster", "2 x", "0.9 x", holds=False)
     bench = Bench(name="sgp/some", claim="", minutes=1)
     steps = {4: [3.0, 1.0, 2.0, 2.0]}
-    report(bench, "Table", ("method", "ours"), [("SGP", "97.0%")], [false], measured=steps)
+    rows = [("SGP", "97.0%")]
+    report(bench, Result("Table", ("method", "ours"), rows, [false], measured=steps))
     written = json.loads((results / "sgp" / "some.json").read_text("utf-8"))
     assert written["rows"] == [["SGP", "97.0%"]]
     said = {"text": "faster", "paper": "2 x", "ours": "0.9 x", "holds": False}
