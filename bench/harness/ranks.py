@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from bench.harness.environment import environment
 from bench.harness.files import console
+from bench.harness.turns import Work, seconds_of
 from offbeat.compare import open_runner
 from offbeat.lab import Fault, Runner
 from offbeat.lab.network.links import LinkOptions
@@ -82,11 +83,17 @@ def on_nodes(
         return pickle.loads(file.read_bytes())
 
 
-def slowest(seconds: float) -> float:
-    """The most of all ranks."""
-    found = torch.tensor(seconds, dtype=torch.float64)
+def largest(value: float) -> float:
+    """On any rank."""
+    found = torch.tensor(float(value), dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item()
+
+
+def seconds_together(work: Work) -> float:
+    """Seconds of one call on the slowest rank; all ranks start together."""
+    dist.barrier()
+    return largest(seconds_of(work))
 
 
 def main(path: str) -> None:

@@ -20,14 +20,18 @@ def seconds_of(work: Work) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(ways: Mapping[Name, Work], rounds: int, warm_up: int = 0) -> dict[Name, list[float]]:
+def in_turns(
+    ways: Mapping[Name, Work],
+    rounds: int,
+    warm_up: int = 0,
+    clock: Callable[[Work], float] = seconds_of,
+) -> dict[Name, list[float]]:
     """Seconds of each way in each round; those of the first ``warm_up`` rounds do not count."""
     found: dict[Name, list[float]] = {name: [] for name in ways}
     for number in range(warm_up + rounds):
         for name in turn_of(list(ways), number):
-            spent = seconds_of(ways[name])
-            found[name] += [spent] * (number >= warm_up)
-    return found
+            found[name].append(clock(ways[name]))
+    return {name: spent[warm_up:] for name, spent in found.items()}
 
 
 def turn_of(names: list[Name], number: int) -> list[Name]:
