@@ -6,7 +6,7 @@ from functools import partial
 from itertools import pairwise
 from math import ceil
 
-from bench.async_adam.methods import Method, Training
+from bench.async_adam.methods import Method
 from bench.async_adam.sparse_problem import Problem
 from bench.harness.turns import in_turns, over, seconds_of
 
@@ -24,12 +24,6 @@ class Curve:
     error: list[float]
     pace: float = float("nan")  # seconds per pass
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Of a table: the method, its step size, how it ends and milliseconds of a pass."""
-        ends = f"{self.loss[-1]:.4f}", f"{self.error[-1]:.4f}"
-        return self.label, f"{self.alpha:g}", *ends, f"{1e3 * self.pace:.2f}"
-
     def passes_to(self, loss: float) -> float:
         """Passes until the loss was reached, interpolated; inf for never."""
         for k, (before, after) in enumerate(pairwise(self.loss)):
@@ -42,14 +36,22 @@ class Curve:
         return self.passes_to(loss) * self.pace
 
 
-def record(training: Training, problem: Problem, passes: int) -> Curve:
+def record(method: Method, problem: Problem, alpha: float, passes: int) -> Curve:
     """Look at loss and error before the first pass and after each."""
-    looks = []
-    for _ in range(passes):
+    training, looks = method(problem, alpha), []
+    for number in range(passes + 1):
+        if number:
+            training.go(1)
         looks.append((problem.loss(training.theta), problem.error(training.theta)))
-        training.go(1)
-    looks.append((problem.loss(training.theta), problem.error(training.theta)))
-    return Curve(training.label, training.alpha, *map(list, zip(*looks, strict=True)))
+    return Curve(training.label, alpha, *map(list, zip(*looks, strict=True)))
+
+
+def tuned(
+    method: Method, problem: Problem, passes: int, grid: Sequence[float],
+    by: Callable[[Curve], float] = lambda curve: curve.loss[-1],
+) -> Curve:  # fmt: skip
+    """The curve of the step size that is best: with the lowest loss at the end."""
+    return min((record(method, problem, alpha, passes) for alpha in grid), key=by)
 
 
 def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> list[Curve]:
@@ -64,11 +66,3 @@ def timed(curves: list[Curve], methods: Sequence[Method], problem: Problem) -> l
     found = in_turns({k: partial(run.go, passes) for k, run in enumerate(runs)}, TURNS)
     paces = [min(found[0]) / passes * over(found[k], found[0]) for k in found]
     return [replace(curve, pace=pace) for curve, pace in zip(curves, paces, strict=True)]
-
-
-def tuned(
-    method: Method, problem: Problem, passes: int, grid: Sequence[float],
-    by: Callable[[Curve], float] = lambda curve: curve.loss[-1],
-) -> Curve:  # fmt: skip
-    """The curve of the step size that is best: with the lowest loss at the end."""
-    return min((record(method(problem, alpha), problem, passes) for alpha in grid), key=by)

@@ -1,8 +1,9 @@
-"""Updates per second of asynchronous Adam by threads, moments and dtype.
+"""Two threads make 1.85 x the updates of one.
 
-The paper's problem, and two copies of it that share nothing, the most that two cores give; an
-embedding of 1,000,000 x 64 with 1,000 rows touched, beside `torch.optim.SparseAdam`. All cases run
-in turns. Updates per second are those of the fastest turn, ratios are medians over turns.
+By threads, moments and dtype on the paper's problem, beside two copies of it that share nothing,
+the most that two cores give; an embedding of 1,000,000 x 64 with 1,000 rows touched, beside
+`torch.optim.SparseAdam`. All cases run in turns. Updates per second are those of the fastest turn,
+ratios are medians over turns.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,9 @@ from functools import partial
 import torch
 
 from bench.async_adam.methods import Training, adam
-from bench.async_adam.sparse_problem import BATCH, Problem, generate
+from bench.async_adam.sparse_problem import BATCH, generate
 from bench.harness import Bench, Claim, Result, command
-from bench.harness.turns import in_turns, over
+from bench.harness.turns import Work, in_turns, over
 from offbeat.hogwild import AsyncAdam
 
 ORIGINAL = {1: 15.5e3, 2: 29.4e3}  # updates/s of the original C++ on such a machine
@@ -23,18 +24,13 @@ CASES = tuple((*case, kind) for kind in ("float32", "float64") for case in THREA
 COPIES = (2, "two copies", "float32")
 PASSES = 60  # of a run: 0.2 seconds
 HEADINGS = ("threads", "moments", "dtype", "updates/s", "x 1 thread", "x original C++")
-BENCH = Bench(
-    name="async_adam/speed",
-    claim="Two threads make 1.85 x the updates of one",
-    minutes=1,
-    full_minutes=5,
-)
-Case = tuple[int, str, str]
+BENCH = Bench(name="async_adam/speed", minutes=1, full_minutes=5)
 
 
-def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
+def paces(turns: int) -> dict[tuple[int, str, str], list[float]]:
     """Updates per second of each case in every turn."""
-    runs: dict[Case, list[Training]] = {
+    problem = generate()
+    runs: dict[tuple[int, str, str], list[Training]] = {
         (threads, moments, kind): [
             adam(moments, threads)(replace(problem, x=problem.x.astype(kind)), 0.01)
         ]
@@ -43,14 +39,12 @@ def paces(problem: Problem, turns: int) -> dict[Case, list[float]]:
     runs[COPIES] = [adam()(problem, 0.01) for _ in range(2)]
     updates = PASSES * (problem.x.shape[0] // BATCH)
     with ThreadPoolExecutor(2) as pool:
-        found = in_turns({case: partial(together, pool, run) for case, run in runs.items()}, turns)
+
+        def together(of: list[Training]) -> None:
+            list(pool.map(lambda run: run.go(PASSES), of))
+
+        found = in_turns({case: partial(together, of) for case, of in runs.items()}, turns)
     return {case: [updates * len(runs[case]) / s for s in found[case]] for case in runs}
-
-
-def together(pool: ThreadPoolExecutor, runs: list[Training]) -> None:
-    """Train all at once."""
-    for _ in pool.map(lambda run: run.go(PASSES), runs):
-        pass
 
 
 def sparse_steps(turns: int) -> dict[str, list[float]]:
@@ -59,7 +53,7 @@ def sparse_steps(turns: int) -> dict[str, list[float]]:
     rows = torch.randint(1_000_000, (1, 1000), generator=torch.Generator().manual_seed(0))
     values = torch.randn(1000, 64)
     gradient = torch.sparse_coo_tensor(rows, values, (1_000_000, 64), check_invariants=False)
-    ways = {}
+    ways: dict[str, Work] = {}
     for build in (torch.optim.SparseAdam, AsyncAdam):
         weight = torch.nn.Parameter(torch.zeros(1_000_000, 64))
         optimizer = build([weight])
@@ -68,11 +62,9 @@ def sparse_steps(turns: int) -> dict[str, list[float]]:
     return {name: [5 / s for s in found] for name, found in in_turns(ways, turns).items()}
 
 
-@command(BENCH, "--full", full="Five times the runs.")
-def app(full: bool = False) -> Result:
-    """Measure everything in turns."""
-    turns = 75 if full else 15
-    pace, steps = paces(generate(), turns), sparse_steps(turns)
+@command(BENCH, "--full", full={"turns": 75}, turns="Of every case.")
+def app(turns: int = 15) -> Result:
+    pace, steps = paces(turns), sparse_steps(turns)
     one, two, copies = pace[CASES[0]], pace[CASES[1]], pace[COPIES]
     gain, ceiling, share = over(two, one), over(copies, one), over(two, copies)
     sparse = over(steps["AsyncAdam"], steps["SparseAdam"])
@@ -85,8 +77,9 @@ def app(full: bool = False) -> Result:
               sparse >= 5),
     ]  # fmt: skip
     rows = [
-        (str(case[0]), *case[1:], f"{max(p):,.0f}", f"{over(p, pace[1, 'shared', case[2]]):.2f}",
-         f"{max(p) / ORIGINAL[case[0]]:.1f}") for case, p in pace.items()
+        (f"{threads}", moments, kind, f"{max(p):,.0f}", f"{over(p, pace[1, 'shared', kind]):.2f}",
+         f"{max(p) / ORIGINAL[threads]:.1f}")
+        for (threads, moments, kind), p in pace.items()
     ]  # fmt: skip
     measured = {"steps_per_second": {name: max(found) for name, found in steps.items()}}
     raw = {" ".join(map(str, case)): found for case, found in pace.items()} | steps

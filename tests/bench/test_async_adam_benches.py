@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.async_adam import curves
+from bench.async_adam import curves, methods
 from bench.async_adam import sparse_problem as sparse
-from bench.async_adam import turns as crowd
 from bench.async_adam.methods import Training
 from bench.harness import Effect, turns
 
@@ -41,9 +40,9 @@ def test_methods_are_compared_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> 
 def test_workers_in_turns_compute_at_one_theta_and_update_after_each_other() -> None:
     """Two batches of all rows: a worker that waited for the other would compute at its theta."""
     problem, alpha = sparse.generate(0.5, n=2 * sparse.BATCH, d=6), 0.1
-    training = crowd.turns("private", 2, seed=3)(problem, alpha)
-    model, (_, decay, _) = crowd.begin(problem, "private", 2, alpha, 3)
-    hands = model.descent_._deal(2 * sparse.BATCH, sparse.BATCH, 2)
+    training = methods.turns("private", 2, seed=3)(problem, alpha)
+    descent, (_, decay, _) = methods.begin(problem, "private", 2, alpha, 3)
+    hands = descent._deal(2 * sparse.BATCH, sparse.BATCH, 2)
     theta, steps = np.zeros(6), []
     for t in (1, 2):
         seen = theta
