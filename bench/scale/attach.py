@@ -1,33 +1,112 @@
-"""Seconds of attach, first step, finish and detach, and sockets and threads, by number of ranks.
+"""A replica connects to the ranks it speaks with, and starts in seconds.
 
-Ranks are threads of one process, or processes around one store; both share the machine's cores.
+Seconds of attach, first step, finish and detach, and sockets and threads, by number of ranks. Ranks
+are threads of one process, or processes around one store; both share the machine's cores.
 """
 
 import multiprocessing
+import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
 
 import offbeat
 from bench.harness import Bench, Claim, Result, command
 from bench.harness.growth import exponent, sweep
-from bench.scale.lifetime import PHASES, WAIT, Sample, run_rank
+from bench.harness.turns import Work, seconds_of
 from offbeat.testing import ThreadWorld
 
 SIZES = (2, 4, 8, 16, 32, 64)
 MESHES = {"sgp": 2, "ddp": 3}  # groups that a replica would open, were every one a full mesh
+PHASES = ("attach", "first step", "finish", "detach")
+WAIT = 300.0  # seconds for one run
 HEADINGS = ("ranks", "as", "method", *PHASES, "sockets / rank", "of a mesh", "threads / rank")
-BENCH = Bench(
-    name="scale/attach",
-    claim="A replica connects to the ranks it speaks with, and starts in seconds",
-    minutes=3,
-    full_minutes=17,
-)
+BENCH = Bench(name="scale/attach", minutes=3, full_minutes=17)
+Life = dict[str, float]  # seconds by phase, and sockets and threads, of a rank
+
+
+def sockets() -> set[str]:
+    """The sockets of this process, by the numbers of the kernel."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket")}
+
+
+def threads() -> int:
+    """The number of threads of this process, those of Gloo among them."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def live(method: str, mesh: Any, meet: Callable[[], Any], sharing: int) -> Life:
+    """Attach, step, finish and detach; ``sharing`` ranks live in this process, and ``meet``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+
+    def step() -> None:
+        train()
+        replica.step()
+
+    train()  # which imports a second's worth of torch at first
+    optimizer.zero_grad()
+    meet()
+    before, idle = sockets(), threads()
+    meet()
+    began = time.perf_counter()
+    replica = offbeat.replicate(model, offbeat.algorithm(method), mesh=mesh)
+    found = {"attach": time.perf_counter() - began}
+    meet()
+    found["sockets"] = len(sockets() - before) / sharing
+    found["threads"] = (threads() - idle) / sharing
+    phases: tuple[Work, ...] = step, replica.finish, replica.detach
+    for name, work in zip(PHASES[1:], phases, strict=True):
+        meet()
+        found[name] = seconds_of(work)
+    meet()
+    return found
+
+
+def in_threads(ranks: int, method: str) -> list[Life]:
+    barrier = threading.Barrier(ranks, timeout=WAIT)
+    work = lambda world: live(method, world, barrier.wait, ranks)  # noqa: E731
+    return ThreadWorld(ranks).run(work, timeout=WAIT)
+
+
+def in_processes(ranks: int, method: str) -> list[Life]:
+    """Fork the ranks from a server that has imported torch, around a store of this process."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch", "numba", "offbeat", __name__])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with server.Pool(ranks) as pool:  # each of them takes one rank, which waits for all others
+        work = partial(in_process, ranks, method, store.port)
+        return pool.map_async(work, range(ranks), chunksize=1).get(WAIT)
+
+
+def in_process(ranks: int, method: str, port: int, rank: int) -> Life:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    mesh = offbeat.World.of([[each] for each in range(ranks)])
+    found = live(method, mesh, dist.barrier, 1)
+    dist.destroy_process_group()
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,38 +132,12 @@ class Started:
         return f"{self.ranks}", self.kind, self.method, *seconds, *held
 
 
-def in_threads(ranks: int, method: str) -> list[Sample]:
-    barrier = threading.Barrier(ranks, timeout=WAIT)
-    work = lambda world: run_rank(method, world, barrier.wait, ranks)  # noqa: E731
-    return ThreadWorld(ranks).run(work, timeout=WAIT)
-
-
-def in_processes(ranks: int, method: str) -> list[Sample]:
-    """Fork the ranks from a server that has imported torch, around a store of this process."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "numba", "offbeat", __name__])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with server.Pool(ranks) as pool:  # each of them takes one rank, which waits for all others
-        work = partial(in_process, ranks, method, store.port)
-        return pool.map_async(work, range(ranks), chunksize=1).get(WAIT)
-
-
-def in_process(ranks: int, method: str, port: int, rank: int) -> Sample:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    mesh = offbeat.World.of([[each] for each in range(ranks)])
-    sample = run_rank(method, mesh, dist.barrier, 1)
-    dist.destroy_process_group()
-    return sample
-
-
 def measure(ranks: int, kind: str, method: str, turns: int) -> Started:
     """Run ``turns`` worlds one after the other; of times the median, over worlds."""
     run = in_threads if kind == "threads" else in_processes
     worlds = [run(ranks, method) for _ in range(turns)]
-    seconds = {p: median(max(s.seconds[p] for s in w) for w in worlds) for p in PHASES}
-    held = fmean(s.sockets for s in worlds[-1]), fmean(s.threads for s in worlds[-1])
+    seconds = {p: median(max(rank[p] for rank in world) for world in worlds) for p in PHASES}
+    held = (fmean(rank[name] for rank in worlds[-1]) for name in ("sockets", "threads"))
     return Started(ranks, kind, method, seconds, *held)
 
 
@@ -98,11 +151,8 @@ def claims(worlds: Sequence[Started]) -> list[Claim]:
         Claim(f"sockets at {largest}", "at most half of a mesh", f"{share:.0%}", share <= 0.5),
     ]
     for kind, method in dict.fromkeys((each.kind, each.method) for each in worlds):
-        attach = {
-            each.ranks: each.seconds["attach"]
-            for each in worlds
-            if (each.kind, each.method) == (kind, method) and each.ranks >= 8
-        }
+        same = [each for each in worlds if (each.kind, each.method) == (kind, method)]
+        attach = {each.ranks: each.seconds["attach"] for each in same if each.ranks >= 8}
         if len(attach) > 1:
             power = exponent([*attach], [*attach.values()])
             name = f"attach of {method} in {kind} grows as"
@@ -115,14 +165,10 @@ def claims(worlds: Sequence[Started]) -> list[Claim]:
     ranks="Numbers of ranks.", full="Five worlds of each; 64 processes too.",
 )  # fmt: skip
 def app(ranks: list[int] | None = None, full: bool = False) -> Result:
-    """Start and end worlds of 2 to 64 ranks."""
     # Two cores take some minutes to start and end a world of 64 processes.
-    sizes = {kind: ranks or (SIZES if full or kind == "threads" else SIZES[:4])
-             for kind in ("threads", "processes")}  # fmt: skip
-    cases = [
-        (size, kind, method, 5 if full else 2)
-        for kind in sizes for method in MESHES for size in sizes[kind]
-    ]  # fmt: skip
+    sizes = {"threads": ranks or SIZES, "processes": ranks or (SIZES if full else SIZES[:4])}
+    turns = 5 if full else 2
+    cases = [(n, kind, method, turns) for kind in sizes for method in MESHES for n in sizes[kind]]
     worlds = sweep(cases, measure, lambda world: world.row)
     title = "From attach to detach, on two cores that all ranks share"
     return Result(title, HEADINGS, [each.row for each in worlds], claims(worlds), worlds)

@@ -3,10 +3,12 @@
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
+from statistics import fmean
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -46,14 +48,13 @@ class Churn:
 
     def __init__(self, context: BaseContext, seed: int, size: int, text: str) -> None:
         """Start ``size`` workers of the recipe ``text``."""
-        self._text = text
-        self.run, self._draws, self._size = Run(seed), random.Random(seed), size
+        self.run, self._draws, self._size, self._text = Run(seed), random.Random(seed), size, text
         self._context: Any = context
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._store.set("words", "")
         self._heard = 0
-        self._coming: list[BaseProcess] = []
-        self._living: dict[int, BaseProcess] = {}
+        self._coming: list[Any] = []  # processes, and below by rank
+        self._living: dict[int, Any] = {}
         self._ends: dict[int, list[Any]] = {}  # what the workers say at the end
         self._was_in: list[int] = []  # killed after they had come in
         self._came: list[int] = []
@@ -64,14 +65,14 @@ class Churn:
 
     def disturb(self, seconds: float) -> None:
         """Kill and start workers for some time."""
-        until = time.monotonic() + seconds
+        until, draws = time.monotonic() + seconds, self._draws
         while (left := until - time.monotonic()) > 0 and not self.run.hung:
-            self._hear(min(left, self._draws.uniform(0.02, 0.15) * seconds))
+            self._hear(min(left, draws.uniform(0.02, 0.15) * seconds))
             victims = [*(r for r in self._living if r != WITNESS), *range(-len(self._coming), 0)]
-            count = min(len(victims), self._draws.choice([1, 1, 1, 2]))
-            for victim in self._draws.sample(victims, count):
+            count = min(len(victims), draws.choice([1, 1, 1, 2]))
+            for victim in draws.sample(victims, count):
                 self._kill(victim)
-            self._hear(min(max(0.0, until - time.monotonic()), self._draws.uniform(0.0, 3.0)))
+            self._hear(min(max(0.0, until - time.monotonic()), draws.uniform(0.0, 3.0)))
             while len(self._living) + len(self._coming) < self._size:
                 self._replace()
 
@@ -92,17 +93,17 @@ class Churn:
             run.lost = [loss["rank"] for loss in stats["lost"]]
             run.joined = [join["rank"] for join in stats["joined"]]
             # One that was killed while it joined may be among them or not.
-            run.is_told = _has(run.lost, self._was_in) and _has(run.joined, self._came)
+            run.is_told = has(run.lost, self._was_in) and has(run.joined, self._came)
             run.is_told &= {*range(self._size), *run.joined} >= {*self._ends} >= {WITNESS}
-            run.losses = [*_tenths(losses)]
-            run.stalls = _longest(stalls for *_, stalls, _ in self._ends.values())
+            tenth = max(1, len(losses) // POINTS)
+            parts = (losses[i * tenth : (i + 1) * tenth] for i in range(POINTS))
+            run.losses = [fmean(part or [0.0]) for part in parts]
+            run.stalls = longest(stalls for *_, stalls, _ in self._ends.values())
         return run
 
     def _start(self, rank: int | None) -> None:
-        port, seed = self._store.port, self.run.seed
-        process = self._context.Process(
-            target=work, args=(port, self._size, rank, seed, self._text), daemon=True
-        )
+        args = self._store.port, self._size, rank, self.run.seed, self._text
+        process = self._context.Process(target=work, args=args, daemon=True)
         process.start()
         process.rank = rank
         self._coming.append(process)
@@ -110,17 +111,17 @@ class Churn:
     def _kill(self, victim: int) -> None:
         """Kill a rank that takes part or, if negative, one that is about to."""
         if victim < 0:
-            process: Any = self._coming.pop(victim % (len(self._coming) or 1))
-            number = process.rank
+            process = self._coming.pop(victim % (len(self._coming) or 1))
+            number = -1 if process.rank is None else process.rank
         else:
             process, number = self._living.pop(victim), victim
             self._was_in.append(victim)
         process.kill()
         process.join()
-        self.run.killed.append(-1 if number is None else number)
+        self.run.killed.append(number)
 
     def _replace(self) -> None:
-        busy = {*self._living, *(getattr(each, "rank", None) for each in self._coming)}
+        busy = {*self._living, *(process.rank for process in self._coming)}
         free = [rank for rank in range(self._size) if rank not in busy]
         if free and self._draws.random() < 0.7:
             self.run.returned += 1
@@ -129,15 +130,16 @@ class Churn:
             self.run.new += 1
             self._start(None)
 
-    def _await(self, is_done: Any, what: str) -> None:
+    def _await(self, is_done: Callable[[], bool], what: str) -> None:
         since = time.monotonic()
         while not is_done() and not self.run.hung:
             self._hear(0.1)
             if time.monotonic() - since > HANG:
-                coming = [getattr(each, "rank", None) for each in self._coming]
+                coming = [process.rank for process in self._coming]
                 self.run.hung.append(f"{what}: {coming} come, {[*self._living]} are in")
 
     def _hear(self, seconds: float) -> None:
+        """Take in what the workers say, for so long."""
         until = time.monotonic() + seconds
         while True:
             words = self._store.get("words").decode().splitlines()
@@ -170,24 +172,17 @@ class Churn:
                 self.run.hung.append(f"rank {rank} ended with {process.exitcode}")
 
 
-def _has(said: list[int], known: list[int]) -> bool:
-    """Return whether all of ``known``, each as often as it stands there, are in ``said``."""
+def has(said: list[int], known: list[int]) -> bool:
+    """Whether all of ``known``, each as often as it stands there, are in ``said``."""
     return all(said.count(rank) >= known.count(rank) for rank in known)
 
 
-def _longest(told: Iterable[list[tuple[int, float]]]) -> list[float]:
-    """Return the longest of what the ranks say about each admission, by its step."""
-    found: dict[int, float] = {}
-    for step, seconds in (stall for stalls in told for stall in stalls):
-        found[step] = max(seconds, found.get(step, 0.0))
+def longest(told: Iterable[list[tuple[int, float]]]) -> list[float]:
+    """The longest of what the ranks say about each admission, in the order of their steps."""
+    found = defaultdict[int, float](float)
+    for step, seconds in chain.from_iterable(told):
+        found[step] = max(seconds, found[step])
     return [found[step] for step in sorted(found)]
-
-
-def _tenths(losses: list[float]) -> Iterator[float]:
-    size = max(1, len(losses) // POINTS)
-    for begin in range(0, size * POINTS, size):
-        part = losses[begin : begin + size]
-        yield sum(part) / max(1, len(part))
 
 
 def churn(

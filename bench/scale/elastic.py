@@ -1,11 +1,11 @@
-"""Gossip under random kills and joins: six processes, some of which die and come back.
+"""Workers that are killed and started again join a run that goes on.
 
-The loss, the agreement at the end, what the ranks say about who came and went, and how long the
-others wait when one joins.
+Gossip under random kills and joins: six processes, some of which die and come back. The loss, the
+agreement at the end, what the ranks say about who came and went, and how long the others wait when
+one joins.
 """
 
 import multiprocessing as mp
-from collections.abc import Sequence
 from math import inf
 from statistics import median
 
@@ -19,12 +19,7 @@ HEADINGS = (
     "told", "loss", "a step()", "of a join",
 )  # fmt: skip
 LATE = PATIENCE["BROKEN_AFTER"]  # seconds: a join should cost less than a loss
-BENCH = Bench(
-    name="scale/elastic",
-    claim="Workers that are killed and started again join a run that goes on",
-    minutes=6,
-    full_minutes=130,
-)
+BENCH = Bench(name="scale/elastic", minutes=6, full_minutes=130)
 
 
 def row(run: Run) -> tuple[str, ...]:
@@ -45,48 +40,29 @@ def falls(run: Run) -> bool:
     return bool(points) and points == sorted(points, reverse=True)
 
 
-def claims(runs: Sequence[Run]) -> list[Claim]:
-    every = f"{len(runs)} of {len(runs)} runs"
-    counts = (
+@command(
+    BENCH, "--full", "--seeds 3 --seconds 60", full={"seeds": 20, "seconds": 300.0},
+    seeds="Number of runs.", seconds="Of kills and joins.", workers="Of each run.",
+)  # fmt: skip
+def app(seeds: int = 3, seconds: float = 60.0, workers: int = 6) -> Result:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["bench.scale.churn"])
+    runs = sweep([(context, seed + 1, seconds, workers) for seed in range(seeds)], churn, row)
+    claims = []
+    for text, holds in (
         ("no call hangs, and no worker ends by itself", [not run.hung for run in runs]),
         ("all models are equal after finish()", [run.is_agreed for run in runs]),
         ("the loss falls in each third of the run", [falls(run) for run in runs]),
         ("stats() lists all who came and went", [run.is_told for run in runs]),
-    )
-    return [
-        *(
-            Claim(text, every, f"{sum(holds)} of {len(holds)} runs", all(holds))
-            for text, holds in counts
-        ),
-        stall(runs),
-    ]
-
-
-def stall(runs: Sequence[Run]) -> Claim:
-    """How late a rank that joins makes the others: all of them connect anew, and one shares."""
-    found = [(seconds, seconds / run.step) for run in runs for seconds in run.stalls]
-    longest = max((seconds for seconds, _ in found), default=inf)
-    usual = median(times for _, times in found) if found else inf
-    return Claim(
-        f"the longest step() around an admission, {len(found)} of them",
-        f"less than a loss, {LATE:.0f} s",
-        f"{longest:.2f} s; the median is {usual:.0f} median steps",
-        longest < LATE,
-        GOAL,
-    )
-
-
-@command(
-    BENCH, "--full", "--seeds 3 --seconds 60",
-    seeds="Number of runs.", seconds="Of kills and joins.", workers="Of each run.",
-    full="20 seeds of 5 minutes.",
-)  # fmt: skip
-def app(seeds: int = 3, seconds: float = 60.0, workers: int = 6, full: bool = False) -> Result:
-    """Kill and start workers at random for some time, then let all finish; once for each seed."""
-    count, length = (20, 300.0) if full else (seeds, seconds)
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["bench.scale.churn"])
-    cases = [(context, seed, length, workers) for seed in range(1, count + 1)]
-    runs = sweep(cases, churn, row)
-    title = f"{workers} workers of sgp(overlap=1), kills and joins for {length:.0f} s"
-    return Result(title, HEADINGS, [*map(row, runs)], claims(runs), runs)
+    ):
+        every, ours = (f"{count} of {len(runs)} runs" for count in (len(runs), sum(holds)))
+        claims.append(Claim(text, every, ours, all(holds)))
+    # A rank that joins makes the others late: all of them connect anew, and one shares.
+    stalls = [seconds for run in runs for seconds in run.stalls]
+    steps = [seconds / run.step for run in runs for seconds in run.stalls]
+    most, usual = max(stalls, default=inf), median(steps or [inf])
+    text = f"the longest step() around an admission, {len(stalls)} of them"
+    ours = f"{most:.2f} s; the median is {usual:.0f} median steps"
+    claims.append(Claim(text, f"less than a loss, {LATE:.0f} s", ours, most < LATE, GOAL))
+    title = f"{workers} workers of sgp(overlap=1), kills and joins for {seconds:.0f} s"
+    return Result(title, HEADINGS, [*map(row, runs)], claims, runs)

@@ -1,11 +1,10 @@
-"""Bytes and sockets of each method by number of ranks: measured, and what follows for thousands.
+"""What a method sends and connects grows as stated: bytes and sockets by number of ranks.
 
 Worlds of threads up to 32 ranks; beyond, the laws that the measured figures follow. Memory is what
 the models of the methods say that are behind ``offbeat plan``.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,24 +14,22 @@ from torch.optim import SGD
 
 import offbeat
 from bench.harness import Bench, Claim, Result, command, console
+from bench.scale.attach import WAIT, sockets
 from bench.scale.laws import EVERY, LAWS, Law
-from bench.scale.lifetime import WAIT, sockets
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 
 SIZES = (4, 8, 16, 32)
 LARGE = 1024
-SETTLE, STEPS = EVERY, 2 * EVERY  # whole intervals
+SETTLE, STEPS = EVERY, 2 * EVERY  # whole intervals: those that are not measured, and those that are
 HEADINGS = (
     "method", *(f"bytes, {n} ranks" for n in SIZES), f"bytes, {LARGE:,}, modelled",
     "law, in models, modelled", f"sockets, {SIZES[-1]} ranks", f"sockets, {LARGE:,}, modelled",
     f"serial messages, {LARGE:,}, modelled", f"memory, {SIZES[-1]} ranks, modelled",
     f"memory, {LARGE:,}, modelled",
 )  # fmt: skip
-BENCH = Bench(
-    name="scale/growth", claim="What a method sends and connects grows as stated", minutes=3
-)
+BENCH = Bench(name="scale/growth", minutes=3)
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def network() -> nn.Module:
 
 
 def predicted(method: str, ranks: int) -> tuple[float, float]:
-    """Return what a rank allocates and what it sends per step, in models, by ``offbeat.plan``."""
+    """What a rank allocates and what it sends per step, in models, by ``offbeat.plan``."""
     layers = [Parameter(name, p.numel()) for name, p in network().named_parameters()]
     profile = Profile.by_size(layers, 0.01, 0.02, 0.0, Speeds.of_bandwidth(1e10))
     local = LAWS[method].local
@@ -79,9 +76,8 @@ def measure(method: str, ranks: int) -> Counted:
     barrier, before, found = threading.Barrier(ranks, timeout=WAIT), sockets(), set[str]()
 
     def work(world: World) -> float:
-        model = network()
+        model, given = network(), offbeat.algorithm(method)
         optimizer = SGD(model.parameters(), lr=0.01)
-        given = offbeat.algorithm(method)
         replica = offbeat.replicate(model, given, mesh=world, optimizer=optimizer)
         if barrier.wait() == 0:
             found.update(sockets() - before)
@@ -99,46 +95,32 @@ def measure(method: str, ranks: int) -> Counted:
         size: int = sum(p.nbytes for p in model.parameters())
         return (sent[1] - sent[0]) / STEPS / size
 
-    local = LAWS[method].local
-    nodes = tuple(tuple(range(first, first + local)) for first in range(0, ranks, local))
+    nodes = torch.arange(ranks).reshape(-1, LAWS[method].local).tolist()
     models = max(ThreadWorld(nodes=nodes).run(work, timeout=WAIT))
     return Counted(method, ranks, models, len(found) / ranks)
 
 
-def row(law: Law, method: str, found: Mapping[int, Counted]) -> tuple[str, ...]:
-    return (
-        method,
-        *(f"{found[n].models:.3g}" for n in SIZES),
-        f"{law.bytes(LARGE):.3g}",
-        law.formula,
-        f"{found[SIZES[-1]].sockets:.1f}",
-        f"{law.sockets(LARGE):,.0f}",
-        f"{law.hops(LARGE):,}",
-        *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
-    )
-
-
-def claims(worlds: Sequence[Counted]) -> list[Claim]:
-    # ad_psgd exchanges when partners have time.
-    exact = [each for each in worlds if each.method != "ad_psgd"]
-    worst = max(exact, key=lambda each: each.error / each.law.tolerance)
-    most = max(worlds, key=lambda each: each.excess)
-    allowed = worst.law.tolerance
-    text = f"bytes follow the law (worst: {worst.method} at {worst.ranks})"
-    return [
-        Claim(text, f"within {allowed:.0%}", f"{worst.error:.1%}", worst.error <= allowed),
-        Claim("sockets follow the law", "exactly", f"{most.excess:.1f} more", most.excess < 0.5),
-    ]
-
-
 @command(BENCH)
 def app() -> Result:
-    """Count what every method sends and connects in worlds of 4 to 32 ranks."""
     cases = [(method, ranks) for method in LAWS for ranks in SIZES]
-    worlds = [measure(*case) for case in track(cases, "worlds", console=console)]
+    worlds = {case: measure(*case) for case in track(cases, "worlds", console=console)}
     rows = [
-        row(law, method, {each.ranks: each for each in worlds if each.method == method})
+        (
+            method, *(f"{worlds[method, n].models:.3g}" for n in SIZES),
+            f"{law.bytes(LARGE):.3g}", law.formula,
+            f"{worlds[method, SIZES[-1]].sockets:.1f}", f"{law.sockets(LARGE):,.0f}",
+            f"{law.hops(LARGE):,}", *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
+        )
         for method, law in LAWS.items()
+    ]  # fmt: skip
+    # ad_psgd exchanges when partners have time.
+    exact = [each for each in worlds.values() if each.method != "ad_psgd"]
+    worst = max(exact, key=lambda each: each.error / each.law.tolerance)
+    excess, allowed = max(each.excess for each in worlds.values()), worst.law.tolerance
+    text = f"bytes follow the law (worst: {worst.method} at {worst.ranks})"
+    claims = [
+        Claim(text, f"within {allowed:.0%}", f"{worst.error:.1%}", worst.error <= allowed),
+        Claim("sockets follow the law", "exactly", f"{excess:.1f} more", excess < 0.5),
     ]
     title = "Models of bytes sent per step and rank, and sockets per rank"
-    return Result(title, HEADINGS, rows, claims(worlds), worlds)
+    return Result(title, HEADINGS, rows, claims, [*worlds.values()])

@@ -6,7 +6,7 @@ from offbeat.topology.graph import Topology, mixing_matrix
 
 
 def amplification(topology: Topology, size: int, steps: int, shrink: float = 1.0) -> float:
-    r"""Return the RMS distance to the mean after ``steps`` of unit noise on every worker.
+    r"""The RMS distance to the mean after ``steps`` of unit noise on every worker.
 
     .. math:: \sqrt{\frac{1}{n} \sum_{k=1}^{K} s^{2k-2} \|P_k \cdots P_1 - J\|_F^2},
         \quad J_{ij} = 1/n
@@ -34,7 +34,7 @@ def amplification(topology: Topology, size: int, steps: int, shrink: float = 1.0
 
 
 def gap(topology: Topology, size: int) -> float:
-    """Return 1 minus the factor by which one exchange shrinks a distance, over a period."""
+    """1 minus the factor by which one exchange shrinks a distance, over a period."""
     product = np.eye(size) - np.full((size, size), 1 / size)
     period = topology.period(size)
     for index in range(period):

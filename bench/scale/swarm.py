@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore
 
@@ -20,7 +20,14 @@ from offbeat.liveness.store.client import TimedStore
 CLIENTS = 256  # in one process, each with two threads and a connection
 VICTIMS = (5, 6, 7)  # neighbours, in a process of their own
 POLL = 0.02  # seconds between two looks for verdicts
-Verdicts = list[tuple[float, str]]  # when, as time.monotonic(), and the text
+
+
+class Look(NamedTuple):
+    """What has happened so far, on all ranks but the victims."""
+
+    calls: Counter[str]  # of the store; "keys": those that were read
+    verdicts: list[tuple[float, str]]  # when, as time.monotonic(), and the text
+    cpu: float  # seconds, of the store
 
 
 class Counting:
@@ -48,49 +55,34 @@ class Swarm:
     def __init__(self, size: int, burning: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self._size = size
+            port = free.getsockname()[1]
         self._processes: list[mp.process.BaseProcess] = []
-        self._host = self._start(_host, self._port)
+        self._host = self._start(_host, port)
         self._host.recv()
         living = [rank for rank in range(size) if rank not in VICTIMS]
         parts = [living[i : i + CLIENTS] for i in range(0, len(living), CLIENTS)]
-        self._victims = self._start(_beat, VICTIMS, size, self._port)
-        self._victim = self._processes[-1]
-        self._parts = [self._start(_beat, part, size, self._port) for part in parts]
-        for line in (self._victims, *self._parts):
+        _, *self._parts = lines = [
+            self._start(_beat, part, size, port) for part in (VICTIMS, *parts)
+        ]
+        self._victim = self._processes[1].pid or 0
+        for line in lines:
             line.recv()  # all have begun
         for _ in range(burning):
             self._start(_burn)
-        for line in (self._victims, *self._parts):
+        for line in lines:
             line.send("wait")
 
-    def calls(self) -> tuple[Counter[str], float]:
-        """Return the calls of all ranks but the victims, and the store's seconds of CPU so far."""
-        total: Counter[str] = Counter()
-        for line in self._parts:
-            line.send("calls")
-            total += line.recv()
-        self._host.send("")
-        return total, self._host.recv()
+    def look(self) -> Look:
+        """Ask all processes."""
+        for line in (self._host, *self._parts):
+            line.send("look")
+        found = [line.recv() for line in self._parts]
+        calls = sum((calls for calls, _ in found), Counter())
+        return Look(calls, [each for _, told in found for each in told], self._host.recv())
 
-    def verdicts(self) -> Verdicts:
-        """Return the verdicts found so far."""
-        for line in self._parts:
-            line.send("verdicts")
-        return [each for line in self._parts for each in line.recv()]
-
-    def kill(self) -> float:
-        """Kill the victims; return when."""
-        return self._send(signal.SIGKILL)
-
-    def freeze(self) -> float:
-        """Stop the victims as on a host that hangs: their connections stay open; return when."""
-        return self._send(signal.SIGSTOP)
-
-    def _send(self, what: signal.Signals) -> float:
-        assert self._victim.pid is not None, "it was started"
-        os.kill(self._victim.pid, what)
+    def fail(self, is_frozen: bool) -> float:
+        """Kill the victims, or stop them as on a host that hangs: connected; return when."""
+        os.kill(self._victim, signal.SIGSTOP if is_frozen else signal.SIGKILL)
         return time.monotonic()
 
     def end(self) -> None:
@@ -138,9 +130,9 @@ def _beat(ranks: Sequence[int], size: int, port: int, line: Connection) -> None:
         for heart in hearts:
             if heart.has_agreed_error and heart.rank not in found:
                 found[heart.rank] = time.monotonic(), _text(heart)
-        if not line.poll(POLL):
-            continue
-        line.send(Counter(calls) if line.recv() == "calls" else list(found.values()))
+        if line.poll(POLL):
+            line.recv()
+            line.send((Counter(calls), list(found.values())))
 
 
 def _text(heart: Heartbeat) -> str:
@@ -149,8 +141,3 @@ def _text(heart: Heartbeat) -> str:
     except Exception as verdict:
         return str(verdict)
     return ""
-
-
-def cores() -> int:
-    """The number of cores that the processes may use."""
-    return len(os.sched_getaffinity(0))

@@ -5,17 +5,18 @@ import os
 import random
 import time
 import warnings
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from statistics import median
 
 import torch
 from torch.distributed import TCPStore
 
 import offbeat
-from bench.scale.stall import Watch
 from offbeat.liveness.heartbeats import heartbeat
 
 PATIENCE = {"BEAT": 0.3, "BROKEN_AFTER": 2.0, "SILENT_AFTER": 5.0}  # seconds, a third of the usual
 STEP = 0.02  # seconds that a step takes at least, on average
+AROUND = 5  # steps before and after an admission that count as its own
 FEATURES = 20
 GIVEN_UP = 3  # exit code of a worker that the others have given up, because it was too slow
 
@@ -31,36 +32,44 @@ def work(
     try:
         address, draws = f"127.0.0.1:{port}", random.Random(f"{seed} {rank} {time.time()}")
         world = offbeat.World.at(address, size=size, rank=rank, ranks_per_node=ranks_per_node)
-        _train(port, world, text, draws)
+        _train(TCPStore("127.0.0.1", port, is_master=False), world, text, draws)
     except offbeat.PeerLost as loss:
         if "given up by the others" in str(loss):
             os._exit(GIVEN_UP)
         raise
 
 
-def _train(port: int, world: offbeat.World, text: str, draws: random.Random) -> None:
+def _train(store: TCPStore, world: offbeat.World, text: str, draws: random.Random) -> None:
     """Say when this worker is in, and at the end what it has seen."""
+
+    def say(*word: object) -> None:
+        """By the store: a queue would keep the lock of a worker that is killed."""
+        store.append("words", json.dumps(word) + "\n")
+
     torch.manual_seed(draws.randrange(2**31))
-    store = TCPStore("127.0.0.1", port, is_master=False)
     model = torch.nn.Linear(FEATURES, 1, bias=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     _optimize(model, optimizer)  # the first time imports for a second, which others would wait for
-    given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
-    replica = offbeat.replicate(model, offbeat.algorithm(text), **given)
-    _say(store, "in", replica.world.rank, os.getpid())
-    losses, last, watch = [], None, Watch(replica)
+    replica = offbeat.replicate(
+        model, offbeat.algorithm(text), mesh=world, optimizer=optimizer, elastic=True
+    )
+    say("in", replica.world.rank, os.getpid())
+    losses, last, seconds, lost_in = [], None, dict[int, float](), set[int]()
     while last is None or replica.steps < last:
         time.sleep(draws.expovariate(1 / STEP) if draws.random() < 0.1 else STEP)
         losses.append(_optimize(model, optimizer))
-        with watch.timed():
-            replica.step()
+        step, lost, began = replica.steps, len(replica.lost), time.perf_counter()
+        replica.step()
+        seconds[step] = time.perf_counter() - began
+        if len(replica.lost) > lost:
+            lost_in.add(step)
         if last is None:
             store.set("step", str(replica.steps))
             last = int(store.get("last")) if store.check(["last"]) else None
     replica.finish()
     end = next(model.parameters()).detach().flatten().tolist()
-    stalls = [*watch.stalls(join["step"] for join in replica.joined).items()]
-    _say(store, "out", replica.world.rank, end, replica.stats(), losses, stalls, watch.median)
+    stalled = [*stalls(seconds, lost_in, (join["step"] for join in replica.joined)).items()]
+    say("out", replica.world.rank, end, replica.stats(), losses, stalled, median(seconds.values()))
     replica.detach()
 
 
@@ -74,6 +83,17 @@ def _optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float
     return float(loss)
 
 
-def _say(store: TCPStore, *word: object) -> None:
-    """Tell the killer, by the store: a queue would keep the lock of a worker that is killed."""
-    store.append("words", json.dumps(word) + "\n")
+def stalls(
+    seconds: Mapping[int, float], lost_in: Collection[int], admissions: Iterable[int]
+) -> dict[int, float]:
+    """The longest ``step()`` around each admission, by its step; ``seconds`` are those of all.
+
+    Without admissions before this rank came, and those around which a rank was lost: such a call
+    has waited for the lost rank until its silence was long enough.
+    """
+    around = {step: range(step - AROUND, step + AROUND + 1) for step in admissions}
+    return {
+        step: max(seconds[each] for each in near if each in seconds)
+        for step, near in around.items()
+        if step in seconds and not any(each in lost_in for each in near)
+    }

@@ -1,17 +1,13 @@
 """Benches of scale: predictions from graphs, beside noise that is mixed step by step."""
 
-import time
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from bench.scale.agreement import adasum_step
-from bench.scale.churn import _longest
+from bench.scale.churn import longest
 from bench.scale.growth import predicted
 from bench.scale.laws import LAWS
 from bench.scale.spread import amplification, gap
-from bench.scale.stall import Watch
+from bench.scale.worker import stalls
 
 import offbeat
 from offbeat.topology import Topology
@@ -55,16 +51,8 @@ def test_the_laws_of_growth_say_what_plan_predicts(ranks: int) -> None:
         assert sent == pytest.approx(law.bytes(ranks), rel=tolerance), method
 
 
-def test_a_stall_is_the_longest_call_around_an_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, replica = 0.0, SimpleNamespace(steps=10, lost=[])
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    given: Any = replica
-    watch = Watch(given)
-    for seconds, lost in [(1, 0)] * 8 + [(5, 0)] + [(1, 0)] * 20 + [(9, 1)] + [(1, 0)] * 8:
-        with watch.timed():
-            now += seconds
-            replica.lost += [{}] * lost
-        replica.steps += 1
-    assert watch.median == 1
-    assert watch.stalls([3, 17, 25, 36]) == {17: 5, 25: 1}  # 3: before it came; 36: beside a loss
-    assert _longest([[(17, 5.0), (25, 1.0)], [(25, 2.0)]]) == [5.0, 2.0]
+def test_a_stall_is_the_longest_call_around_an_admission() -> None:
+    seconds = dict.fromkeys(range(10, 48), 1.0) | {18: 5.0, 39: 9.0}
+    # 3: before it came; 36: beside a loss
+    assert stalls(seconds, {39}, [3, 17, 25, 36]) == {17: 5.0, 25: 1.0}
+    assert longest([[(17, 5.0), (25, 1.0)], [(25, 2.0)]]) == [5.0, 2.0]
