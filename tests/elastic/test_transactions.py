@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_survivors import frames_of_victims, perish, quick, results_of_survivors, stopped_heartbeats
+from test_survivors import (
+    frames_of_victims,
+    perish,
+    quick,
+    results_of_survivors,
+    stopped_heartbeats,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
