@@ -60,12 +60,11 @@ def run(
     chosen = benches() if everything else _selected(names or [])
     if not chosen:
         raise typer.BadParameter(f"no benchmark was named. {RUN}")
-    outcomes = execute(chosen, full)
-    failed = [outcome.bench.name for outcome in outcomes if outcome.code != 0]
+    codes = execute(chosen, full)
     tables()
-    if failed:
+    if failed := [name for name, code in codes.items() if code]:
         console.print(f"failed: {', '.join(failed)}")
-    if failed or len(outcomes) < len(chosen):
+    if failed or len(codes) < len(chosen):
         raise typer.Exit(1)
 
 
@@ -96,7 +95,7 @@ def prove(
     Those that have a result are not run, so that an interrupted run goes on where it was.
     """
     due = [] if only_table else evidence.due(since, again)
-    outcomes = execute(due) if due else []
+    codes = execute(due) if due else {}
     tables()
     found = evidence.collect()
     shown = Table("paper", "claim", "verdict", box=None, padding=(0, 1, 0, 0))
@@ -104,7 +103,7 @@ def prove(
         shown.add_row(each.where, each.text, each.verdict)
     console.print(shown)
     console.print(evidence.counted(found))
-    if len(outcomes) < len(due) or any(outcome.code for outcome in outcomes):
+    if len(codes) < len(due) or any(codes.values()):
         raise typer.Exit(1)
 
 

@@ -50,7 +50,6 @@ class Run:
 
 
 def train_all(runs: list[Run]) -> list[Run]:
-    """Train with each method and batch, on every rank."""
     for run in runs:
         train(run)
         if dist.get_rank() == 0:

@@ -56,7 +56,6 @@ def exchanges(group: Group, numel: int) -> dict[str, Exchange]:
 
 
 def adasum(name: str, layout: Layout, group: Group, flat: list[Tensor]) -> Exchange:
-    """One of its algorithms, by its name and the dtype on the wire."""
     kind, _, wire = name.partition(" ")
     shared = SliceLayout(layout, Participants(group.size, group))
     algorithm: Any = build_reduction(kind, shared, flat, wire or None)  # type: ignore[arg-type]

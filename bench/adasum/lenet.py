@@ -33,8 +33,6 @@ BENCH = Bench(name="adasum/lenet", minutes=3, full_minutes=12, evidence="Fig. 4"
 
 
 class Run(NamedTuple):
-    """One training run and its held-out accuracy in %."""
-
     method: str
     workers: int
     lr: float  # of one worker

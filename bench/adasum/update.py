@@ -51,7 +51,6 @@ class Worker:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Update under all algorithms in turns, on every rank."""
     workers = {text: Worker(text, case["width"]) for text in case["algorithms"]}
     for step in range(WARM_UP + case["steps"]):
         for worker in workers.values():

@@ -32,12 +32,10 @@ class Curve:
         return float("inf")
 
     def seconds_to(self, loss: float) -> float:
-        """The same in seconds."""
         return self.passes_to(loss) * self.pace
 
 
 def record(method: Method, problem: Problem, alpha: float, passes: int) -> Curve:
-    """Look at loss and error before the first pass and after each."""
     training, looks = method(problem, alpha), []
     for number in range(passes + 1):
         if number:

@@ -65,7 +65,6 @@ def adam(moments: str = "shared", threads: int = 1, seed: int = 0) -> Method:
 
 
 def turns(moments: str, workers: int, seed: int = 0) -> Method:
-    """Asynchronous Adam by ``workers`` in turns."""
 
     def start(problem: Problem, alpha: float) -> Training:
         descent, parts = begin(problem, moments, workers, alpha, seed)

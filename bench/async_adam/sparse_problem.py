@@ -20,12 +20,10 @@ class Problem:
     test_y: Vector
 
     def loss(self, theta: Vector) -> float:
-        """The regularized training loss."""
         z = self.x @ theta
         return float(np.mean(np.logaddexp(0, z) - self.y * z) + L2 / 2 * theta @ theta)
 
     def error(self, theta: Vector) -> float:
-        """The share of test rows on the wrong side."""
         return float(np.mean((self.test_x @ theta > 0) != self.test_y))
 
 

@@ -72,7 +72,6 @@ class Attached:
 
     @torch.no_grad()
     def evaluate(self, loss_of: Callable[[nn.Module], Tensor]) -> float:
-        """The mean loss of all ranks."""
         with self.shown():
             found = loss_of(self.model)
         dist.all_reduce(found)

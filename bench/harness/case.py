@@ -68,8 +68,6 @@ class Pause:
 
 @dataclass(frozen=True)
 class Case:
-    """One training run."""
-
     name: str
     task: Task
     algorithm: offbeat.Algorithm
@@ -84,7 +82,6 @@ class Case:
 
     @property
     def nodes(self) -> list[list[int]]:
-        """The workers of each node."""
         return torch.arange(self.workers).reshape(-1, self.per_node).tolist()
 
     def start(self) -> nn.Module:

@@ -29,12 +29,10 @@ class Bench:
 
     @property
     def module(self) -> str:
-        """The module whose ``app`` is the command."""
         return f"bench.{self.name.replace('/', '.')}"
 
 
 def benches() -> list[Bench]:
-    """All benchmarks, method by method."""
     paths = [path for method in METHODS for path in sorted((ROOT / "bench" / method).glob("*.py"))]
     return [bench for path in paths if (bench := declared(path)) is not None]
 

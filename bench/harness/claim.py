@@ -39,7 +39,6 @@ class Effect:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it is some standard errors away from no effect."""
         return abs(self.gain) > ERRORS * self.error
 
     def is_above(self, other: "Effect") -> bool:
@@ -76,6 +75,5 @@ class Claim:
 
     @property
     def row(self) -> tuple[str, str, str, str]:
-        """A line of the table of verdicts."""
         verdict = "yes" if self.holds else "NO"
         return self.text, self.paper, self.ours, f"needs {self.needs}" if self.needs else verdict

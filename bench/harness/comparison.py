@@ -41,8 +41,8 @@ def beside_torch(
     """Methods that train a GPT of 3.2 million parameters, torch's DDP and no communication."""
     methods, baseline = parse_methods(algorithms, baseline="torch-ddp", compute_only=True)
     arguments = (*GPT, "--report-every", str(steps), "--windows", "8")
-    return compare(Experiment(SCRIPT, methods, baseline, arguments, steps, rounds), nodes, rate,
-                   procs)  # fmt: skip
+    experiment = Experiment(SCRIPT, methods, baseline, arguments, steps, rounds)
+    return compare(experiment, nodes, rate, procs)
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -50,18 +50,15 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     baseline = next(seconds(result) for result in comparison.results if result.is_baseline)
     return [
         (
-            result.name,
-            f"{seconds(result):.3f} s",
-            f"{baseline / seconds(result):.2f}",
-            f"{result.share_of_floor.median:.0%}" if result.share_of_floor else "",
-            size(result.bytes_per_step.median) if result.bytes_per_step else "",
+            each.name, f"{seconds(each):.3f} s", f"{baseline / seconds(each):.2f}",
+            f"{each.share_of_floor.median:.0%}" if each.share_of_floor else "",
+            size(each.bytes_per_step.median) if each.bytes_per_step else "",
         )
-        for result in comparison.results
-    ]
+        for each in comparison.results
+    ]  # fmt: skip
 
 
 def figures(comparison: Comparison) -> dict[str, Any]:
-    """What is kept of a comparison: its setup, and the figures of each method."""
     by_method = {
         result.name: {key: asdict(value) for key in FIGURES if (value := getattr(result, key))}
         for result in comparison.results

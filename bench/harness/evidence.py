@@ -53,12 +53,10 @@ class Evidence:
 
     @cached_property
     def here(self) -> list[Claim]:
-        """The statements that this hardware can show."""
         return [claim for claim in self.claims if not claim.needs]
 
     @property
     def held(self) -> int:
-        """How many of them hold."""
         return sum(claim.holds for claim in self.here)
 
     @property
@@ -70,7 +68,6 @@ class Evidence:
 
     @property
     def where(self) -> str:
-        """The paper, and its table or figure."""
         return f"{PAPERS[self.method]}, {self.source}"
 
     @property
@@ -107,7 +104,6 @@ def claims(bench: Bench) -> list[Claim]:
 
 
 def result(bench: Bench) -> dict[str, Any] | None:
-    """The committed result of a bench."""
     path = files.RESULTS / f"{bench.name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else None
 

@@ -17,12 +17,10 @@ RAW = ROOT / "bench" / "raw"
 
 
 def result(name: str, suffix: str = ".json") -> Path:
-    """The file of a benchmark's result; its folder exists."""
     return _made(RESULTS / f"{name}{suffix}")
 
 
 def raw(name: str, suffix: str = ".json") -> Path:
-    """The file of a benchmark's raw recording; its folder exists."""
     return _made(RAW / f"{name}{suffix}")
 
 

@@ -86,7 +86,6 @@ def terminal(title: str, headings: Row, rows: Sequence[Row]) -> Table:
 
 
 def markdown(headings: Row, rows: Sequence[Row]) -> str:
-    """The same in Markdown."""
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in (headings, *rows)]
     first, *others = (f"| {' | '.join(line)} |\n" for line in escaped)
     return "".join([first, "|" + "---|" * len(headings) + "\n", *others])

@@ -132,7 +132,6 @@ def in_lab(cases: Sequence[Case], rate: str | None) -> list[Outcome]:
 
 
 def train_all(question: tuple[list[Case], Data]) -> list[Outcome]:
-    """Train all cases, on every rank."""
     cases, data = question
     outcomes = []
     for case in cases:
@@ -145,7 +144,6 @@ def train_all(question: tuple[list[Case], Data]) -> list[Outcome]:
 
 
 def shown(case: Case, outcome: Outcome) -> Outcome:
-    """The outcome, whose scores are also printed."""
     if outcome.scores:
         scores = ", ".join(f"{name} {score:.4g}" for name, score in outcome.scores.items())
         console.print(f"{case}: {scores}", style="dim")

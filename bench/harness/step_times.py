@@ -47,34 +47,32 @@ class StepTime:
         """The least of all runs: other load on the machine can only add time."""
         return cls(*map(min, zip(*map(astuple, runs), strict=True)))
 
-    def __str__(self) -> str:
-        return f"{self.step:.3f} s a step, {self.stalled:.3f} s of it waiting"
-
     @classmethod
     def of(cls, ranks: Sequence[tuple[Recording, float]], warm_up: int) -> "StepTime":
         """From each rank's recording, and the seconds that it took."""
         counted = [recording.steps[warm_up:] for recording, _ in ranks]
+        every = [*chain.from_iterable(counted)]
         in_flight = [  # recorded in every step that a message spans; counted where it ends
             end - start
-            for step in chain.from_iterable(counted)
+            for step in every
             for kind, start, end in step.spans
             if kind == "exchange:node" and 0 <= end < step.seconds
         ]
         return cls(
             step=max(fmean(step.seconds for step in steps) for steps in counted),
             whole=max(seconds for _, seconds in ranks),
-            stalled=fmean(step.seconds_stalled for step in chain.from_iterable(counted)),
+            stalled=fmean(step.seconds_stalled for step in every),
             in_flight=fmean(in_flight or [0.0]),
         )
 
+    def __str__(self) -> str:
+        return f"{self.step:.3f} s a step, {self.stalled:.3f} s of it waiting"
+
 
 def step_times(
-    cases: Sequence[Timed],
-    nodes: int,
-    per_node: int,
-    rate: str,
+    cases: Sequence[Timed], nodes: int, per_node: int, rate: str,
     pause: tuple[float, int] | None = None,
-) -> dict[str, StepTime]:
+) -> dict[str, StepTime]:  # fmt: skip
     """Run all cases one by one: a GPT of 13.0 MB, or a model that pauses for (seconds, width).
 
     A name that comes more than once has the least of its times.
@@ -87,13 +85,12 @@ def step_times(
 
 
 def train_task(question: tuple[list[Timed], tuple[float, int] | None]) -> list[StepTime]:
-    """Run all cases, on every rank."""
     cases, pause = question
     return train_all(cases, paused(*pause) if pause else gpt())
 
 
 def train_all(cases: Sequence[Timed], task: Task) -> list[StepTime]:
-    """Run all cases on copies of the task's model."""
+    """Run all cases on copies of the task's model, on every rank."""
     found = []
     for case in cases:
         everyone: list[Any] = [None] * dist.get_world_size()

@@ -5,7 +5,7 @@ All methods are attached in the same processes and train copies of one model.
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -49,15 +49,19 @@ class Times:
     losses: list[float] = field(default_factory=list)  # on held-out data, after each turn
     core: list[float] = field(default_factory=list)  # seconds of a core, mean of the ranks
 
+    def of_a_step(self, totals: list[float]) -> list[float]:
+        """In each turn."""
+        return [total / n for total, n in zip(totals[1:], self.steps[1:], strict=True)]
+
     @property
     def paces(self) -> list[float]:
         """Seconds of a step in each turn."""
-        return [s / n for s, n in zip(self.seconds[1:], self.steps[1:], strict=True)]
+        return self.of_a_step(self.seconds)
 
     @property
     def cores(self) -> list[float]:
         """Seconds of a core that a rank needs for a step in each turn."""
-        return [s / n for s, n in zip(self.core[1:], self.steps[1:], strict=True)]
+        return self.of_a_step(self.core)
 
     @property
     def step(self) -> float:
@@ -67,7 +71,7 @@ class Times:
     @property
     def bytes(self) -> float:
         """Bytes sent in a step, the median over turns; NaN where they are not counted."""
-        return median(b / n for b, n in zip(self.sent[1:], self.steps[1:], strict=True))
+        return median(self.of_a_step(self.sent))
 
     @property
     def share(self) -> float:
@@ -88,13 +92,9 @@ Found = dict[str, Times]  # by method
 
 
 def times(
-    training: Training,
-    nodes: int,
-    rate: str | None,
-    procs: int = 1,
-    gpu: bool = False,
+    training: Training, nodes: int, rate: str | None, procs: int = 1, gpu: bool = False,
     **far: Unpack[LinkOptions],
-) -> Found:
+) -> Found:  # fmt: skip
     """All methods in turns, in processes that start once.
 
     ``far`` are further options of :class:`offbeat.lab.Lab`.
@@ -121,7 +121,8 @@ def alternate(training: Training) -> Found:
             steps = training.steps if number else runs[method].lead or training.lead
             turn(runs[method], task, steps, found[method])
         if dist.get_rank() == 0:
-            print(progress(found, number), flush=True)
+            last = (f"{each.seconds[-1] / each.steps[-1]:.3f}" for each in found.values())
+            print(f"turn {number}, seconds of a step: {' '.join(last)}", flush=True)
     for run in runs.values():
         run.finish()
         run.close()
@@ -136,19 +137,13 @@ def turn(run: Attached, task: Task, steps: int, found: Times) -> None:
     task.ended()
     seconds = time.perf_counter() - began
     most = torch.tensor([seconds, run.sent() - before], dtype=torch.float64)
-    sums = torch.tensor([backward / seconds, time.process_time() - core])
+    means = torch.tensor([backward / seconds, time.process_time() - core])
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    dist.all_reduce(sums)
+    dist.all_reduce(means)
     found.steps.append(steps)
-    found.seconds.append(most[0].item())
-    for means, total in ((found.backward, sums[0]), (found.core, sums[1])):
-        means.append(total.item() / dist.get_world_size())
-    found.sent.append(most[1].item())
+    totals = *most.tolist(), *(means / dist.get_world_size()).tolist()
+    series = found.seconds, found.sent, found.backward, found.core
+    for values, total in zip(series, totals, strict=True):
+        values.append(total)
     if task.heldout is not None:
         found.losses.append(run.evaluate(task.heldout))
-
-
-def progress(found: Mapping[str, Times], number: int) -> str:
-    """Seconds of a step of all methods in the last turn, in one line."""
-    last = (f"{each.seconds[-1] / each.steps[-1]:.3f}" for each in found.values())
-    return f"turn {number}, seconds of a step: {' '.join(last)}"

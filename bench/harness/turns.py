@@ -14,7 +14,6 @@ Name = TypeVar("Name")
 
 
 def seconds_of(work: Work) -> float:
-    """Seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

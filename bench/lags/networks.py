@@ -4,7 +4,6 @@ Some compute; others have the layers of the paper's models, and pause.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -66,7 +65,6 @@ class Reader(nn.Module):
 
 
 def classifier(layers: Sequence[nn.Module], width: int) -> nn.Module:
-    """The layers, a mean over pixels, and ten classes."""
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
     return nn.Sequential(*layers, *head)
 
@@ -90,13 +88,7 @@ def inception(width: int = 96, modules: int = 3) -> nn.Module:
 SMALLER = 16  # times fewer entries than the paper's models have
 MILLION = 10**6
 NOISE = 1e-4  # keeps the loss where it is, and with it the size of the gradients
-
-
-class Block(NamedTuple):
-    """Entries of a block in millions, and its share of the computation, in any unit."""
-
-    entries: float
-    work: float
+Block = tuple[float, float]  # its entries in millions, and its share of the computation
 
 
 class Stack(nn.Module):
@@ -104,11 +96,11 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: Sequence[Block], seconds: float) -> None:
         super().__init__()
-        sizes = [int(block.entries * MILLION / SMALLER) for block in blocks]
+        sizes = [int(entries * MILLION / SMALLER) for entries, _ in blocks]
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
         self.noise = [NOISE * torch.randn(size) for size in sizes]
-        total = sum(block.work for block in blocks)
-        self.pauses = [seconds / 3 * block.work / total for block in blocks]
+        total = sum(work for _, work in blocks)
+        self.pauses = [seconds / 3 * work / total for _, work in blocks]
 
     def forward(self, x: Tensor) -> Tensor:
         for weight, noise, pause in zip(self.weights, self.noise, self.pauses, strict=True):
@@ -117,21 +109,17 @@ class Stack(nn.Module):
 
 
 # Bottleneck blocks have about equal work; their entries grow with depth.
-RESNET_50 = (
-    Block(0.01, 0.5),
-    *[Block(0.07, 1)] * 3,
-    Block(0.38, 1.5), *[Block(0.28, 1)] * 3,
-    Block(1.51, 1.5), *[Block(1.12, 1)] * 5,
-    Block(6.04, 1.5), *[Block(4.46, 1)] * 2,
-    Block(2.05, 0.01),
+RESNET_50: tuple[Block, ...] = (
+    (0.01, 0.5), *[(0.07, 1)] * 3, (0.38, 1.5), *[(0.28, 1)] * 3, (1.51, 1.5), *[(1.12, 1)] * 5,
+    (6.04, 1.5), *[(4.46, 1)] * 2, (2.05, 0.01),
 )  # fmt: skip
 # Stem, 4 modules A, a reduction, 7 modules B, a reduction, 3 modules C, classifier.
-INCEPTION_V4 = (
-    Block(0.6, 2.5), *[Block(0.32, 0.4)] * 4, Block(2.3, 0.9), *[Block(2.9, 0.8)] * 7,
-    Block(3.0, 0.4), *[Block(4.5, 0.3)] * 3, Block(1.5, 0.01),
+INCEPTION_V4: tuple[Block, ...] = (
+    (0.6, 2.5), *[(0.32, 0.4)] * 4, (2.3, 0.9), *[(2.9, 0.8)] * 7,
+    (3.0, 0.4), *[(4.5, 0.3)] * 3, (1.5, 0.01),
 )  # fmt: skip
 # Embedding, two LSTM layers of 1,500 units, softmax over 10,000 words.
-LSTM_PTB = (Block(15, 0.01), Block(18, 18), Block(18, 18), Block(15, 15))
+LSTM_PTB = ((15, 0.01), (18, 18), (18, 18), (15, 15))
 
 Batch = tuple[Tensor, Tensor]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
@@ -150,7 +138,7 @@ PAUSES = {  # seconds with which S_max of eq. 19 is about the paper's at 250 Mbi
 
 
 def task(name: str) -> Task:
-    """A model, and one batch of noise for each rank; of those that pause nothing."""
+    """A model, and one batch for each rank: of noise, or of zeros where it pauses."""
     if name in PAUSES:
         model, batch = Stack(*PAUSES[name]), lambda: (torch.zeros(1, 2), torch.zeros(1).long())
     else:

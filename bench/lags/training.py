@@ -87,7 +87,6 @@ class Learnt:
         return found
 
     def printed(self, name: str, base: str = DENSE) -> Effect:
-        """By how many % the paper's figures of two methods differ."""
         of = dict(zip((DENSE, SLGS, LAGS), self.paper, strict=True))
         return Effect(100 * (of[name] / of[base] - 1))
 

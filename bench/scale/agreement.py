@@ -109,7 +109,6 @@ def loss_of_mean(workers: VirtualWorkers) -> float:
 
 
 def rms(rows: Tensor) -> float:
-    """The root of the mean squared distance to the mean."""
     return float((rows - rows.mean(0)).square().sum(1).mean().sqrt())
 
 
@@ -142,7 +141,6 @@ def claims(found: Found, steps: Steps) -> list[Claim]:
 
 
 def draw(found: Found, adasum: Steps) -> None:
-    """Distance and loss of the runs of every graph, as predicted too, and the step of Adasum."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     distance, loss, step = figure.subplots(1, 3)
     for name, by_size in found.items():

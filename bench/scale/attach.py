@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -34,10 +33,10 @@ WAIT = 300.0  # seconds for one run
 HEADINGS = ("ranks", "as", "method", *PHASES, "sockets / rank", "of a mesh", "threads / rank")
 BENCH = Bench(name="scale/attach", minutes=3, full_minutes=17)
 Life = dict[str, float]  # seconds by phase, and sockets and threads, of a rank
+World = dict[str, Any]  # the same of all ranks, and what they are
 
 
 def sockets() -> set[str]:
-    """The sockets of this process, by the numbers of the kernel."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -109,50 +108,35 @@ def in_process(ranks: int, method: str, port: int, rank: int) -> Life:
     return found
 
 
-@dataclass(frozen=True)
-class Started:
-    """The slowest rank's seconds by phase; sockets and threads per rank, their mean."""
-
-    ranks: int
-    kind: str
-    method: str
-    seconds: dict[str, float]
-    sockets: float
-    threads: float
-
-    @property
-    def of_a_mesh(self) -> float:
-        """The sockets, as a share of those of full meshes with a listener each."""
-        return self.sockets / (MESHES[self.method] * self.ranks)
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        seconds = (f"{self.seconds[phase]:.2f} s" for phase in PHASES)
-        held = f"{self.sockets:.1f}", f"{self.of_a_mesh:.0%}", f"{self.threads:.1f}"
-        return f"{self.ranks}", self.kind, self.method, *seconds, *held
-
-
-def measure(ranks: int, kind: str, method: str, turns: int) -> Started:
-    """Run ``turns`` worlds one after the other; of times the median, over worlds."""
+def measure(ranks: int, kind: str, method: str, turns: int) -> World:
+    """Of ``turns`` worlds the median of the slowest rank's seconds; means of what ranks hold."""
     run = in_threads if kind == "threads" else in_processes
     worlds = [run(ranks, method) for _ in range(turns)]
-    seconds = {p: median(max(rank[p] for rank in world) for world in worlds) for p in PHASES}
-    held = (fmean(rank[name] for rank in worlds[-1]) for name in ("sockets", "threads"))
-    return Started(ranks, kind, method, seconds, *held)
+    found = {p: median(max(rank[p] for rank in world) for world in worlds) for p in PHASES}
+    held = {name: fmean(rank[name] for rank in worlds[-1]) for name in ("sockets", "threads")}
+    mesh = MESHES[method] * ranks  # with a listener for each group
+    of_a_mesh = {"of a mesh": held["sockets"] / mesh}
+    return {"ranks": ranks, "kind": kind, "method": method, **found, **held, **of_a_mesh}
 
 
-def claims(worlds: Sequence[Started]) -> list[Claim]:
-    largest = max(each.ranks for each in worlds)
-    last = [each for each in worlds if each.ranks == largest]
-    slowest = max(each.seconds["attach"] for each in last if each.kind == "threads")
-    share = max(each.of_a_mesh for each in last)
+def row(world: World) -> tuple[str, ...]:
+    seconds = (f"{world[phase]:.2f} s" for phase in PHASES)
+    held = f"{world['sockets']:.1f}", f"{world['of a mesh']:.0%}", f"{world['threads']:.1f}"
+    return f"{world['ranks']}", world["kind"], world["method"], *seconds, *held
+
+
+def claims(worlds: Sequence[World]) -> list[Claim]:
+    largest = max(each["ranks"] for each in worlds)
+    last = [each for each in worlds if each["ranks"] == largest]
+    slowest = max(each["attach"] for each in last if each["kind"] == "threads")
+    share = max(each["of a mesh"] for each in last)
     found = [
         Claim(f"attach of {largest} threads", "at most 8 s", f"{slowest:.1f} s", slowest <= 8),
         Claim(f"sockets at {largest}", "at most half of a mesh", f"{share:.0%}", share <= 0.5),
     ]
-    for kind, method in dict.fromkeys((each.kind, each.method) for each in worlds):
-        same = [each for each in worlds if (each.kind, each.method) == (kind, method)]
-        attach = {each.ranks: each.seconds["attach"] for each in same if each.ranks >= 8}
+    for kind, method in dict.fromkeys((each["kind"], each["method"]) for each in worlds):
+        same = [each for each in worlds if (each["kind"], each["method"]) == (kind, method)]
+        attach = {each["ranks"]: each["attach"] for each in same if each["ranks"] >= 8}
         if len(attach) > 1:
             power = exponent([*attach], [*attach.values()])
             name = f"attach of {method} in {kind} grows as"
@@ -169,6 +153,6 @@ def app(ranks: list[int] | None = None, full: bool = False) -> Result:
     sizes = {"threads": ranks or SIZES, "processes": ranks or (SIZES if full else SIZES[:4])}
     turns = 5 if full else 2
     cases = [(n, kind, method, turns) for kind in sizes for method in MESHES for n in sizes[kind]]
-    worlds = sweep(cases, measure, lambda world: world.row)
+    worlds = sweep(cases, measure, row)
     title = "From attach to detach, on two cores that all ranks share"
-    return Result(title, HEADINGS, [each.row for each in worlds], claims(worlds), worlds)
+    return Result(title, HEADINGS, [*map(row, worlds)], claims(worlds), worlds)

@@ -47,7 +47,6 @@ class Churn:
     """Starts the workers of a run, kills them at random, and starts others in their place."""
 
     def __init__(self, context: BaseContext, seed: int, size: int, text: str) -> None:
-        """Start ``size`` workers of the recipe ``text``."""
         self.run, self._draws, self._size, self._text = Run(seed), random.Random(seed), size, text
         self._context: Any = context
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -188,7 +187,6 @@ def longest(told: Iterable[list[tuple[int, float]]]) -> list[float]:
 def churn(
     context: BaseContext, seed: int, seconds: float, size: int = 6, text: str = "sgp(overlap=1)"
 ) -> Run:
-    """Disturb a run of ``size`` workers for so many seconds, then let it end."""
     whole = Churn(context, seed, size, text)
     whole.disturb(seconds)
     return whole.end()

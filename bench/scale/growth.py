@@ -5,7 +5,6 @@ the models of the methods say that are behind ``offbeat plan``.
 """
 
 import threading
-from dataclasses import dataclass
 
 import torch
 from rich.progress import track
@@ -15,7 +14,7 @@ from torch.optim import SGD
 import offbeat
 from bench.harness import Bench, Claim, Result, command, console
 from bench.scale.attach import WAIT, sockets
-from bench.scale.laws import EVERY, LAWS, Law
+from bench.scale.laws import EVERY, LAWS
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
@@ -30,30 +29,6 @@ HEADINGS = (
     f"memory, {LARGE:,}, modelled",
 )  # fmt: skip
 BENCH = Bench(name="scale/growth", minutes=3)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Of one method in one world: the largest rank's models a step, and sockets per rank."""
-
-    method: str
-    ranks: int
-    models: float
-    sockets: float
-
-    @property
-    def law(self) -> Law:
-        return LAWS[self.method]
-
-    @property
-    def error(self) -> float:
-        """The relative error of the law."""
-        return abs(self.models / self.law.bytes(self.ranks) - 1)
-
-    @property
-    def excess(self) -> float:
-        """How many sockets there are beside those of the law."""
-        return abs(self.sockets - self.law.sockets(self.ranks))
 
 
 def network() -> nn.Module:
@@ -71,8 +46,8 @@ def predicted(method: str, ranks: int) -> tuple[float, float]:
     return found.memory / size, sum(found.sent.values()) / size
 
 
-def measure(method: str, ranks: int) -> Counted:
-    """Train a world of threads for two intervals, after one that is not measured."""
+def measure(method: str, ranks: int) -> tuple[float, float]:
+    """Models that a rank sends in a step at most, and its sockets, in a world of threads."""
     barrier, before, found = threading.Barrier(ranks, timeout=WAIT), sockets(), set[str]()
 
     def work(world: World) -> float:
@@ -97,30 +72,34 @@ def measure(method: str, ranks: int) -> Counted:
 
     nodes = torch.arange(ranks).reshape(-1, LAWS[method].local).tolist()
     models = max(ThreadWorld(nodes=nodes).run(work, timeout=WAIT))
-    return Counted(method, ranks, models, len(found) / ranks)
+    return models, len(found) / ranks
 
 
 @command(BENCH)
 def app() -> Result:
     cases = [(method, ranks) for method in LAWS for ranks in SIZES]
-    worlds = {case: measure(*case) for case in track(cases, "worlds", console=console)}
+    found = {case: measure(*case) for case in track(cases, "worlds", console=console)}
     rows = [
         (
-            method, *(f"{worlds[method, n].models:.3g}" for n in SIZES),
-            f"{law.bytes(LARGE):.3g}", law.formula,
-            f"{worlds[method, SIZES[-1]].sockets:.1f}", f"{law.sockets(LARGE):,.0f}",
+            method, *(f"{found[method, n][0]:.3g}" for n in SIZES), f"{law.bytes(LARGE):.3g}",
+            law.formula, f"{found[method, SIZES[-1]][1]:.1f}", f"{law.sockets(LARGE):,.0f}",
             f"{law.hops(LARGE):,}", *(f"{predicted(method, n)[0]:.3g}" for n in (SIZES[-1], LARGE)),
         )
         for method, law in LAWS.items()
     ]  # fmt: skip
-    # ad_psgd exchanges when partners have time.
-    exact = [each for each in worlds.values() if each.method != "ad_psgd"]
-    worst = max(exact, key=lambda each: each.error / each.law.tolerance)
-    excess, allowed = max(each.excess for each in worlds.values()), worst.law.tolerance
-    text = f"bytes follow the law (worst: {worst.method} at {worst.ranks})"
+    errors = {
+        (method, n): abs(models / LAWS[method].bytes(n) - 1)
+        for (method, n), (models, _) in found.items()
+        if method != "ad_psgd"  # which exchanges when partners have time
+    }
+    worst = max(errors, key=lambda case: errors[case] / LAWS[case[0]].tolerance)
+    error, allowed = errors[worst], LAWS[worst[0]].tolerance
+    excess = max(abs(held - LAWS[method].sockets(n)) for (method, n), (_, held) in found.items())
+    text = f"bytes follow the law (worst: {worst[0]} at {worst[1]})"
     claims = [
-        Claim(text, f"within {allowed:.0%}", f"{worst.error:.1%}", worst.error <= allowed),
+        Claim(text, f"within {allowed:.0%}", f"{error:.1%}", error <= allowed),
         Claim("sockets follow the law", "exactly", f"{excess:.1f} more", excess < 0.5),
     ]
     title = "Models of bytes sent per step and rank, and sockets per rank"
-    return Result(title, HEADINGS, rows, claims, [*worlds.values()])
+    measured = {f"{method}, {n}": figures for (method, n), figures in found.items()}
+    return Result(title, HEADINGS, rows, claims, measured)

@@ -6,8 +6,8 @@ call, on one real TCPStore; then three neighbours are killed or frozen at once.
 
 import os
 import time
-from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from bench.harness import Bench, Claim, Result, command
 from bench.harness.growth import sweep
@@ -22,35 +22,7 @@ HEADINGS = (
 BENCH = Bench(name="scale/heartbeat", minutes=10, full_minutes=72)
 
 
-@dataclass(frozen=True)
-class Beats:
-    """Of one swarm; rates are per rank and second, without the victims."""
-
-    ranks: int
-    is_loaded: bool
-    is_frozen: bool  # the victims, instead of killed
-    seconds: float
-    beats: float
-    calls: float
-    keys: float  # per call that reads
-    store_cpu: float  # share of a core
-    false_verdicts: int
-    texts: list[str]
-    missing: int  # ranks without a verdict at the end
-    verdicts: list[float]  # seconds from the death
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        return (
-            f"{self.ranks:,}", "loaded" if self.is_loaded else "free",
-            "frozen" if self.is_frozen else "killed", f"{self.seconds:.0f}", f"{self.beats:.2f}",
-            f"{self.calls:.2f}", f"{self.keys:.1f}", f"{self.store_cpu:.1%}",
-            f"{self.false_verdicts}",
-            *(f"{end(self.verdicts, default=inf):.1f} s" for end in (min, max)),
-        )  # fmt: skip
-
-
-def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Beats:
+def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> dict[str, Any]:
     """Let ranks wait for some time, then kill or freeze three of them."""
     living = ranks - len(VICTIMS)
     swarm = Swarm(ranks, len(os.sched_getaffinity(0)) if is_loaded else 0)
@@ -66,11 +38,29 @@ def measure(ranks: int, is_loaded: bool, is_frozen: bool, seconds: float) -> Bea
         swarm.end()
     made, a_rank = after.calls - before.calls, living * elapsed
     calls = sum(made.values()) - made["keys"]
-    return Beats(
-        ranks, is_loaded, is_frozen, elapsed, made["set"] / a_rank, calls / a_rank,
-        made["keys"] / max(1, made["multi_get"]), (after.cpu - before.cpu) / elapsed,
-        len(after.verdicts), sorted({text for _, text in found}), living - len(found),
-        [at - since for at, _ in found],
+    return {  # rates are per rank and second, without the victims
+        "ranks": ranks,
+        "is_loaded": is_loaded,
+        "is_frozen": is_frozen,  # the victims, instead of killed
+        "seconds": elapsed,
+        "beats": made["set"] / a_rank,
+        "calls": calls / a_rank,
+        "keys": made["keys"] / max(1, made["multi_get"]),  # per call that reads
+        "store_cpu": (after.cpu - before.cpu) / elapsed,  # share of a core
+        "false_verdicts": len(after.verdicts),
+        "texts": sorted({text for _, text in found}),
+        "missing": living - len(found),  # ranks without a verdict at the end
+        "verdicts": [at - since for at, _ in found],  # seconds from the death
+    }
+
+
+def row(of: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{of['ranks']:,}", "loaded" if of["is_loaded"] else "free",
+        "frozen" if of["is_frozen"] else "killed", f"{of['seconds']:.0f}", f"{of['beats']:.2f}",
+        f"{of['calls']:.2f}", f"{of['keys']:.1f}", f"{of['store_cpu']:.1%}",
+        f"{of['false_verdicts']}",
+        *(f"{end(of['verdicts'], default=inf):.1f} s" for end in (min, max)),
     )  # fmt: skip
 
 
@@ -89,12 +79,13 @@ def app(
         (1024, True, False, wait),
         (1024, False, True, wait),
     ]
-    swarms = sweep(cases, measure, lambda swarm: swarm.row)
-    most, false = max(each.calls for each in swarms), sum(each.false_verdicts for each in swarms)
-    last = max(max(each.verdicts, default=inf) for each in swarms)
-    is_one = all(len(each.texts) == 1 and each.missing == 0 for each in swarms)
-    longest = max(swarms, key=lambda each: each.seconds * each.ranks)
-    waited = f"none, {longest.ranks:,} ranks in {longest.seconds:.0f} s among them"
+    swarms = sweep(cases, measure, row)
+    most = max(each["calls"] for each in swarms)
+    false = sum(each["false_verdicts"] for each in swarms)
+    last = max(max(each["verdicts"], default=inf) for each in swarms)
+    is_one = all(len(each["texts"]) == 1 and each["missing"] == 0 for each in swarms)
+    longest = max(swarms, key=lambda each: each["seconds"] * each["ranks"])
+    waited = f"none, {longest['ranks']:,} ranks in {longest['seconds']:.0f} s among them"
     claims = [
         Claim("calls of the store per rank and second", "at most 5.1", f"{most:.2f}", most <= 5.1),
         Claim("false verdicts", waited, f"{false}", false == 0),
@@ -102,4 +93,4 @@ def app(
         Claim("all have the same verdict", "always", "yes" if is_one else "no", is_one),
     ]
     title = "Heartbeats on one TCPStore, rates per rank and second"
-    return Result(title, HEADINGS, [each.row for each in swarms], claims, swarms)
+    return Result(title, HEADINGS, [*map(row, swarms)], claims, swarms)

@@ -74,7 +74,6 @@ def _train(store: TCPStore, world: offbeat.World, text: str, draws: random.Rando
 
 
 def _optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Make a step of the optimizer, and return the loss before it."""
     x = torch.randn(64, FEATURES)
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
     optimizer.zero_grad()
