@@ -1,5 +1,7 @@
 """One run under a schedule of kills: real processes around one store, or torchft's lighthouse."""
 
+import multiprocessing as mp
+import os
 import random
 import tempfile
 import time
@@ -13,12 +15,14 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from bench.elastic.score import Life, Score, score
-from bench.elastic.worker import work
+from bench.elastic.worker import Log, work
+from bench.harness.environment import environment
 
+# Torch looks up the name of each address that it connects to, for 5 s by default.
+RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 RESTART = 1.0  # seconds from a kill to the start of the next process of that rank
 HANG = 120.0  # seconds, and ten steps, without what must come; kernels compile meanwhile
 MARGIN = 3  # steps from the announcement of the last one to that one
-INTERVAL = 4  # steps of torchft's DiLoCo
 
 
 @dataclass(frozen=True)
@@ -50,122 +54,113 @@ class Run:
     steps: int = 0  # until then
 
 
-class Killer:
-    """Starts the workers of a run, kills one after the other, and starts them again."""
+class Crew:
+    """The workers of a run, each with the file of its log."""
 
     def __init__(self, context: BaseContext, case: Case, folder: Path) -> None:
-        self._context: Any = context
-        self._case, self._folder, self.run = case, folder, Run(case)
-        self._started, self._past = 0, list[tuple[Path, int, float, bool]]()
-        self._running: dict[int, tuple[Any, Path]] = {}
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.context: Any = context
+        self.case, self.folder, self.run = case, folder, Run(case)
+        self.running: dict[int, tuple[Any, Path]] = {}
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if case.steps is not None:
-            self._store.set("last", str(case.steps))
-        self._lighthouse: Any = self._host() if case.is_peer else None
-        for rank in range(case.workers):
-            self._start(rank)
-
-    def whole(self) -> Run:
-        """Disturb the run for its time, let it end, and add up what the workers did."""
-        case, random_ranks = self._case, random.Random(self._case.seed)
-        self._await(lambda: all(self._says(rank, "end") for rank in self._running), "start")
-        begin = time.monotonic()
-        due, next_kill = list[tuple[float, int]](), begin + case.every
-        while (now := time.monotonic()) < begin + case.seconds and not self.run.fault:
-            if now >= next_kill and self._running:
-                rank = random_ranks.choice(sorted(self._running))
-                self._end(rank, is_killed=True)
-                due.append((time.monotonic() + RESTART, rank))
-                next_kill += case.every
-            for again in [each for each in due if each[0] <= now]:
-                due.remove(again)
-                self._start(again[1])
-            self._note_ended()
-            time.sleep(0.02)
-        end = time.monotonic()
-        if not case.is_peer and not self.run.fault:
-            for _, rank in due:
-                self._start(rank)
-            self._finish()
-        for rank in [*self._running]:
-            self._end(rank, is_killed=False)
-        if self._lighthouse is not None:
-            self._lighthouse[0].kill()
-        lives = [Life.read(*each) for each in self._past]
-        ends = [life for life in lives if life.digest is not None]
-        if len({life.digest for life in ends}) > 1:
-            self.run.fault += " models differ"
-        for life in ends:
-            self.run.heldout, self.run.steps = life.heldout, life.made
-        for life in lives:
-            life.death = min(life.death, end)
-        self.run.score = score(lives, case.step, begin, end)
-        return self.run
-
-    def _host(self) -> tuple[Any, str]:
-        from bench.elastic import peer  # only where torchft is installed
-
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=peer.host, args=(there,), daemon=True)
-        process.start()
-        return process, here.recv()
-
-    def _start(self, rank: int) -> None:
-        case, path = self._case, self._folder / f"{self._started}.{rank}"
+            self.store.set("last", str(case.steps))
+        self.work: Callable[..., None] = work
+        self.args: tuple[Any, ...] = f"127.0.0.1:{self.store.port}", case.workers
         if case.is_peer:
-            from bench.elastic import peer
+            from bench.elastic import peer  # only where torchft is installed
 
-            target: Callable[..., None] = peer.work
-            args: tuple[Any, ...] = self._lighthouse[1], rank, case.text, INTERVAL
-        else:
-            target, args = work, (f"127.0.0.1:{self._store.port}", case.workers, rank, case.text)
-        process = self._context.Process(target=target, args=(*args, case.step, path), daemon=True)
+            here, there = self.context.Pipe()
+            self.lighthouse = self.context.Process(target=peer.host, args=(there,), daemon=True)
+            self.lighthouse.start()
+            self.work, self.args = peer.work, (here.recv(),)
+        for rank in range(case.workers):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        path = self.folder / f"{rank}.{time.monotonic_ns()}"
+        args = *self.args, rank, self.case.text, self.case.step, path
+        process = self.context.Process(target=self.work, args=args, daemon=True)
         process.start()
-        self._started += 1
-        self._running[rank] = process, path
+        self.running[rank] = process, path
 
-    def _end(self, rank: int, is_killed: bool) -> None:
-        process, path = self._running.pop(rank)
+    def end(self, rank: int, how: str) -> None:
+        process, path = self.running.pop(rank)
         process.kill()
-        self._past.append((path, rank, time.monotonic(), is_killed))
+        Log(path)(how)
         process.join()
-        self.run.kills += is_killed
 
-    def _finish(self) -> None:
-        """Let all come in, train on to a common last step, and end."""
-        self._await(lambda: all(self._says(rank, "end") for rank in self._running), "join")
-        if self.run.fault:
-            return
-        if self._case.steps is None:
-            numbers = [_last_step(path) for _, path in self._running.values()]
-            self._store.set("last", str(max(numbers) + MARGIN))
-        self._await(lambda: all(self._says(rank, "out") for rank in self._running), "finish")
-
-    def _says(self, rank: int, kind: str) -> bool:
-        path = self._running[rank][1]
-        return path.exists() and f'["{kind}"' in path.read_text("utf-8")
-
-    def _await(self, is_done: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + HANG + 10 * self._case.step
-        while not is_done() and not self.run.fault:
-            time.sleep(0.05)
-            self._note_ended()
-            if time.monotonic() > until:
-                self.run.fault = f"hangs: {what}"
-
-    def _note_ended(self) -> None:
+    def look(self) -> None:
         """Note workers that have ended by themselves with an error."""
-        for rank, (process, _) in self._running.items():
+        for rank, (process, _) in self.running.items():
             if process.exitcode not in (None, 0):
                 self.run.fault = f"rank {rank} ended with {process.exitcode}"
 
+    def wait_for(self, kind: str, what: str) -> None:
+        until = time.monotonic() + HANG + 10 * self.case.step
+        while not self.run.fault:
+            logs = [path.read_text("utf-8") for _, path in self.running.values() if path.exists()]
+            if sum(f'["{kind}"' in log for log in logs) == len(self.running):
+                return
+            time.sleep(0.05)
+            self.look()
+            if time.monotonic() > until:
+                self.run.fault = f"hangs: {what}"
 
-def _last_step(path: Path) -> int:
-    ends = [line for line in path.read_text("utf-8").splitlines() if line.startswith('["end"')]
-    return int(ends[-1].split(",")[2].rstrip("]"))
+    def kill_and_restart(self, begin: float) -> list[int]:
+        """Disturb the run for its time; the ranks that are still to start again."""
+        case, victims = self.case, random.Random(self.case.seed)
+        due, next_kill = list[tuple[float, int]](), begin + case.every
+        while (now := time.monotonic()) < begin + case.seconds and not self.run.fault:
+            if now >= next_kill and self.running:
+                rank = victims.choice(sorted(self.running))
+                self.end(rank, "killed")
+                self.run.kills += 1
+                due.append((time.monotonic() + RESTART, rank))
+                next_kill += case.every
+            while due and due[0][0] <= now:
+                self.start(due.pop(0)[1])
+            self.look()
+            time.sleep(0.02)
+        return [rank for _, rank in due]
+
+    def finish(self, missing: list[int]) -> None:
+        """Let all come in, train on to a common last step, and end."""
+        for rank in missing:
+            self.start(rank)
+        self.wait_for("end", "join")
+        if self.case.steps is None and not self.run.fault:
+            steps = [Life.read(path).steps[-1].number for _, path in self.running.values()]
+            self.store.set("last", str(max(steps) + MARGIN))
+        self.wait_for("out", "finish")
+
+
+def forking(*modules: str) -> BaseContext:
+    """The context of processes that fork from one which has imported all."""
+    os.environ |= environment() | RESOLVER
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["bench.elastic.runs", "bench.harness.command", *modules])
+    return context
 
 
 def disturb(context: BaseContext, case: Case) -> Run:
-    """Make one run."""
+    """Make one run, and add up what the workers did."""
     with tempfile.TemporaryDirectory() as name:
-        return Killer(context, case, Path(name)).whole()
+        crew = Crew(context, case, Path(name))
+        crew.wait_for("end", "start")
+        begin = time.monotonic()
+        missing = crew.kill_and_restart(begin)
+        end, run = time.monotonic(), crew.run
+        if not case.is_peer and not run.fault:
+            crew.finish(missing)
+        for rank in [*crew.running]:
+            crew.end(rank, "stopped")
+        if case.is_peer:
+            crew.lighthouse.kill()
+        lives = [Life.read(path) for path in sorted(Path(name).iterdir())]
+    ends = [life for life in lives if life.digest is not None]
+    if len({life.digest for life in ends}) > 1:
+        run.fault += " models differ"
+    for life in ends:
+        run.heldout, run.steps = life.heldout, life.made
+    run.score = score(lives, case.step, begin, end)
+    return run

@@ -1,15 +1,10 @@
-"""A worker of :mod:`bench.elastic.runs`: trains, and may be killed at any time.
-
-A step takes a pause, as on an accelerator of the worker's own. What it does stands in a file, which
-survives the worker: one line of JSON for each event.
-"""
+"""A worker that may be killed at any time: what it does stands in a file, which survives it."""
 
 import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,24 +16,23 @@ from torch.distributed import TCPStore
 
 import offbeat
 import offbeat.names  # all public ones, which would be imported at their first use
-from offbeat.elastic import join, survivors
+from bench.elastic.score import GOING_ON, JOINING, OTHER
 from offbeat.functional.packing import Segment
 from offbeat.kernels import adasum
 from offbeat.kernels.dispatch import top_k_of_blocks
 from offbeat.kernels.push_sum import add_messages, fill_messages
-from offbeat.replica import participation
 
 WIDTH = 128
 
 
 class Log:
-    """Writes events with their times by the clock that all processes of a machine share."""
+    """Writes events with their times, by the clock that all processes of a machine share."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def __call__(self, kind: str, *said: object) -> None:
-        """Write one event at once."""
+        """Write one line of JSON at once."""
         os.write(self._file, f"{json.dumps([kind, time.monotonic(), *said])}\n".encode())
 
 
@@ -46,29 +40,25 @@ class Learner:
     """A small net that learns from a fixed one; a step takes ``pause`` seconds more."""
 
     def __init__(self, pause: float, seed: int) -> None:
-        self.pause, self._random = pause, torch.Generator().manual_seed(seed)
+        self.pause, self.random = pause, torch.Generator().manual_seed(seed)
         torch.manual_seed(0)
-        self._teacher = self._net()
-        self.model: nn.Module = self._net()
-
-    def _net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+        self.teacher, self.model = (
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+            for _ in range(2)
+        )
 
     def loss(self, module: Callable[[Tensor], Tensor]) -> Tensor:
-        """The loss on new data, after the pause."""
+        """On new data, after a pause as on an accelerator of the worker's own."""
         time.sleep(self.pause)
-        return self._of(module, torch.randn(64, WIDTH, generator=self._random))
+        return self.error(module, torch.randn(64, WIDTH, generator=self.random))
 
-    @torch.no_grad()
     def heldout(self) -> float:
         """The loss on data that are the same for all workers."""
         x = torch.randn(4096, WIDTH, generator=torch.Generator().manual_seed(0))
-        return self._of(self.model, x).item()
+        return self.error(self.model, x).item()
 
-    def _of(self, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = self._teacher(x)
-        return (module(x) - y).square().mean()
+    def error(self, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return (module(x) - self.teacher(x).detach()).square().mean()
 
 
 def load_kernels() -> None:
@@ -95,53 +85,22 @@ def work(address: str, size: int, rank: int, text: str, pause: float, path: Path
     learner, store = Learner(pause, os.getpid()), TCPStore(host, int(port), is_master=False)
     optimizer = torch.optim.AdamW(learner.model.parameters(), lr=1e-3)
     world = offbeat.World.at(address, size=size, rank=rank)
-    _time_changes(log)
     given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
     replica = offbeat.replicate(learner.model, offbeat.algorithm(text), **given)
-    log("in", replica.steps)
-    told, last = len(replica.lost), None
+    log("in")
+    last = None
     while last is None or replica.steps < last:
-        log("begin", replica.steps)
+        known, members = len(replica.lost), len(replica.joined)
         optimizer.zero_grad()
         learner.loss(learner.model).backward()
         optimizer.step()
         replica.step()
-        log("end", replica.steps - 1)
-        for loss in replica.lost[told:]:
+        part = JOINING if len(replica.joined) > members else OTHER
+        log("end", replica.steps - 1, GOING_ON if len(replica.lost) > known else part)
+        for loss in replica.lost[known:]:
             log("lost", loss.get("rank", loss.get("node")), loss["used"])
-        told = len(replica.lost)
         last = int(store.get("last")) if store.check(["last"]) else None
     replica.finish()
     digest = crc32(b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters()))
     log("out", digest, learner.heldout(), replica.steps)
     replica.detach()
-
-
-def _time_changes(log: Log) -> None:
-    """Log how long this rank waits to come in, agrees, connects and admits."""
-    inside: list[str] = []
-
-    def timed(place: Any, name: str) -> None:
-        call = getattr(place, name)
-
-        def measured(*args: Any) -> Any:
-            with span(name):
-                return call(*args)
-
-        setattr(place, name, measured)
-
-    @contextmanager
-    def span(name: str) -> Iterator[None]:
-        since, is_outer = time.monotonic(), not inside
-        inside.append(name)
-        try:
-            yield
-        finally:
-            inside.pop()
-            if is_outer:
-                log("span", name, time.monotonic() - since)
-
-    timed(join, "pass_barrier")
-    timed(survivors, "agree_on_survivors")
-    timed(survivors, "connect_over")
-    timed(participation, "admit")

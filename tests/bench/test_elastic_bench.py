@@ -12,51 +12,45 @@ def written(path: Path, *events: Any) -> Path:
     return path
 
 
-def steps(first: int, *times: tuple[float, float]) -> list[list[Any]]:
-    lines = [[["begin", a, n], ["end", b, n]] for n, (a, b) in enumerate(times, first)]
-    return [event for pair in lines for event in pair]
+def steps(first: int, *ends: float) -> list[list[Any]]:
+    return [["end", end, number, "other"] for number, end in enumerate(ends, first)]
 
 
 def test_steps_of_a_killed_worker_count_as_the_survivors_say(tmp_path: Path) -> None:
     from bench.elastic.score import Life, score
 
     survivor = written(
-        tmp_path / "a", ["ready", 0.0], ["in", 0.0], *steps(0, (0, 1), (1, 2), (2, 3)),
-        ["begin", 3.0, 3], ["span", 5.0, "agree_on_survivors", 0.5], ["lost", 5.0, 1, 2],
-        ["end", 5.0, 3], ["begin", 5.0, 4], ["span", 6.2, "admit", 0.2], ["end", 6.2, 4],
+        tmp_path / "0.a", ["ready", 0.0], ["in", 0.0], *steps(0, 1, 2, 3),
+        ["end", 5.0, 3, "going on"], ["lost", 5.0, 1, 2], ["end", 6.2, 4, "joining"],
+        ["stopped", 7.2],
     )  # fmt: skip
     victim = written(
-        tmp_path / "b", ["ready", 0.0], ["in", 0.0], *steps(0, (0, 1), (1, 2), (2, 3)),
+        tmp_path / "1.b", ["ready", 0.0], ["in", 0.0], *steps(0, 1, 2, 3),
+        ["killed", 3.5],
     )  # fmt: skip
     back = written(
-        tmp_path / "c", ["ready", 4.5], ["span", 6.1, "pass_barrier", 1.4], ["in", 6.2],
-        *steps(5, (6.2, 7.2)),
+        tmp_path / "1.c", ["ready", 4.5], ["in", 6.2], *steps(5, 7.2), ["stopped", 7.2],
     )  # fmt: skip
-    lives = [
-        Life.read(survivor, 0, 7.2, is_killed=False),
-        Life.read(victim, 1, 3.5, is_killed=True),
-        Life.read(back, 1, 7.2, is_killed=False),
-    ]
+    lives = [Life.read(path) for path in (survivor, victim, back)]
     found = score(lives, pause=1.0, begin=0.0, end=7.2)
     assert found.living == pytest.approx(7.2 + 3.5 + 2.7)
     assert (found.useful, found.lost) == (5 + 2 + 1, 1)  # the victim's last was in no exchange
     assert found.gap == pytest.approx(2.0)
     assert found.back == pytest.approx([1.7])
-    expected = {
-        "uncommitted": 1.0, "unfinished": 0.5, "agreement": 0.5, "detection": 0.5,
-        "admission": 0.2, "waiting": 1.4, "healing": 0.3, "other": 1.0,
-    }  # fmt: skip
+    expected = {"not in an exchange": 1.5, "going on": 1.0, "joining": 0.2 + 1.7, "other": 1.0}
     assert found.parts == pytest.approx(expected, abs=1e-9)
 
 
 def test_steps_that_torchft_discards_do_not_count(tmp_path: Path) -> None:
     from bench.elastic.score import Life, score
 
-    log = written(
-        tmp_path / "a", ["ready", 0.0], ["in", 0.0], *steps(0, (0, 1), (1, 2)), ["commit", 2.0],
-        *steps(2, (2, 3), (3, 4)), ["drop", 4.0], *steps(4, (4, 5)),
+    events = (
+        ["ready", 0.0], ["in", 0.0], *steps(0, 1, 2), ["commit", 2.0],
+        *steps(2, 3, 4), ["drop", 4.0], *steps(4, 5),
     )  # fmt: skip
-    killed = score([Life.read(log, 0, 5.5, is_killed=True)], pause=1.0, begin=0.0, end=6.0)
+    killed, living = (
+        score([Life.read(written(tmp_path / f"0.{how}", *events, [how, 5.5]))], 1.0, 0.0, 6.0)
+        for how in ("killed", "stopped")
+    )
     assert (killed.useful, killed.lost) == (2.0, 3)
-    living = score([Life.read(log, 0, 5.5, is_killed=False)], pause=1.0, begin=0.0, end=6.0)
     assert (living.useful, living.lost, living.gap) == (3.0, 2, 3.0)
