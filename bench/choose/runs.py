@@ -1,4 +1,4 @@
-"""Tuning all methods by the same budget; each run is recorded as it ends."""
+"""One task under all methods, tuned by the same budget; each run is recorded as it ends."""
 
 import json
 from collections.abc import Sequence
@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
 
-from bench.choose.tasks import LOOK, RATES, Course, follow, step_alone
+import offbeat
+from bench.choose.tasks import LOOK, RATES, WORKERS, Course, follow, step_alone
 from bench.harness import Effect, files
 from bench.harness.case import Task
+from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
 
 DDP = "ddp()"
 METHODS = {  # each with two values of its main setting, of which the first is tuned
@@ -25,6 +27,12 @@ METHODS = {  # each with two values of its main setting, of which the first is t
         "diloco(every=24,fragments=2,delay=6,wire='int8')",
     ),
     "sparse_loco": ("sparse_loco(every=8)", "sparse_loco(every=24)"),
+}
+LINKS = {  # bit/s, seconds of a message beside its bytes: half a round trip
+    "25 Mbit/s": (25e6, 1e-4),
+    "100 Mbit/s": (100e6, 1e-4),
+    "100 Mbit/s, 100 ms": (100e6, 0.05),
+    "1 Gbit/s": (1e9, 1e-4),
 }
 NAME, FILE = "choose/sooner", "choose/sooner-runs"
 
@@ -59,24 +67,15 @@ class Runs:
         files.raw(FILE).write_text(json.dumps({"picture": asdict(self)}), encoding="utf-8")
 
     def of(self, task: Task) -> "Tuned":
-        """The runs of a task."""
         if task.name not in self.alone:
             self.alone[task.name] = step_alone(task)
             self.write()
         return Tuned(self, task)
 
-    def run(self, task: Task, recipe: str, rate: float, seed: int, target: float) -> Course:
-        """A run that is recorded, or else is made now."""
-        name = f"{task.name}, {recipe}, {rate:g}, {seed}"
-        if name not in self.courses:
-            self.courses[name] = follow(task, recipe, rate, seed, target)
-            self.write()
-        return self.courses[name]
-
 
 @dataclass(frozen=True)
 class Tuned:
-    """One task under all methods, at their best rates."""
+    """One task under all methods, at their best rates, on all links."""
 
     runs: Runs
     task: Task
@@ -90,8 +89,29 @@ class Tuned:
     def targets(self) -> list[float]:
         """The loss that ddp reaches at the end of its own tuned run, by seed."""
         rate = self.best(DDP)
-        ends = (self.runs.run(self.task, DDP, rate, seed, -inf) for seed in range(self.runs.seeds))
-        return [end.losses[-1] for end in ends]
+        return [self.run(DDP, rate, seed).losses[-1] for seed in range(self.runs.seeds)]
+
+    @cached_property
+    def seconds(self) -> dict[tuple[str, str], float]:
+        """Of a step, by recipe and link, as predicted from a step of one worker alone."""
+        layers = [Parameter(name, p.numel()) for name, p in self.task.net().named_parameters()]
+        alone, found = self.runs.alone[self.task.name], {}
+        profile = Profile.by_size(layers, *alone, Speeds.of_bandwidth(1e10))
+        for link, (rate, latency) in LINKS.items():
+            fabric = Fabric(nodes=WORKERS, rate=rate, latency=latency)
+            for recipe in self.rates:
+                made = predict(offbeat.algorithm(recipe), profile, fabric)
+                found[recipe, link] = made.seconds
+        return found
+
+    def run(self, recipe: str, rate: float, seed: int = 0) -> Course:
+        """A run that is recorded, or else is made now: until the target, that of ddp to its end."""
+        name, courses = f"{self.task.name}, {recipe}, {rate:g}, {seed}", self.runs.courses
+        if name not in courses:
+            target = -inf if recipe == DDP else self.targets[seed]
+            courses[name] = follow(self.task, recipe, rate, seed, target)
+            self.runs.write()
+        return courses[name]
 
     def best(self, recipe: str) -> float:
         """The best of three rates, or of four if it would be the first or the last of them.
@@ -100,9 +120,9 @@ class Tuned:
         """
 
         def rank(rate: float) -> tuple[float, float]:
-            target = -inf if recipe == DDP else self.targets[0]
-            losses = self.runs.run(self.task, recipe, rate, 0, target).losses
-            return needed(losses, target), losses[-1] if losses[-1] > 0 else inf
+            losses = self.run(recipe, rate).losses
+            steps = inf if recipe == DDP else needed(losses, self.targets[0])
+            return steps, losses[-1] if losses[-1] > 0 else inf
 
         low, middle, high = RATES[self.task.name]
         best = min((low, middle, high), key=rank)
@@ -110,19 +130,25 @@ class Tuned:
         return min(best, beyond[best], key=rank) if best in beyond else best
 
     def course(self, recipe: str, seed: int = 0) -> Course:
-        """The run at the best rate."""
-        target = -inf if recipe == DDP else self.targets[seed]
-        return self.runs.run(self.task, recipe, self.rates[recipe], seed, target)
+        return self.run(recipe, self.rates[recipe], seed)
 
     def steps(self, recipe: str, seed: int = 0) -> float:
-        """The number of steps until the target."""
         return needed(self.course(recipe, seed).losses, self.targets[seed])
 
     def worth(self, recipe: str) -> Effect:
         """What its steps are worth: those of ddp divided by its own, seed by seed; 0: no end."""
         if self.steps(recipe) == inf:
             return Effect(0.0, "x")
-        factors = [
-            self.steps(DDP, seed) / self.steps(recipe, seed) for seed in range(self.runs.seeds)
-        ]
+        seeds = range(self.runs.seeds)
+        factors = [self.steps(DDP, seed) / self.steps(recipe, seed) for seed in seeds]
         return Effect.mean(factors, "x") if min(factors) else Effect(0.0, "x")
+
+    def recipe(self, method: str, link: str) -> str:
+        """The better of the method's two, with the first seed."""
+        return min(METHODS[method], key=lambda r: self.steps(r) * self.seconds[r, link])
+
+    def sooner(self, method: str, link: str) -> Effect:
+        """The factor over ddp."""
+        recipe = self.recipe(method, link)
+        faster, worth = self.seconds[DDP, link] / self.seconds[recipe, link], self.worth(recipe)
+        return Effect(faster * worth.size, "x", faster * worth.error)

@@ -80,9 +80,8 @@ class Course:
 
 def follow(task: Task, recipe: str, rate: float, seed: int, target: float) -> Course:
     """Train until the target is reached, or for as many steps as are allowed."""
-    algorithm = offbeat.algorithm(recipe)
     steps = STEPS if recipe == "ddp()" else MOST
-    case = Case(recipe, task, algorithm, WORKERS, steps, rate, constant, seed)
+    case = Case(recipe, task, offbeat.algorithm(recipe), WORKERS, steps, rate, constant, seed)
     heldout, course = task.data()[1]["heldout"], Course([])
 
     def look(replica: offbeat.Replica, step: int) -> bool:
