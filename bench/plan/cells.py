@@ -1,9 +1,7 @@
-"""Measured and predicted times of a step, for several methods on one layout and rate."""
+"""Measured and predicted times of a step."""
 
-import json
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import torch.distributed as dist
@@ -11,10 +9,7 @@ import torch.distributed as dist
 import offbeat
 from bench.harness.gpt import gpt
 from bench.harness.pause import Paused, paused
-from bench.harness.ranks import on_nodes
 from bench.harness.step_times import StepTime, Timed, train, train_all
-from offbeat.lab import Lab
-from offbeat.lab.check import PAYLOAD, LinkMeasurements, measure_links
 from offbeat.plan import Fabric, Profile, Speeds, Stragglers, predict
 from offbeat.planner.measure import profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
@@ -35,33 +30,29 @@ class Layout:
     slow: float = 1.0
     computes: bool = False
 
-    @classmethod
-    def parse(cls, text: str) -> "Layout":
-        """Of the number of nodes, or of nodes x ranks: "4", "2x2"."""
-        nodes, _, each = text.partition("x")
-        return cls(int(nodes), int(each or 1))
-
     def __str__(self) -> str:
         kind = f"{self.nodes}" if self.each == 1 else f"{self.nodes}x{self.each}"
         kind += ", computing" if self.computes else ""
         return kind if self.slow == 1 else f"{kind}, one {self.slow:g}x slower"
 
 
-def case(text: str, steps: int = 5, warm_up: int = 2) -> Timed:
-    """A recipe, the steps that count, a multiple of its period, and those before them."""
-    return Timed(text, offbeat.algorithm(text), warm_up + steps, warm_up)
-
-
 @dataclass(frozen=True)
 class Cell:
-    """A step of one method: seconds measured, seconds predicted, and where these go."""
+    """A step of one method: seconds measured, and seconds predicted."""
 
     method: str
     layout: str
     rate: str
     measured: float
     predicted: float
-    limit: str
+
+    @classmethod
+    def of(
+        cls, method: Timed, layout: str, rate: str, measured: float, profile: Profile,
+        fabric: Fabric, stragglers: Stragglers | None = None,
+    ) -> "Cell":  # fmt: skip
+        made = predict(method.algorithm, profile, fabric, stragglers)
+        return cls(method.name, layout, rate, measured, made.seconds)
 
     @property
     def error(self) -> float:
@@ -69,34 +60,9 @@ class Cell:
         return self.predicted / self.measured - 1
 
 
-def check(rate: str) -> LinkMeasurements:
-    """Measure the links of the lab once, as ``offbeat lab --check`` does."""
-    with Lab(2, 2, rate) as runner:
-        return measure_links(runner)
-
-
-def cells(
-    methods: list[Timed], layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds
-) -> list[Cell]:
-    """Measure all methods in one run, and predict them from the step of a rank alone."""
-    profile, times = on_nodes(measure, (methods, layout), layout.nodes, layout.each, rate)
-    fabric = Fabric(
-        nodes=layout.nodes,
-        ranks_per_node=layout.each,
-        rate=1e6 * links.both_ways_mbit / PAYLOAD,
-        latency=links.round_trip_ms / 2e3,
-        inside_rate=1e6 * (links.inside_node_mbit or links.both_ways_mbit),
-        inside_latency=links.round_trip_ms / 4e3,
-    )
-    profile = replace(profile, speeds=speeds)
-    # Only the pause of the slow rank is longer, not what else its step takes.
-    slower = 1 + (layout.slow - 1) * PAUSE / profile.compute
-    stragglers, found = Stragglers(first_factor=slower), []
-    for method, measured in zip(methods, times, strict=True):
-        made = predict(method.algorithm, profile, fabric, stragglers)
-        limit = made.parts.limit
-        found.append(Cell(method.name, str(layout), rate, measured.step, made.seconds, limit))
-    return found
+def case(text: str, steps: int = 5, warm_up: int = 2) -> Timed:
+    """A recipe, the steps that count, a multiple of its period, and those before them."""
+    return Timed(text, offbeat.algorithm(text), warm_up + steps, warm_up)
 
 
 def measure(question: tuple[list[Timed], Layout]) -> tuple[Profile, list[StepTime]]:
@@ -112,13 +78,3 @@ def measure(question: tuple[list[Timed], Layout]) -> tuple[Profile, list[StepTim
     if isinstance(task.model, Paused) and dist.get_rank() == 0:
         task.model.seconds *= layout.slow
     return profile, train_all(methods, task)
-
-
-def dump(found: list[Cell], path: Path) -> None:
-    """Write the cells so far: an interrupted run goes on from there."""
-    path.write_text(json.dumps([vars(cell) for cell in found]), encoding="utf-8")
-
-
-def load(path: Path) -> list[Cell]:
-    """Read what :func:`dump` has written; nothing if there is no file."""
-    return [Cell(**each) for each in json.loads(path.read_text("utf-8"))] if path.exists() else []

@@ -1,14 +1,7 @@
-"""Predicted against measured times of a step on far nodes and sites, 30 to 200 ms apart.
+"""The model of time predicts steps between nodes 30 to 200 ms apart from the options of the lab."""
 
-As in plan/network, but nothing is measured of the links: the prediction knows what the options of
-the lab say, and the 128 KiB that its links pass after a pause. The least of all rounds counts,
-since other load on the machine can only add time.
-"""
-
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.pause import Paused
@@ -17,16 +10,15 @@ from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
 from bench.plan.network import METHODS
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network.links import LinkOptions, Links
-from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
+from offbeat.plan import Fabric, Parameter, Profile, Speeds
 from offbeat.plan.sites import Sites
 
-BENCH = Bench(
-    name="plan/far",
-    claim="The model of time predicts the step of every method between nodes 30 to 200 ms apart",
-    minutes=10,
-)
 SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
 WITHIN, SHARE = 0.10, 0.95
+BENCH = Bench(
+    name="plan/far", minutes=10,
+    claim="The model of time predicts the step of every method between nodes 30 to 200 ms apart",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,53 +47,30 @@ NETWORKS = {
 }
 
 
-Record = dict[str, Any]  # network, method, measured, and the three times of a step alone
-
-
-def record(name: str, network: Network) -> list[Record]:
-    """Measure all methods once, beside the step of a rank alone."""
-    question = METHODS, Layout(network.nodes)
-    profile, times = on_nodes(measure, question, network.nodes, 1, network.rate, **network.far)
-    alone = profile.forward, profile.backward, profile.optimizer
-    return [
-        {"network": name, "method": method.name, "measured": time.step, "alone": alone}
-        for method, time in zip(METHODS, times, strict=True)
-    ]
-
-
-def cells(records: list[Record], speeds: Speeds) -> list[Cell]:
-    """Predict what was recorded, from the shortest step alone on each network."""
-    model, found = Paused(PAUSE, WIDTH), []
-    parameters = [Parameter(name, p.numel()) for name, p in model.named_parameters()]
-    for name, network in NETWORKS.items():
-        ours = [each for each in records if each["network"] == name]
-        alone = min((each["alone"] for each in ours), key=sum, default=[PAUSE])
-        for method in METHODS:
-            times = [each["measured"] for each in ours if each["method"] == method.name]
-            if times:
-                profile = Profile.by_size(parameters, *alone, speeds)
-                made = predict(method.algorithm, profile, network.fabric)
-                limit, least = made.parts.limit, min(times)
-                found.append(Cell(method.name, name, network.rate, least, made.seconds, limit))
-    return found
-
-
 @command(BENCH, "--rounds 2")
 def app(rounds: int = 1) -> Result:
-    """Measure and predict every method on every network."""
-    runs = [record(*network) for network in NETWORKS.items() for _ in range(rounds)]
-    found = cells([*chain(*runs)], Speeds.measure())
+    """Measure all methods beside the step of a rank alone, and predict them.
+
+    The least of all rounds counts: other load on the machine can only add time.
+    """
+    speeds, found, rows = Speeds.measure(), [], {}
+    layers = [Parameter(name, p.numel()) for name, p in Paused(PAUSE, WIDTH).named_parameters()]
+    for name, network in NETWORKS.items():
+        question = METHODS, Layout(network.nodes)
+        where = network.nodes, 1, network.rate
+        runs = [on_nodes(measure, question, *where, **network.far) for _ in range(rounds)]
+        alone = min(((run.forward, run.backward, run.optimizer) for run, _ in runs), key=sum)
+        profile = Profile.by_size(layers, *alone, speeds)
+        for method, *times in zip(METHODS, *(times for _, times in runs), strict=True):
+            least = min(time.step for time in times)
+            cell = Cell.of(method, name, network.rate, least, profile, network.fabric)
+            found.append(cell)
+            line = rows.setdefault(method.name, [method.name])
+            line.append(f"{cell.measured:.3f} s, {cell.error:+.1%}")
     errors = [abs(cell.error) for cell in found]
     near = sum(error <= WITHIN for error in errors)
     said = f"{near} of {len(found)}; the median error is {median(errors):.1%}"
-    claims = [Claim(f"cells within {WITHIN:.0%}", f"{SHARE:.0%}", said,
-                    near >= SHARE * len(found), GOAL)]  # fmt: skip
-    rows = []
-    for method in METHODS:
-        line = [method.name]
-        for name in NETWORKS:
-            line += [f"{c.measured:.3f} s, {c.error:+.1%}" for c in found
-                     if (c.method, c.layout) == (method.name, name)] or [""]  # fmt: skip
-        rows.append(tuple(line))
+    holds = near >= SHARE * len(found)
+    claims = [Claim(f"cells within {WITHIN:.0%}", f"{SHARE:.0%}", said, holds, GOAL)]
     title = "Seconds of a step, and the error of its prediction; 1.6 MB, 0.2 s of computing"
-    return Result(title, ("method", *NETWORKS), rows, claims, [*map(asdict, found)])
+    return Result(title, ("method", *NETWORKS), [*map(tuple, rows.values())], claims, found)
