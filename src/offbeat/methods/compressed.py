@@ -10,9 +10,8 @@ from torch import Tensor
 
 from offbeat.exchange import Site, Variable
 from offbeat.exchange.engine.bucket import in_buckets
-from offbeat.exchange.engine.error_feedback import ErrorFeedback
+from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.engine.message import FeedbackMessage, FlatMessage
-from offbeat.exchange.engine.residuals import FeedbackExchange
 from offbeat.exchange.engine.rows import Rows
 from offbeat.exchange.engine.units import Units
 from offbeat.settings import above, check_settings, describe

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.exchange import Saved, Site, Variable, count_fault, plain
-from offbeat.exchange.engine.error_feedback import ErrorFeedback
+from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.engine.message import FeedbackMessage
-from offbeat.exchange.engine.residuals import FeedbackExchange
 from offbeat.exchange.engine.rows import Rows
 from offbeat.exchange.engine.units import Units, optimizer_fault
 from offbeat.exchange.interface import OnLoss

@@ -15,8 +15,7 @@ from offbeat.attach.start import algorithm_fault
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.node import takes_part_as_nodes
 from offbeat.exchange import Algorithm
-from offbeat.exchange.engine.error_feedback import ErrorFeedback
-from offbeat.exchange.engine.residuals import FeedbackExchange
+from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.sharding import local
 from offbeat.methods import TopK
 from offbeat.recipes import algorithm as parsed
