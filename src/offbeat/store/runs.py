@@ -76,13 +76,10 @@ class Runs:
         elif self.clock > RETURN:
             self._start([p for p in waiting if self.clock - p.changed < LATE])
 
-    def living(self) -> list[Process]:
-        """Return the processes that have not ended, in the order in which they came."""
-        return [p for p in self.processes.values() if self.is_living(p)]
-
     def waiting(self) -> list[Process]:
         """Return the processes without an answer, in the order in which they came."""
-        return [p for p in self.living() if p.place is None and p.sign.state == "waits"]
+        living = filter(self.is_living, self.processes.values())
+        return [p for p in living if p.place is None and p.sign.state == "waits"]
 
     def is_living(self, process: Process) -> bool:
         """Return whether a process has not ended, as far as its signs tell."""

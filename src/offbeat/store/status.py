@@ -10,7 +10,6 @@ from offbeat.kit import quantity
 from offbeat.kit.terminal import figures
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.store.runs import Process, Runs
-from offbeat.transport.run.rendezvous import ENDED
 
 USUAL = 32  # times between two steps whose median is usual
 SPARE = 2.0  # seconds beyond three times the usual ones after which a pause is lost time
@@ -104,17 +103,16 @@ class History:
         if runs.run != self._run:
             self._run, self._step, self._since, self.seconds_lost = runs.run, 0, None, 0.0
             self._usual, self.lost, self.joined = [], {}, {}
-        members = [p for p in runs.members() if p.sign.state not in ENDED]
-        training = [p for p in members if p.sign.state == "trains" and runs.is_living(p)]
-        step = max((p.sign.steps for p in runs.members()), default=0)
-        for process in runs.members():
-            self._follow(process)
-        self._count(step, bool(training))
+        members = runs.members()
         present = [p for p in members if runs.is_living(p)]
-        is_begun = any(p.was_training for p in runs.members())
-        state: State = "training" if training else "starting"
+        is_training = any(p.sign.state == "trains" for p in present)
+        step = max((p.sign.steps for p in members), default=0)
+        for process in members:
+            self._follow(process)
+        self._count(step, is_training)
+        state: State = "training" if is_training else "starting"
         if not runs.is_on:
-            state = "ended" if is_begun else "waiting"
+            state = "ended" if any(p.was_training for p in members) else "waiting"
         return Status(
             *(runs.about.name, runs.run, state, runs.about.workers),
             len(runs.waiting()),
