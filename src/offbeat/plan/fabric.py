@@ -161,11 +161,8 @@ class Fabric:
 
     def way(self, node: int, other: int) -> Path:
         """Return the way between two nodes that nobody else uses."""
-        path = Path(self.latency, self.busy(1, 1))
-        if self.sites:
-            ways, rates = self.sites.between(np.array([node]), np.array([other]))
-            path = Path(path.latency + float(ways[0]), max(path.per_byte, float(rates[0])))
-        return path
+        latency, per_byte = self.paths(np.array([node]), np.array([other]))
+        return Path(float(latency[0]), float(per_byte[0]))
 
     @property
     def farthest(self) -> float:

@@ -1,6 +1,5 @@
 """Sites of a plan: nodes that are near each other, and the links that sites share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -73,10 +72,9 @@ class Sites:
     @cached_property
     def _tables(self) -> tuple[Array, Array]:
         """The latency and the rate between all pairs of sites."""
-        wires: Mapping[Pair, Wire] = dict(self.links)
         shape = (len(self.nodes), len(self.nodes))
         ways, rates = np.zeros(shape), np.full(shape, float(NO_LIMIT))
-        for (a, b), wire in wires.items():
+        for (a, b), wire in self.links:
             ways[a, b] = ways[b, a] = wire.latency
             rates[a, b] = rates[b, a] = wire.rate or NO_LIMIT
         return ways.ravel(), rates.ravel()

@@ -4,15 +4,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offbeat.functional import Merge, cells_of, merges
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
-from offbeat.plan.methods.slot import Section
+from offbeat.plan.methods.slot import Ranks, Section, partners
 from offbeat.transport.world import Axis
 
-Ranks = NDArray[np.int64]
 Messages = tuple[Ranks, Ranks, Array]  # the sender, the receiver and the bytes of each
 
 
@@ -152,13 +150,8 @@ def _sums(size: int, found: list[Merge], nbytes: int) -> tuple[Trade, ...]:
 
 def _trade(size: int, messages: list[Messages]) -> Trade:
     source, to, nbytes = (np.concatenate(each) for each in zip(*messages, strict=True))
-    # Both directions of every pair once, in the order of ranks; a rank's own are numbered.
-    pairs = np.unique(np.concatenate((source * size + to, to * size + source)))
-    rank, partner = np.divmod(pairs, size)
-    turn = np.arange(len(rank)) - np.searchsorted(rank, rank)
-    near = np.tile(np.arange(size), (int(turn.max(initial=-1)) + 1, 1))
-    near[turn, rank] = partner
-    return Trade(near, _by_number(source, nbytes, size), _by_number(to, nbytes, size))
+    sums = (_by_number(numbers, nbytes, size) for numbers in (source, to))
+    return Trade(partners(source, to, size), *sums)
 
 
 def _by_number(numbers: Ranks, nbytes: Array, count: int) -> Array:

@@ -78,7 +78,6 @@ class OuterStepTimes(StepTimes):
         wire, axis, speeds = self.exchange.wire, self.exchange.over, clocks.speeds
         clocks.spend(part.numel * speeds.copy)
         for index, section in enumerate(part.held):
-            ready = clocks.now
             if isinstance(wire, Sparse):
                 clocks.spend(section.numel * (2 * speeds.add + speeds.select))
                 arrival = clocks.all_gather(clocks.now, part.sparse[index][0], axis)
@@ -88,7 +87,7 @@ class OuterStepTimes(StepTimes):
                 nbytes = narrow_bytes(share, wire)
                 arrival = clocks.staged(clocks.now, nbytes, axis, rounds=2)
             else:
-                arrival = clocks.mean(ready, section.numel, section.itemsize, axis)
+                arrival = clocks.mean(clocks.now, section.numel, section.itemsize, axis)
             part.arrivals.append(arrival)
 
     def _merge(self, part: _Part, clocks: Clocks) -> None:

@@ -4,15 +4,22 @@ from functools import lru_cache
 from typing import NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offbeat.functional import accumulation_dtype
 from offbeat.methods import PushSum
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric, Path
-from offbeat.plan.methods.slot import Section, StepTimes, gather_slices, sections, slices_on
+from offbeat.plan.methods.slot import (
+    Ranks,
+    Section,
+    StepTimes,
+    gather_slices,
+    partners,
+    sections,
+    slices_on,
+)
 from offbeat.plan.profile import Profile
 from offbeat.topology import Phases, Symmetric, Topology
+from offbeat.topology.graph import Edges
 from offbeat.topology.schedule import due
 
 HEADER = 16  # bytes: the weight and the number of the exchange
@@ -21,18 +28,17 @@ HEADER = 16  # bytes: the weight and the number of the exchange
 class Graph(NamedTuple):
     """The edges of one exchange.
 
-    ``near`` holds for each participant itself and all whom it sends to or receives from, filled
-    up with itself (participants, most neighbours); ``sent`` the messages that each one sends,
-    ``out`` those that leave its node, from ``here`` to ``there``. ``keeps`` tells whether all
-    weights stay as they are.
+    ``near`` (most, n) are each participant and its neighbours; ``sent`` the messages that each one
+    sends, and ``out`` those that leave each node, from ``here`` to ``there``. ``senders``: the most
+    messages that one receives. ``keeps``: whether all weights stay as they are.
     """
 
-    near: NDArray[np.int64]
+    near: Ranks
     sent: Array
     out: Array
-    here: NDArray[np.int64]
-    there: NDArray[np.int64]
-    received: Array
+    here: Ranks
+    there: Ranks
+    senders: int
     keeps: bool
 
 
@@ -52,30 +58,31 @@ class PushSumTimes(StepTimes):
 
     def __init__(self, exchange: PushSum, profile: Profile, fabric: Fabric) -> None:
         """Look up the peers of every participant, and raise the errors of the exchange."""
-        self.exchange, self.axis, self.fabric = exchange, exchange.over, fabric
+        self.exchange, self.axis, topology = exchange, exchange.over, exchange.topology
         self.size, slices = fabric.size(exchange.over), slices_on(fabric, exchange)
+        self.each = 1 if self.axis == "node" else fabric.ranks_per_node  # participants of a node
         self.held = sections(profile.tensors, slices)
         self.sums = [Section(held.numel, max(held.itemsize, 4)) for held in self.held]
-        narrow = exchange.wire == "bf16"
-        widths = [min(held.itemsize, 2) if narrow else held.itemsize for held in self.held]
-        self.body = [Section(h.numel, width) for h, width in zip(self.held, widths, strict=True)]
+        narrow, wide = exchange.wire == "bf16", self.sums == self.held
+        self.body = [Section(h.numel, min(h.itemsize, 2 if narrow else 8)) for h in self.held]
         self.message = sum(section.nbytes for section in self.body)
-        wide = all(t.dtype == accumulation_dtype(t.dtype) for t in profile.tensors.values())
         self.is_exact = wide and not narrow
         self.ahead = max(exchange.every, exchange.overlap)
-        topology = exchange.topology
         self.period = self.ahead * topology.period(self.size)
-        self.lead = self.ahead * sum(count or 0 for count in phase_lengths(topology))
-        graphs = [graph for part in topology.parts() for graph in self._period(part)]
+        inner = topology.graph if isinstance(topology, Symmetric) else topology
+        phases = inner.phases if isinstance(inner, Phases) else ()
+        self.lead = self.ahead * sum(count or 0 for count, _ in phases)
+        every = [(p, index) for p in topology.parts() for index in range(p.period(self.size))]
+        gossip = [each for each in every if not each[0].is_mean(self.size, each[1])]
+        graphs = [_graph(part, self.size, index, self.each) for part, index in gossip]
         keeps = all(graph.keeps for graph in graphs)
         # Also of a mean of all, which is an all-reduce, a buffer for each sender is allocated.
         means = any(part.is_mean(self.size, 0) for part in topology.parts())
-        peers = max([means * (self.size - 1), *(int(graph.received.max()) for graph in graphs)])
+        senders = max([means * (self.size - 1), *(graph.senders for graph in graphs)])
         self.has_anchor = (exchange.overlap > 0 or not keeps or not wide) and not exchange.biased
-        buffers = (1 + peers) * (2 if exchange.overlap else 1) * self.message
-        self.memory = buffers + sum(s.nbytes for s in self.sums) * self.has_anchor
-        self.memory += profile.nbytes if slices > 1 else 0
-        self.memory += profile.nbytes if exchange.nonfinite == "skip" else 0
+        self.memory = (1 + senders) * (2 if exchange.overlap else 1) * self.message
+        self.memory += sum(s.nbytes for s in self.sums) * self.has_anchor
+        self.memory += profile.nbytes * ((slices > 1) + (exchange.nonfinite == "skip"))
         self.restart()
 
     def restart(self) -> None:
@@ -85,40 +92,38 @@ class PushSumTimes(StepTimes):
     def step(self, clocks: Clocks, step: int) -> None:
         """Exchange with the peers of this step, if it is a sending step."""
         speeds, numel = clocks.speeds, sum(section.numel for section in self.held)
-        by_nodes = self.axis == "node"
-        clocks.spend(clocks.profile.numel * speeds.copy if by_nodes else 0.0)
+        copied = clocks.profile.numel * speeds.copy if self.axis == "node" else 0.0
+        clocks.spend(copied)
         if step % self.ahead == 0 if self.exchange.overlap else due(step, self.ahead):
             clocks.spend(numel * speeds.fill)
             if self.exchange.overlap:
                 if self.pending is not None:
                     clocks.wait(self.pending)
-                self.pending = self.launch(clocks, step // self.ahead)
+                self.pending = self._launch(clocks, step // self.ahead)
             else:
-                clocks.wait(self.launch(clocks, step // self.ahead))
+                clocks.wait(self._launch(clocks, step // self.ahead))
             clocks.spend(numel * speeds.merge)
         elif self.has_anchor:
             clocks.spend(numel * speeds.add)
         gather_slices(clocks, self.held, self.axis)
-        clocks.spend(clocks.profile.numel * speeds.copy if by_nodes else 0.0)
+        clocks.spend(copied)
 
-    def launch(self, clocks: Clocks, index: int) -> Array:
+    def _launch(self, clocks: Clocks, index: int) -> Array:
         """Return when the messages of exchange ``index`` have been sent and received."""
         topology = self.exchange.topology
-        if topology.is_mean(self.size, index):
-            if self.is_exact:
-                ends = [clocks.all_reduce(clocks.now, HEADER, self.axis)]
-                ends += [clocks.all_reduce(clocks.now, s.nbytes, self.axis) for s in self.body]
-                return ends[-1]
+        if not topology.is_mean(self.size, index):
+            lead, period = self.lead // self.ahead, topology.period(self.size)
+            first = index if index < lead else lead + (index - lead) % period  # with these edges
+            return self._push(clocks, first)
+        if not self.is_exact:
             return clocks.at_once(clocks.now, HEADER + self.message, self.axis)
-        return self._push(clocks, self._turn(index))
-
-    def _turn(self, index: int) -> int:
-        """Return the first exchange with the edges of exchange ``index``."""
-        lead, period = self.lead // self.ahead, self.exchange.topology.period(self.size)
-        return index if index < lead else lead + (index - lead) % period
+        arrival = clocks.all_reduce(clocks.now, HEADER, self.axis)
+        for section in self.body:
+            arrival = clocks.all_reduce(clocks.now, section.nbytes, self.axis)
+        return arrival
 
     def _push(self, clocks: Clocks, index: int) -> Array:
-        graph = _graph(self.exchange.topology, self.size, index, self._each)
+        graph = _graph(self.exchange.topology, self.size, index, self.each)
         nbytes = HEADER + self.message
         # Participants that are nodes exchange by all their ranks at once, each its slice.
         shape, by_nodes = clocks.now.shape, self.axis == "node"
@@ -126,8 +131,7 @@ class PushSumTimes(StepTimes):
         clocks.count(
             self.axis, nbytes * (graph.sent[:, None] if by_nodes else graph.sent.reshape(shape))
         )
-        fabric, each = clocks.fabric, clocks.fabric.ranks_per_node
-        many = each if by_nodes else 1
+        fabric, many = clocks.fabric, clocks.fabric.ranks_per_node if by_nodes else 1
         clocks.crossed += many * nbytes * graph.out
         # The slowest message that leaves or reaches a node, and that of all whom one waits for.
         latency, per_byte = np.zeros(fabric.nodes), np.zeros(fabric.nodes)
@@ -135,50 +139,26 @@ class PushSumTimes(StepTimes):
         for ends in (graph.here, graph.there):
             np.maximum.at(latency, ends, found[0])
             np.maximum.at(per_byte, ends, many * found[1])
-        if not by_nodes:
-            latency, per_byte = latency.repeat(each), per_byte.repeat(each)
-        slowest = per_byte[graph.near].max(axis=1)
+        latency, slowest = (
+            each.repeat(self.each)[graph.near].max(axis=0) for each in (latency, per_byte)
+        )
         path = Path(float(latency.max()), float(slowest.max()))
         lost = clocks.confirm(("gossip", index), float(ready.max()), nbytes, path)
         carried = slowest * fabric.beyond_burst(nbytes * many) / many
-        far = 2 * latency[graph.near].max(axis=1) + carried + lost
-        wires = np.where(slowest > 0, far, 2 * fabric.inside(nbytes))
-        arrival: Array = ready[graph.near].max(axis=1) + wires[:, None]
+        wires = np.where(slowest > 0, 2 * latency + carried + lost, 2 * fabric.inside(nbytes))
+        arrival: Array = ready[graph.near].max(axis=0) + wires[:, None]
         return arrival.reshape(shape)
-
-    def _period(self, part: Topology) -> list[Graph]:
-        """Return the edges of one period of a topology, but for means of all participants."""
-        indices = [i for i in range(part.period(self.size)) if not part.is_mean(self.size, i)]
-        return [_graph(part, self.size, index, self._each) for index in indices]
-
-    @property
-    def _each(self) -> int:
-        """The number of participants of a node."""
-        return 1 if self.axis == "node" else self.fabric.ranks_per_node
-
-
-def phase_lengths(topology: Topology) -> list[int | None]:
-    """Return the numbers of exchanges of the phases of a topology; None for the last one."""
-    inner = topology.graph if isinstance(topology, Symmetric) else topology
-    phases = inner.phases if isinstance(inner, Phases) else ()
-    return [count for count, _ in phases]
 
 
 @lru_cache(maxsize=256)  # at 4,096 participants a period takes a quarter of a second
 def _graph(topology: Topology, size: int, index: int, each: int) -> Graph:
     """Return the edges of an exchange between participants, of which a node has ``each``."""
-    found = [topology.peers(rank, size, index) for rank in range(size)]
-    edges = [(rank, to, p) for rank, peers in enumerate(found) for to, p in peers.send]
-    source, target = np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2).T
-    mass = np.bincount(target, [p for *_, p in edges], size) + [peers.keep for peers in found]
-    groups = [{r, *(to for to, _ in p.send), *p.receive} for r, p in enumerate(found)]
-    most = max(map(len, groups))
-    near = np.array([[*g, *[r] * (most - len(g))] for r, g in enumerate(groups)], np.int64)
-    here, there = source // each, target // each
-    crossing, nodes = here != there, size // each
-    here, there = here[crossing], there[crossing]
-    counted = [(source, size), (here, nodes), (target, size)]
-    counts = (np.bincount(numbers, minlength=most).astype(float) for numbers, most in counted)
-    sent, out, received = counts
-    keeps = bool(np.allclose(mass, 1.0, rtol=0, atol=1e-9))
-    return Graph(near, sent, out, here, there, received, keeps)
+    edges = Edges.of(topology, size, index)
+    keeps = bool(np.allclose(edges.received(np.ones(size)), 1.0, rtol=0, atol=1e-9))
+    near, others = partners(edges.source, edges.to, size), edges.to != edges.source
+    source, to = edges.source[others], edges.to[others]
+    crossing = source // each != to // each
+    here, there = source[crossing] // each, to[crossing] // each
+    sent = np.bincount(source, minlength=size).astype(float)
+    out = np.bincount(here, minlength=size // each).astype(float)
+    return Graph(near, sent, out, here, there, int(np.bincount(to, minlength=size).max()), keeps)

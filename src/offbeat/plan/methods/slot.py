@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.exchange import ParameterExchange
@@ -12,6 +14,7 @@ from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.transport.world import Axis
 
+Ranks = NDArray[np.int64]
 CALL = 80  # bytes of the block in which ranks compare a call, with up to four numbers
 
 
@@ -70,6 +73,22 @@ def sections(
     layout = Layout.of(tensors, slices)
     found = zip(layout.numels, layout.dtypes, strict=True)
     return [Section(numel // slices, dtype.itemsize) for numel, dtype in found]
+
+
+def partners(source: Ranks, to: Ranks, size: int) -> Ranks:
+    """Return (most, size) with whom each participant has messages, filled up with itself.
+
+    >>> partners(np.array([0, 1]), np.array([1, 2]), size=3)
+    array([[1, 0, 1],
+           [0, 2, 2]])
+    """
+    # Both directions of every pair once, in the order of ranks; a rank's own are numbered.
+    pairs = np.unique(np.concatenate((source * size + to, to * size + source)))
+    rank, partner = np.divmod(pairs, size)
+    turn = np.arange(len(rank)) - np.searchsorted(rank, rank)
+    near = np.tile(np.arange(size), (int(turn.max(initial=-1)) + 1, 1))
+    near[turn, rank] = partner
+    return near
 
 
 def gather_slices(clocks: Clocks, held: Sequence[Section], over: Axis) -> None:
