@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import notebook
 from offbeat.cli import app
 from offbeat.lab import Kill, Lab, Unavailable
-from offbeat.lab.injection.injection import RunControl
+from offbeat.lab.faults import RunControl
 from pages import blocks, script
 from ranks import torchrun_forked
 

@@ -200,7 +200,7 @@ def test_a_killed_lab_leaves_no_delay_line_and_the_next_removes_the_rest() -> No
 def test_a_kernel_without_netem_and_tun_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("offbeat.lab.network.tap._DEVICE", tmp_path / "tun")
+    monkeypatch.setattr("offbeat.lab.network.delaying._DEVICE", tmp_path / "tun")
     result = CliRunner().invoke(app, ["lab", "--latency", "5ms", "--", "true"])
     assert result.exit_code == 2
     assert "modprobe sch_netem, or modprobe tun" in result.stderr

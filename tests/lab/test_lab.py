@@ -21,7 +21,7 @@ from offbeat.cli import app
 from offbeat.lab import Cut, Kill, Lab, Straggler, Unavailable
 from offbeat.lab.check import measure_links
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.injection.injection import Fault, RunControl
+from offbeat.lab.faults import Fault, RunControl
 
 NETWORKS = Path("/run/netns")
 RATE, RATE_TEXT = 100e6, "100mbit"

@@ -1,4 +1,4 @@
-"""The command line ``offbeat``: a file for each command, and one for its options.
+"""The command line ``offbeat``: a file for each command and its options.
 
 Help is shown without importing torch: commands import what they need when they run.
 """

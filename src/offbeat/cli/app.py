@@ -12,6 +12,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import compare, doctor, lab, plan, store
 from offbeat.kit.imports import quiet_imports
+from offbeat.kit.terminal import exit_codes
 
 EPILOG = """
 Examples:
@@ -93,11 +94,8 @@ def check(
     """Parse the text of an algorithm and print its exchanges; exit code 2 if it is invalid."""
     with quiet_imports():
         from offbeat.recipes import algorithm
-    try:
+    with exit_codes("interrupted"):
         typer.echo(repr(algorithm(text)))
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 def _algorithm_environment(text: str) -> dict[str, str]:

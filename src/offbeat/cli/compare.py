@@ -4,18 +4,18 @@ import signal
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from offbeat.cli import compare_options as options
+from offbeat.cli.lab import Nodes, ProcsPerNode, Stragglers, layout
 from offbeat.cli.link_options import ALL, NEAR, with_links
 from offbeat.kit.imports import quiet_imports
 from offbeat.kit.page import load_template
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab import Runner
-from offbeat.lab.injection.faults import Straggler
+from offbeat.lab.faults import Straggler
 from offbeat.lab.network.links import LinkOptions
 
 if TYPE_CHECKING:
@@ -37,26 +37,98 @@ Examples:
 - offbeat compare train.py --algorithms ddp,sgp --json | jq '.results[].seconds_per_step'
 """
 
+Script = Annotated[
+    Path,
+    typer.Argument(
+        help="Training script in Python that accepts --algorithm TEXT, or see --env-only.",
+        show_default=False,
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ARGS",
+        help="Further arguments for the script, after `--`.",
+        show_default=False,
+    ),
+]
+Algorithms = Annotated[
+    str,
+    typer.Option(
+        metavar="A,B,...",
+        help="Algorithms to compare, separated by commas, as in 'ddp,local_sgd(every=8)'. "
+        "`offbeat recipes` lists them.",
+        show_default=False,
+    ),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="Rate of each node's link in each direction, for example 250mbit. Needs root and "
+        "iproute2. Default: loopback, no limit.",
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Optimizer steps per run, passed to the script as --steps.")
+]
+Rounds = Annotated[int, typer.Option(help="Number of runs per algorithm.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ALGORITHM",
+        help="Reference for speed-ups, for example torch-ddp. Default: the first algorithm.",
+    ),
+]
+ComputeOnly = Annotated[
+    bool,
+    typer.Option(
+        "--compute-only", help="Also run without communication, to measure the time of computation."
+    ),
+]
+TargetLoss = Annotated[
+    float | None,
+    typer.Option(
+        metavar="LOSS",
+        help="Training loss for the time to loss. Default: the highest final loss of all "
+        "algorithms.",
+    ),
+]
+EnvOnly = Annotated[
+    bool,
+    typer.Option(
+        "--env-only",
+        help="Pass the algorithm in the environment variable OFFBEAT_ALGORITHM only, and no "
+        "options: for scripts without --algorithm, which call offbeat.algorithm().",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Output folder. Default: runs/compare-TIME."),
+]
+Report = Annotated[bool, typer.Option(help="Write report.html.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
+
 
 @with_links(*ALL)
 def compare(
-    script: options.Script,
-    algorithms: options.Algorithms,
-    arguments: options.Arguments = None,
-    nodes: options.Nodes = None,
-    procs_per_node: options.ProcsPerNode = "1",
-    rate: options.Rate = None,
+    script: Script,
+    algorithms: Algorithms,
+    arguments: Arguments = None,
+    nodes: Nodes = None,
+    procs_per_node: ProcsPerNode = "1",
+    rate: Rate = None,
     far: LinkOptions = NEAR,
-    straggler: options.Stragglers = None,
-    steps: options.Steps = None,
-    rounds: options.Rounds = 3,
-    baseline: options.Baseline = None,
-    compute_only: options.ComputeOnly = False,
-    target_loss: options.TargetLoss = None,
-    env_only: options.EnvOnly = False,
-    out: options.Out = None,
-    report: options.Report = True,
-    as_json: options.Json = False,
+    straggler: Stragglers = None,
+    steps: Steps = None,
+    rounds: Rounds = 3,
+    baseline: Baseline = None,
+    compute_only: ComputeOnly = False,
+    target_loss: TargetLoss = None,
+    env_only: EnvOnly = False,
+    out: Out = None,
+    report: Report = True,
+    as_json: Json = False,
 ) -> None:
     """Compare the speed and the loss of several algorithms on one training script.
 
@@ -83,7 +155,7 @@ def compare(
         experiment = Experiment(script, methods, against, *chosen, stragglers=slow)
         if report:  # a missing jinja2 is reported before the runs, not after them
             _require_template()
-        count, per_node = options.layout(nodes, procs_per_node, far["sites"])
+        count, per_node = layout(nodes, procs_per_node, far["sites"])
         runner = open_runner(count, per_node, rate, **far)
         folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
         session = Session(experiment, folder, Console(stderr=True))

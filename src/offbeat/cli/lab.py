@@ -3,21 +3,22 @@
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from offbeat.cli import lab_options as options
-from offbeat.cli.link_options import ALL, NEAR, with_links
+from offbeat.cli.link_options import ALL, NEAR, parse_numbers, with_links
 from offbeat.kit.imports import quiet_imports
 from offbeat.kit.terminal import exit_codes, terminable
 from offbeat.lab.emulated import Lab
-from offbeat.lab.injection.faults import Cut, Kill, Straggler
-from offbeat.lab.injection.injection import Fault
+from offbeat.lab.faults import Cut, Fault, Kill, Straggler
 from offbeat.lab.network.links import LinkOptions
 from offbeat.lab.output import OnLine
 
+DEFAULT_NODES = 4
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 # Options after the first word of the command belong to the command: --help and --nodes too.
 SETTINGS = {"allow_interspersed_args": False}
@@ -39,23 +40,93 @@ Examples:
 - offbeat lab --check --nodes 4 --rate 250mbit --json
 """
 
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="Command that every rank runs, after `--`.", show_default=False),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of nodes. Default: the length of the list in --procs-per-node, or "
+        f"{DEFAULT_NODES} if that is a single number."
+    ),
+]
+ProcsPerNode = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,N...]",
+        help="Ranks per node: one number for all nodes, or one per node, as in 2,1.",
+    ),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="Rate of each node's link in each direction, for example 250mbit or 1gbit. Default: "
+        "no limit.",
+    ),
+]
+Stragglers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE:FRACTION",
+        help="Let a node compute only this fraction of the time, for example 2:0.5. Repeatable.",
+    ),
+]
+Cuts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE@START-END",
+        help="Take a node's link down for a time, for example 1@10s-15s. Repeatable.",
+    ),
+]
+Kills = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RANK@TIME",
+        help="Kill a rank with SIGKILL, for example 3@20s. Repeatable. Implies --keep-going.",
+    ),
+]
+KeepGoing = Annotated[
+    bool, typer.Option("--keep-going", help="Do not terminate the other ranks when a rank fails.")
+]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Algorithm that offbeat.algorithm() returns in the script, for example sgp(overlap=1)."
+        " Sets OFFBEAT_ALGORITHM.",
+    ),
+]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write the output of each rank to a file in this folder, not to the terminal.",
+    ),
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Measure the links with Gloo instead of running a command.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result of --check as JSON.")]
+
 
 @with_links(*ALL)
 def lab(
     context: typer.Context,
-    command: options.Command = None,
-    nodes: options.Nodes = None,
-    procs_per_node: options.ProcsPerNode = "1",
-    rate: options.Rate = None,
+    command: Command = None,
+    nodes: Nodes = None,
+    procs_per_node: ProcsPerNode = "1",
+    rate: Rate = None,
     far: LinkOptions = NEAR,
-    straggler: options.Stragglers = None,
-    cut: options.Cuts = None,
-    kill: options.Kills = None,
-    keep_going: options.KeepGoing = False,
-    algorithm: options.Algorithm = None,
-    log_dir: options.LogDir = None,
-    check: options.Check = False,
-    as_json: options.Json = False,
+    straggler: Stragglers = None,
+    cut: Cuts = None,
+    kill: Kills = None,
+    keep_going: KeepGoing = False,
+    algorithm: Algorithm = None,
+    log_dir: LogDir = None,
+    check: Check = False,
+    as_json: Json = False,
 ) -> None:
     """Run a script on emulated nodes with slow or far links, stragglers, failures and killed ranks.
 
@@ -77,7 +148,7 @@ def lab(
             (Kill.parse, kill),
         ]
         faults = [parse(text) for parse, texts in given for text in texts or ()]
-        runner = Lab(*options.layout(nodes, procs_per_node, far["sites"]), rate, **far)
+        runner = Lab(*layout(nodes, procs_per_node, far["sites"]), rate, **far)
         # The program passes the function: a lab knows no recipes.
         env: dict[str, str] = {} if algorithm is None else context.obj(algorithm)
         _validate_options(runner, command or [], env, faults, check, as_json)
@@ -94,6 +165,21 @@ def lab(
                     on_line=line_printer(),
                 )
     raise typer.Exit(code)
+
+
+def layout(
+    nodes: int | None, procs_per_node: str, sites: Sequence[int] = ()
+) -> tuple[int, int | list[int]]:
+    """Parse the number of nodes, and the ranks per node (one number, or one per node).
+
+    >>> layout(None, "2,1"), layout(None, "2"), layout(None, "1", (4, 4, 6))
+    ((2, [2, 1]), (4, 2), (14, 1))
+    """
+    expected = "a number, or one per node separated by commas; for example 2,1"
+    counts = parse_numbers("processes per node", procs_per_node, expected)
+    if nodes is None:
+        nodes = sum(sites) or (DEFAULT_NODES if len(counts) == 1 else len(counts))
+    return nodes, counts[0] if len(counts) == 1 else counts
 
 
 def line_printer() -> OnLine:

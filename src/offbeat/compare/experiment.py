@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from offbeat.exchange import Algorithm
-from offbeat.lab.injection.faults import Straggler
+from offbeat.lab.faults import Straggler
 from offbeat.methods import TorchDDP
 from offbeat.recipes import algorithm
 

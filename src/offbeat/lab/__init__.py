@@ -7,10 +7,8 @@ nodes down, take links down and kill ranks. The command line is ``offbeat lab``.
 """
 
 from offbeat.lab.emulated import Lab
-from offbeat.lab.injection.faults import Cut, Kill, Straggler
-from offbeat.lab.injection.injection import Fault
-from offbeat.lab.loopback import Loopback
+from offbeat.lab.faults import Cut, Fault, Kill, Straggler
 from offbeat.lab.network.iproute import Unavailable
-from offbeat.lab.runner import Runner
+from offbeat.lab.runner import Loopback, Runner
 
 __all__ = ["Cut", "Fault", "Kill", "Lab", "Loopback", "Runner", "Straggler", "Unavailable"]

@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
@@ -16,6 +17,12 @@ _MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
 _PR_SET_PDEATHSIG = 1
 _HOSTS = Path("/etc/hosts")
 _SCRATCH = Path("/run")  # exists: iproute2 keeps its namespaces there
+
+
+def command_in(namespace: str, hosts: str, command: Sequence[str]) -> list[str]:
+    """Return the arguments of a process that executes ``command`` by :func:`main`."""
+    bare = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return [*bare, namespace, hosts, *command]
 
 
 def join_network(namespace: int) -> None:

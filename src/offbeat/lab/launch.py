@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -91,11 +90,9 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         The calling thread must outlive the run: the kernel kills the ranks when it ends.
         """
         number = len(self.ranks)
-        bare = [sys.executable, "-I", "-S", enter.__file__]
-        become = [*bare, str(os.getpid()), entry.namespace, entry.hosts, *command]
         with self.output.sink(number) as sink:
             process = subprocess.Popen(
-                become,
+                enter.command_in(*entry, command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

@@ -1,17 +1,15 @@
-"""The interface of lab and loopback: runs of a command on every rank of a cluster."""
+"""Runs of a command on every rank of a cluster, and those over the loopback interface."""
 
 import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, final
 
 from offbeat.lab import launch, leftovers
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.injection import injection
-from offbeat.lab.injection.faults import Cut, Kill
-from offbeat.lab.injection.injection import Fault, RunControl
+from offbeat.lab.faults import Cut, Fault, Kill, RunControl, injected
 from offbeat.lab.launch import Entry
 from offbeat.lab.network.delaying import Usage
 from offbeat.lab.network.links import Links
@@ -121,7 +119,7 @@ class Runner(ABC):
                 environment = {**shared, **self.cluster.environment(rank)}
                 processes.start(command, environment, node, self._entry(node))
             control = RunControl(self._set_link, processes.signal_node, processes.kill, output.log)
-            with injection.injected(faults, control):
+            with injected(faults, control):
                 code = processes.supervise(keep_going or any(isinstance(f, Kill) for f in faults))
         if before is not None and (after := self.delay_line_usage()) is not None:
             output.log(str(after.since(before)))
@@ -146,6 +144,26 @@ class Runner(ABC):
             "ROLE_NAME": "default",
             leftovers.MARK: self.key,
         }
+
+
+@final
+class Loopback(Runner):
+    """Runs commands over the loopback interface: no root needed, no rate limit, no links to cut.
+
+    Ranks get the same environment variables as in :class:`~offbeat.lab.Lab`.
+    """
+
+    interface = "lo"
+    store_address = "127.0.0.1"
+    has_links = False
+
+    def __init__(self, nodes: int, procs_per_node: int | Sequence[int] = 1) -> None:
+        """Validate the arguments."""
+        self.cluster = Cluster.of(nodes, procs_per_node)
+        self.key = leftovers.key(id(self))
+
+    def _set_link(self, node: int, up: bool) -> None:
+        raise AssertionError("validate() rejects cuts on loopback")
 
 
 def host_store(address: str) -> "TCPStore":

@@ -1,7 +1,12 @@
 """``offbeat lab --check``: measurements of the links, with Gloo and packet by packet."""
 
-from offbeat.lab.check.measure import measure_links, require_two_nodes
-from offbeat.lab.check.measurements import PAYLOAD, LinkMeasurements, PathMeasurement
+from offbeat.lab.check.measure import (
+    PAYLOAD,
+    LinkMeasurements,
+    measure_links,
+    require_two_nodes,
+)
+from offbeat.lab.check.paths import PathMeasurement
 
 __all__ = [
     "PAYLOAD",

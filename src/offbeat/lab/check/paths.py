@@ -5,13 +5,20 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 from offbeat.lab.check import path_probe
-from offbeat.lab.check.measurements import PathMeasurement
 from offbeat.lab.network.wire import Wire
 from offbeat.lab.runner import Runner
 
+TOLERANCE = 0.05
+
+_FORMATS = {
+    "round trip": "{:,.1f} ms",
+    "rate": "{:,.4g} Mbit/s",
+    "loss": "{:.3g} %",
+}
 _FRAME = 1514  # bytes of a full packet on the wire
 _SMALL = 60  # of one whose loss is counted
 _PACED = 10_000  # packets per second, or a third of the rate
@@ -21,6 +28,35 @@ _MOST_PEERS = 8  # that send to one node, or receive from it
 
 _RUNS = itertools.count()
 Nodes = Sequence[tuple[int, int]]  # (sender, receiver) of flows
+
+
+@final
+@dataclass(frozen=True)
+class PathMeasurement:
+    """A quantity between nodes beside its wanted value, in ms, Mbit/s or per cent.
+
+    ``error`` is the standard error of a measurement that counts packets, in the same unit.
+    """
+
+    path: str
+    quantity: Literal["round trip", "rate", "loss"]
+    wanted: float
+    measured: float
+    error: float = 0.0
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is within 5 % of the wanted value, beside three standard errors."""
+        return abs(self.measured - self.wanted) <= TOLERANCE * self.wanted + 3 * self.error
+
+    def row(self) -> list[str]:
+        """Return the cells of a table."""
+        show = _FORMATS[self.quantity].format
+        error = f" ± {self.error:.2g}" if self.quantity == "loss" else ""
+        measured = show(self.measured).replace(" %", f"{error} %")
+        deviation = f"{self.measured / self.wanted - 1:+.1%}" if self.wanted else ""
+        note = "" if self.is_met else "not met"
+        return [self.path, self.quantity, show(self.wanted), measured, deviation, note]
 
 
 def measure_paths(runner: Runner) -> list[PathMeasurement]:

@@ -1,16 +1,27 @@
-"""The process of the delay line, as the lab sees it: its start, its cost and its end."""
+"""The process of the delay line: the TAP devices whose frames it carries, its cost, its end."""
 
+import fcntl
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
+from operator import sub
+from pathlib import Path
 from typing import NamedTuple, final
 
 from offbeat.lab import enter
 from offbeat.lab.network import delay_line
+from offbeat.lab.network.iproute import Unavailable
 from offbeat.lab.network.wire import Wire
+
+_DEVICE = Path("/dev/net/tun")
+_TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+# Checksums, and segments of TCP over IPv4 and IPv6, also with ECN: left for the reader to compute.
+_OFFLOADS = 0x01 | 0x02 | 0x04 | 0x08
 
 
 class Hop(NamedTuple):
@@ -42,8 +53,7 @@ class Usage:
 
     def since(self, earlier: "Usage") -> "Usage":
         """Return the work since ``earlier``."""
-        names = [field.name for field in fields(self)]
-        return Usage(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+        return Usage(*map(sub, astuple(self), astuple(earlier)))
 
     @property
     def cores(self) -> float:
@@ -72,10 +82,9 @@ class DelayLine:
             [hop.source, hop.target, hop.wire.latency, hop.wire.jitter, hop.wire.loss]
             for hop in hops
         ]
-        bare = [sys.executable, "-I", "-S"]
-        carry = [*bare, delay_line.__file__, json.dumps(wires)]
+        carry = [sys.executable, "-I", "-S", delay_line.__file__, json.dumps(wires)]
         self._process = subprocess.Popen(
-            [*bare, enter.__file__, str(os.getpid()), "", "", *carry],
+            enter.command_in("", "", carry),
             env={},  # without the mark of the ranks, which end with their run
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -105,3 +114,23 @@ class DelayLine:
         """End the process; its devices disappear."""
         self._process.kill()
         self._process.communicate()
+
+
+def open_tap(name: str) -> int:
+    """Create a TAP device in the network namespace of the calling thread; return its descriptor.
+
+    The device disappears when the descriptor is closed. A frame holds up to 64 KiB of a TCP stream.
+    Raises :class:`~offbeat.lab.Unavailable` without the TUN driver, or the permission to use it.
+    """
+    try:
+        device = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+        fcntl.ioctl(device, _TUNSETOFFLOAD, _OFFLOADS)
+    except OSError as error:
+        raise Unavailable(
+            "latency and loss need netem, which this kernel does not have, or TUN devices, which "
+            f"cannot be used ({_DEVICE}: {error.strerror}); load one with: modprobe sch_netem, or "
+            f"modprobe tun; start a container with --privileged, or --device {_DEVICE}"
+        ) from error
+    return device

@@ -33,9 +33,8 @@ from typing import NamedTuple, TypeVar, final
 
 from offbeat.lab.enter import join_network, name_hosts
 from offbeat.lab.network import iproute, shaping, tunnels
-from offbeat.lab.network.delaying import DelayLine, Hop
+from offbeat.lab.network.delaying import DelayLine, Hop, open_tap
 from offbeat.lab.network.links import Links
-from offbeat.lab.network.tap import open_tap
 from offbeat.lab.network.tunnels import Place, Tunnels
 from offbeat.lab.network.wire import Wire
 

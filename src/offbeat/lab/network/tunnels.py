@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -54,19 +53,12 @@ def wire_inside(link: Wire) -> Wire:
 
 
 class Place(NamedTuple):
-    """Where a tunnel ends.
+    """Where a tunnel ends."""
 
-    Attributes:
-        namespace: path of the network namespace.
-        outside: its address on the link.
-        inside: its address in the encrypted network.
-        route: the arguments of ``ip route replace`` there; "" for none.
-    """
-
-    namespace: Path
-    outside: IPv4Address
-    inside: IPv4Address
-    route: str = ""
+    namespace: Path  # of the network
+    outside: IPv4Address  # on the link
+    inside: IPv4Address  # in the encrypted network
+    route: str = ""  # the arguments of "ip route replace" there
 
 
 @final
@@ -97,10 +89,9 @@ class Tunnels:
             process.communicate()
 
     def _start(self, place: Place, configuration: str) -> None:
-        bare = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid()), str(place.namespace)]
         start = ["sh", "-c", _START, "sh", str(place.inside), place.route]
         process = subprocess.Popen(
-            [*bare, "", *start],
+            enter.command_in(str(place.namespace), "", start),
             env={"PATH": _PATH, "LOG_LEVEL": "error"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -143,10 +134,13 @@ def _missing(why: str) -> str:
     )
 
 
-def _wg(*arguments: str) -> str:
-    command, *given = arguments
+def _wg(command: str, given: str = "") -> str:
     done = subprocess.run(
-        ["wg", command], input="".join(given), env={"PATH": _PATH}, capture_output=True, text=True,
+        ["wg", command],
+        input=given,
+        env={"PATH": _PATH},
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     return done.stdout.strip()

@@ -1,17 +1,41 @@
-"""The faults: stragglers, links that are down and killed ranks."""
+"""Faults of a run: stragglers, links that are down and killed ranks, and their injection."""
 
+import contextlib
 import re
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.injection.injection import Fault, RunControl
 
 PERIOD = 0.02  # seconds; a straggler is stopped once per period
 _DECIMAL = r"\d+\.?\d*|\.\d+"
+
+
+@dataclass(frozen=True)
+class RunControl:
+    """The operations on a run in progress that are available to faults."""
+
+    set_link: Callable[[int, bool], None]  # node, up
+    signal_node: Callable[[int, int], None]  # node, signal number
+    kill: Callable[[int], None]  # rank
+    log: Callable[[str], None]
+
+
+class Fault(ABC):
+    """Defines a fault to inject into a run. Times are in seconds since the start of all ranks."""
+
+    @abstractmethod
+    def validate(self, cluster: Cluster) -> None:
+        """Raise ValueError if the fault names a node or rank that ``cluster`` does not have."""
+
+    @abstractmethod
+    def inject(self, control: RunControl, stop: threading.Event) -> None:
+        """Cause the fault, and return when it is over or ``stop`` is set; runs in a thread."""
 
 
 @final
@@ -145,6 +169,24 @@ class Kill(Fault):
         """Kill the rank at its time."""
         if not stop.wait(self.time):
             control.kill(self.rank)
+
+
+@contextlib.contextmanager
+def injected(faults: Sequence[Fault], control: RunControl) -> Iterator[None]:
+    """Inject ``faults`` while the context lasts, each from a thread; time starts at entry."""
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=fault.inject, args=(control, stop), name=f"offbeat-lab-{fault}")
+        for fault in faults
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def _match_groups(what: str, text: str, pattern: str, form: str, example: str) -> tuple[str, ...]:

@@ -1,1 +1,0 @@
-"""Faults of a run: stragglers, links that are down and killed ranks."""
