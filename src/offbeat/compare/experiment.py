@@ -155,14 +155,10 @@ def parse_methods(
                     f"algorithms: {earlier.text!r} and {method.text!r} are the same algorithm; "
                     "list each algorithm once"
                 )
-    against = methods[0] if baseline is None else _find_equal(methods, Method.parse(baseline))
+    against = methods[0] if baseline is None else Method.parse(baseline)
+    against = next((m for m in methods if m.algorithm == against.algorithm), against)
     if against not in methods:
         methods.insert(0, against)
     if compute_only and not any(method.is_floor for method in methods):
         methods.append(Method.parse("alone"))
     return tuple(methods), against
-
-
-def _find_equal(methods: list[Method], wanted: Method) -> Method:
-    """Return the method with the algorithm of ``wanted``, or ``wanted`` if there is none."""
-    return next((m for m in methods if m.algorithm == wanted.algorithm), wanted)

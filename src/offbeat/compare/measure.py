@@ -40,8 +40,8 @@ class LossCurve:
 
     def seconds_to(self, target: float) -> float | None:
         """Return the first time at which the smooth loss is at most ``target``; None if never."""
-        reached = (s for s, x in zip(self.seconds, self.smooth, strict=True) if _reaches(x, target))
-        return next(reached, None)
+        pairs = zip(self.seconds, self.smooth, strict=True)
+        return next((s for s, x in pairs if x is not None and x <= target), None)
 
 
 @final
@@ -147,7 +147,3 @@ def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> 
             heldout.setdefault(min(after, len(seconds)), []).append(value)
     points = tuple((after, fmean(values)) for after, values in sorted(heldout.items()))
     return LossCurve(tuple(seconds), tuple(loss), points)
-
-
-def _reaches(loss: float | None, target: float) -> bool:
-    return loss is not None and loss <= target

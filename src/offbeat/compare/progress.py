@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from offbeat.compare.experiment import Experiment
-from offbeat.compare.measure import measure_run
 from offbeat.compare.run import Run
 from offbeat.kit import quantity
 from offbeat.kit.terminal import print_line
@@ -76,7 +75,10 @@ class ProgressView:
             self._done[run.method] += steps
             self._show(run, 0, text)
             if run.failure:
-                self._show_failure(run)
+                name = f"[bold red]{escape(run.method.text)} failed[/]"
+                self.console.print(f"{name}: {run.failure}; last lines:")
+                for line in run.last_lines:
+                    print_line(self.console, f"  {line}")
 
     def _follow(self, run: Run, stop: threading.Event) -> None:
         known: dict[str, Recording] = {}
@@ -100,12 +102,6 @@ class ProgressView:
             self._last_line = time.monotonic()
             print_line(self.console, f"{turn}  {run.method.text}: {text}")
 
-    def _show_failure(self, run: Run) -> None:
-        failed = f"[bold red]{escape(run.method.text)} failed[/]: {run.failure}; last lines:"
-        self.console.print(failed)
-        for line in run.last_lines:
-            print_line(self.console, f"  {line}")
-
 
 def _latest(recordings: Sequence[Recording]) -> str:
     """Format the time per step of all ranks' latest steps, and their loss if it is reported."""
@@ -115,10 +111,8 @@ def _latest(recordings: Sequence[Recording]) -> str:
 
 def _summary(run: Run) -> tuple[int, str]:
     """Return the number of steps of a run, and its measurements as text."""
-    recordings = run.recordings()
-    if run.failure or not recordings:
+    if run.failure or (found := run.measures) is None:
         return 0, "failed" if run.failure else "interrupted"
-    found = measure_run(recordings)
     ending = "" if run.code == 0 else "  interrupted"
     return found.steps, f"{found.steps} steps  {_pace(found.seconds, found.final_loss)}{ending}"
 

@@ -5,10 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack, final
 
 from offbeat.compare.experiment import Experiment, Method
+from offbeat.compare.measure import Measures, measure_run
 from offbeat.lab import Lab, Loopback, Runner, Unavailable
 from offbeat.lab.network.links import LinkOptions
 from offbeat.recipes import ALGORITHM_VARIABLE
@@ -41,6 +43,12 @@ class Run:
             return None
         rank = "" if self.failed_rank is None else f"rank {self.failed_rank}, "
         return f"round {self.round}, {rank}exit code {self.code}"
+
+    @cached_property
+    def measures(self) -> Measures | None:
+        """The measurements of a run that has ended; None unless every rank has recorded a step."""
+        found = self.recordings()
+        return measure_run(found) if found else None
 
     def recordings(self) -> list[Recording]:
         """Read the recordings of all ranks; empty unless every rank has recorded a step."""

@@ -7,10 +7,12 @@ from typing import final
 
 from offbeat.compare.curves import merge_curves
 from offbeat.compare.experiment import Experiment, Method
-from offbeat.compare.measure import Measures, measure_run
+from offbeat.compare.measure import Measures
 from offbeat.compare.result import Comparison, Result, Setup, Spread, State
 from offbeat.compare.run import Run
 from offbeat.lab.check import PAYLOAD
+
+Measured = tuple[Run, Measures]
 
 
 def summarize(experiment: Experiment, setup: Setup, runs: Sequence[Run]) -> Comparison:
@@ -19,34 +21,22 @@ def summarize(experiment: Experiment, setup: Setup, runs: Sequence[Run]) -> Comp
     Failed runs are not counted. An interrupted run counts for time and bytes if its method has no
     complete run, but never for losses.
     """
-    measured = _measured_runs(runs)
-    target = (
-        experiment.target_loss if experiment.target_loss is not None else _default_target(measured)
-    )
+    complete = {run.method for run in runs if run.code == 0}
+    kept = [r for r in runs if r.code == 0 or (r.code is None and r.method not in complete)]
+    measured = [(run, found) for run in kept if (found := run.measures)]
+    target = experiment.target_loss
+    if target is None:
+        target = _default_target(measured)
     summarizer = _Summarizer(experiment.baseline, setup.rate, target, runs, measured)
     begun = [method for method in experiment.methods if any(run.method == method for run in runs)]
     return Comparison(
         setup=setup,
-        steps=max((each.measures.steps for each in measured), default=experiment.steps),
+        steps=max((found.steps for _, found in measured), default=experiment.steps),
         rounds=max((run.round for run in runs), default=0),
         baseline=experiment.baseline.text,
         target_loss=target,
         results=tuple(summarizer.result(method) for method in begun),
     )
-
-
-@final
-@dataclass(frozen=True)
-class _Measured:
-    run: Run
-    measures: Measures
-
-
-def _measured_runs(runs: Sequence[Run]) -> list[_Measured]:
-    begun = [run for run in runs if run.failure is None]
-    complete = {run.method for run in begun if run.code == 0}
-    kept = [run for run in begun if run.code == 0 or run.method not in complete]
-    return [_Measured(run, measure_run(found)) for run in kept if (found := run.recordings())]
 
 
 @final
@@ -58,14 +48,14 @@ class _Summarizer:
     rate: int | None
     target: float | None
     runs: Sequence[Run]
-    measured: Sequence[_Measured]
+    measured: Sequence[Measured]
 
     def result(self, method: Method) -> Result:
         """Return the result of one method."""
         own = [run for run in self.runs if run.method == method]
-        mine = [each for each in self.measured if each.run.method == method]
-        timed = [each.measures for each in mine]
-        ends = [each.measures for each in mine if each.run.code == 0]
+        mine = [each for each in self.measured if each[0].method == method]
+        timed = [found for _, found in mine]
+        ends = [found for run, found in mine if run.code == 0]
         floor, share = self._floor(method, mine)
         return Result(
             name=method.text,
@@ -90,13 +80,13 @@ class _Summarizer:
         )
 
     def _floor(
-        self, method: Method, mine: Sequence[_Measured]
+        self, method: Method, mine: Sequence[Measured]
     ) -> tuple[Spread | None, Spread | None]:
         """Return the floor, and the floor divided by the measured time of the same round."""
-        alone = {m.run.round: m.measures.seconds for m in self.measured if m.run.method.is_floor}
-        both = [each for each in mine if each.run.round in alone and not method.is_floor]
-        floors = [max(alone[m.run.round], self._link_seconds(m.measures)) for m in both]
-        shares = [floor / m.measures.seconds for floor, m in zip(floors, both, strict=True)]
+        alone = {run.round: m.seconds for run, m in self.measured if run.method.is_floor}
+        both = [(run, m) for run, m in mine if run.round in alone and not method.is_floor]
+        floors = [max(alone[run.round], self._link_seconds(m)) for run, m in both]
+        shares = [floor / m.seconds for floor, (_, m) in zip(floors, both, strict=True)]
         return Spread.of(floors), Spread.of(shares)
 
     def _link_seconds(self, measures: Measures) -> float:
@@ -104,7 +94,7 @@ class _Summarizer:
 
     def _speedup(self, method: Method) -> Spread | None:
         """Return the baseline's time over the method's; within rounds, as machine speed varies."""
-        seconds = {(m.run.method, m.run.round): m.measures.seconds for m in self.measured}
+        seconds = {(run.method, run.round): m.seconds for run, m in self.measured}
         rounds = sorted({number for _, number in seconds})
         pairs = [(seconds.get((self.baseline, n)), seconds.get((method, n))) for n in rounds]
         return Spread.of(theirs / mine for theirs, mine in pairs if theirs and mine)
@@ -117,14 +107,14 @@ class _Summarizer:
         return None if None in seconds else Spread.of(seconds)
 
 
-def _default_target(measured: Sequence[_Measured]) -> float | None:
+def _default_target(measured: Sequence[Measured]) -> float | None:
     """Return the highest final loss of all complete runs, which every method reaches.
 
     Methods without communication are excluded if there are others.
     """
-    complete = [each for each in measured if each.run.code == 0]
-    methods = [each for each in complete if not each.run.method.is_floor] or complete
-    losses = [loss for each in methods if (loss := each.measures.final_loss) is not None]
+    complete = [each for each in measured if each[0].code == 0]
+    methods = [each for each in complete if not each[0].method.is_floor] or complete
+    losses = [found.final_loss for _, found in methods if found.final_loss is not None]
     return max(filter(math.isfinite, losses), default=None)
 
 

@@ -67,9 +67,9 @@ def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
             f"{len(counted)} of them count after the warm-up, expected at least {LEAST}: give "
             "more --steps, and call replica.step() after every optimizer step"
         )
-    begun = [_first(step) for step in counted]
+    begun = [_end(step, "forward") for step in counted]  # of backward: at its first gradient
     forward = fmean(begun)
-    backward = fmean(_last(step) for step in counted) - forward
+    backward = fmean(_end(step, "backward") for step in counted) - forward
     total = fmean(step.seconds for step in counted)
     parameters = [
         Parameter(name, numel, dtype, min(backward, _ready(name, counted, begun, backward)))
@@ -87,13 +87,8 @@ def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
     )
 
 
-def _first(step: Step) -> float:
-    """Return when backward has begun: at its first gradient."""
-    return max((end for _, end in step.spans_of("forward")), default=0.0)
-
-
-def _last(step: Step) -> float:
-    return max((end for _, end in step.spans_of("backward")), default=0.0)
+def _end(step: Step, kind: str) -> float:
+    return max((end for _, end in step.spans_of(kind)), default=0.0)
 
 
 def _ready(name: str, steps: Sequence[Step], begun: Sequence[float], unused: float) -> float:

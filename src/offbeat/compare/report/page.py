@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.compare.report.column import columns
 from offbeat.compare.report.losses import loss_chart
-from offbeat.compare.report.table import title
+from offbeat.compare.report.table import columns, title
 from offbeat.compare.report.timeline import Timeline
 from offbeat.compare.result import Comparison, Result, Spread
 from offbeat.kit import quantity
@@ -120,28 +119,19 @@ def _bar_panels(comparison: Comparison) -> list[BarPanel]:
     """Return the bars of time, bytes and stall per step."""
     mark = "; mark: floor" if any(result.floor for result in comparison.results) else ""
     ends = f"median over rounds; thin line: minimum to maximum{mark}"
-    panels: list[tuple[str, str, Values, Text]] = [
-        ("Time per step", ends, lambda r: r.seconds_per_step, quantity.seconds),
-        (
-            "Bytes sent per step",
-            "all ranks of the busiest node",
-            lambda r: r.bytes_per_step,
-            quantity.size,
-        ),
-        (
-            "Stall per step",
-            "time that the training loop waits for other ranks",
-            lambda r: r.stall_per_step,
-            quantity.seconds,
-        ),
-    ]
+    times = _bars(comparison, lambda r: r.seconds_per_step, quantity.seconds, has_floor=True)
+    sizes = _bars(comparison, lambda r: r.bytes_per_step, quantity.size)
+    stalls = _bars(comparison, lambda r: r.stall_per_step, quantity.seconds)
     return [
-        BarPanel(heading, subtitle, _bars(comparison, values, text, has_floor=subtitle is ends))
-        for heading, subtitle, values, text in panels
+        BarPanel("Time per step", ends, times),
+        BarPanel("Bytes sent per step", "all ranks of the busiest node", sizes),
+        BarPanel("Stall per step", "time that the training loop waits for other ranks", stalls),
     ]
 
 
-def _bars(comparison: Comparison, values: Values, text: Text, has_floor: bool) -> list[BarRow]:
+def _bars(
+    comparison: Comparison, values: Values, text: Text, has_floor: bool = False
+) -> list[BarRow]:
     known = [s.max for result in comparison.results if (s := values(result))]
     scale = 100 / (max(known, default=0.0) or 1.0)
     rows = []
