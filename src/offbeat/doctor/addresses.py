@@ -22,9 +22,11 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 
 def addresses(is_distributed: bool) -> Iterator[Finding]:
     """Check what ranks on this machine need to connect to others."""
-    found = {name: address for name in _interfaces() if (address := interface_address(name))}
+    names = [name for _, name in socket.if_nameindex()]
+    found = {name: address for name in names if (address := interface_address(name))}
     if not is_distributed:
-        yield Finding("interfaces", "ok", "; ".join(map(_described, found, found.values())))
+        texts = [f"{name} {address} (MTU {_mtu(name)})" for name, address in found.items()]
+        yield Finding("interfaces", "ok", "; ".join(texts))
     yield _own_address(found, is_distributed)
     yield from _small_packets(found)
     yield _names()
@@ -57,10 +59,6 @@ def interface_address(name: str) -> str | None:
         return None
 
 
-def _interfaces() -> list[str]:
-    return [name for _, name in socket.if_nameindex()]
-
-
 def _mtu(name: str) -> int:
     (mtu,) = struct.unpack("16xi", _ask(_SIOCGIFMTU, name)[:20])
     return int(mtu)
@@ -71,10 +69,6 @@ def _ask(what: int, interface: str) -> bytes:
     request = struct.pack("256s", os.fsencode(interface)[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return fcntl.ioctl(asking, what, request)
-
-
-def _described(name: str, address: str) -> str:
-    return f"{name} {address} (MTU {_mtu(name)})"
 
 
 def _own_address(found: dict[str, str], is_distributed: bool) -> Finding:
@@ -93,10 +87,10 @@ def _own_address(found: dict[str, str], is_distributed: bool) -> Finding:
 
 
 def _small_packets(found: dict[str, str]) -> Iterator[Finding]:
-    small = {name: _mtu(name) for name in found if _mtu(name) < 1400}
-    for name, mtu in small.items():
-        fix = "a tunnel? messages then take more packets; raise the MTU if the path allows it"
-        yield Finding("MTU", "warning", f"packets on {name} are at most {mtu} bytes", fix)
+    fix = "a tunnel? messages then take more packets; raise the MTU if the path allows it"
+    for name in found:
+        if (mtu := _mtu(name)) < 1400:
+            yield Finding("MTU", "warning", f"packets on {name} are at most {mtu} bytes", fix)
 
 
 def _names() -> Finding:

@@ -40,14 +40,13 @@ def store_fault() -> Finding | None:
     while os.environ["RANK"] != "0":
         try:
             socket.create_connection((host, port), CONNECT).close()
+            break
         except OSError as error:
-            if time.monotonic() < end:
-                time.sleep(0.1)
-                continue
-            text = f"rank {os.environ['RANK']} cannot connect to {host}:{port}: {error}"
-            fix = f"allow TCP connections to port {port} of {host}, where the store listens"
-            return Finding("store", "error", text, fix)
-        break
+            if time.monotonic() >= end:
+                text = f"rank {os.environ['RANK']} cannot connect to {host}:{port}: {error}"
+                fix = f"allow TCP connections to port {port} of {host}, where the store listens"
+                return Finding("store", "error", text, fix)
+        time.sleep(0.1)
     return None
 
 
@@ -68,7 +67,9 @@ def examine(found: Sequence[Finding]) -> tuple[list[Finding], list[Link]] | None
         return None
     everything = [json.loads(_get(store, f"doctor/found/{r}")) for r in range(size)]
     _meet(store, "end", size)
-    findings = merge([[_finding(f) for f in each["findings"]] for each in everything])
+    findings = merge(
+        [[Finding(**f | {"ranks": ()}) for f in each["findings"]] for each in everything]
+    )
     return findings, [Link(**link) for each in everything for link in each["links"]]
 
 
@@ -116,7 +117,3 @@ def _meet(store: "Store", name: str, size: int) -> None:
             raise RuntimeError(f"{size - come} of {size} ranks have not come; see their output")
         time.sleep(0.01)
         come = store.add(key, 0)
-
-
-def _finding(fields: dict[str, object]) -> Finding:
-    return Finding(**{**fields, "ranks": ()})  # type: ignore[arg-type]

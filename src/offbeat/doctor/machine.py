@@ -20,7 +20,8 @@ PYTHONS = ("3.11", "3.12", "3.13")  # the suite was run with these
 def machine() -> Iterator[Finding]:
     """Check versions, backends, devices and optional packages."""
     yield Finding("offbeat", "ok", f"{__version__} on {platform.platform()}")
-    yield _tested("Python", platform.python_version(), is_tested=_is_tested_python())
+    python = platform.python_version()
+    yield _tested("Python", python, is_tested=python.rpartition(".")[0] in PYTHONS)
     yield _tested("torch", torch.__version__, is_tested=privates.is_tested(torch.__version__))
     yield _backends()
     yield _devices()
@@ -36,10 +37,6 @@ def lab() -> Finding:
             return Finding("lab", "ok", "emulated networks with limited rates and latency")
     except (Unavailable, OSError) as error:
         return Finding("lab", "note", "networks cannot be emulated here", str(error))
-
-
-def _is_tested_python() -> bool:
-    return platform.python_version().rpartition(".")[0] in PYTHONS
 
 
 def _tested(name: str, found: str, is_tested: bool) -> Finding:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import final
 
-_TIME, _RATE = struct.Struct("d"), struct.Struct("d")
+_NUMBER = struct.Struct("d")  # a time, or a rate
 _TRIPS = 20
 _BLOCK = 2**16
 _UNSENT = 2**17  # bytes that wait in the sender: what follows the last block stays short
@@ -91,7 +91,7 @@ def _ask_time(connection: socket.socket) -> tuple[float, float]:
     """Return the seconds of a round trip, and by how much the other clock is ahead."""
     before, start = time.time(), time.perf_counter()
     connection.sendall(b"?")
-    (theirs,) = _TIME.unpack(_receive(connection, _TIME.size))
+    theirs = _receive(connection)
     trip = time.perf_counter() - start
     return trip, theirs - before - trip / 2
 
@@ -104,8 +104,7 @@ def _send(connection: socket.socket, seconds: float) -> float:
     while time.perf_counter() < end:
         connection.sendall(block)
     connection.shutdown(socket.SHUT_WR)
-    (rate,) = _RATE.unpack(_receive(connection, _RATE.size))
-    return float(rate)
+    return _receive(connection)
 
 
 def _answer(connection: socket.socket) -> None:
@@ -113,9 +112,9 @@ def _answer(connection: socket.socket) -> None:
         connection.settimeout(_SILENCE)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while (asked := connection.recv(1)) == b"?":
-            connection.sendall(_TIME.pack(time.time()))
+            connection.sendall(_NUMBER.pack(time.time()))
         if asked == b"!":
-            connection.sendall(_RATE.pack(_count(connection)))
+            connection.sendall(_NUMBER.pack(_count(connection)))
 
 
 def _count(connection: socket.socket) -> float:
@@ -131,11 +130,12 @@ def _count(connection: socket.socket) -> float:
     return (total - middle[1]) / max(marks[-1][0] - middle[0], 1e-6)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket) -> float:
     found = b""
-    while len(found) < size:
-        part = connection.recv(size - len(found))
+    while len(found) < _NUMBER.size:
+        part = connection.recv(_NUMBER.size - len(found))
         if not part:
             raise ConnectionError("the other side closed the connection")
         found += part
-    return found
+    (number,) = _NUMBER.unpack(found)
+    return float(number)
