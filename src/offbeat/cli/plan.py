@@ -188,13 +188,13 @@ def plan(
             load_template("offbeat.planner.report")  # before the work: jinja2 may be missing
         counts = given.parse_nodes(nodes, far["sites"])
         methods, against = given.methods_for(algorithms, baseline, ranks_per_node)
-        links = given.links((rate, latency, inside), far, connections, not half_duplex)
-        fabrics = given.fabrics(counts, ranks_per_node, links)
+        texts = rate, latency, inside
+        fabrics = given.fabrics(counts, ranks_per_node, texts, far, connections, not half_duplex)
         shown = given.choose_at(at, counts)
         stretch, slow = given.stretches(late, straggler, balanced)
         factor = given.positive(device_factor, "device factor")
         alone = given.profile(profile, script, tuple(arguments or ()), steps, env_only, console)
-        stragglers, spread = given.stragglers(jitter, stretch, alone)
+        stragglers, spread = given.stragglers(jitter, stretch, alone.spread)
         found, name = alone.on_device(factor), (script or profile or Path("profile")).name
         setup = Setup.of(name, found, fabrics[0], (spread, *slow), factor)
         question = Question(setup, methods, against, found, fabrics, stragglers)

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.profile import Profile
-from offbeat.plan.speeds import Speeds
 from offbeat.plan.windows import FAR, Windows, lossy
 from offbeat.transport.world import Axis
 
@@ -21,7 +19,6 @@ GLOO_SEGMENT = 2**20  # bytes of a message of a ring, at most; two are on their 
 
 
 @final
-@dataclass(eq=False)
 class Clocks:
     """Holds the time of every rank's training thread, in arrays (nodes, ranks per node).
 
@@ -33,6 +30,7 @@ class Clocks:
     Attributes:
         fabric: the network.
         profile: the times of a step.
+        speeds: those of passes over memory.
         now: the time of every rank.
         began: the time of every rank from which steps count.
         pace: by how much longer each rank computes in this step.
@@ -43,31 +41,17 @@ class Clocks:
         windows: those of TCP, for each kind of connections.
     """
 
-    fabric: Fabric
-    profile: Profile
-    now: Array = field(init=False)
-    began: Array = field(init=False)
-    pace: Array = field(init=False)
-    lanes: dict[Axis, tuple[Array, Array]] = field(init=False)
-    carried: dict[Axis, Array] = field(init=False)
-    sent: dict[Axis, Array] = field(init=False, default_factory=dict)
-    crossed: Array = field(init=False)
-    windows: dict[Hashable, Windows] = field(default_factory=lambda: defaultdict(Windows))
-
-    def __post_init__(self) -> None:
+    def __init__(self, fabric: Fabric, profile: Profile) -> None:
         """Start all clocks at zero."""
-        shape = self.fabric.nodes, self.fabric.ranks_per_node
-        self.now, self.pace = np.zeros(shape), np.ones(shape)
-        self.began = self.now
-        axes: tuple[Axis, ...] = ("world", "node", "local")
-        self.lanes = {axis: (np.zeros(shape), np.zeros(shape)) for axis in axes}
-        self.carried = {axis: np.zeros(shape) for axis in axes}
-        self.crossed = np.zeros(self.fabric.nodes)
-
-    @property
-    def speeds(self) -> Speeds:
-        """The speeds of passes over memory."""
-        return self.profile.speeds
+        self.fabric, self.profile, self.speeds = fabric, profile, profile.speeds
+        zeros = np.zeros((fabric.nodes, fabric.ranks_per_node))
+        self.now = self.began = zeros
+        self.pace = np.ones_like(zeros)
+        self.lanes: dict[Axis, tuple[Array, Array]] = defaultdict(lambda: (zeros, zeros))
+        self.carried: dict[Axis, Array] = defaultdict(lambda: zeros)
+        self.sent: dict[Axis, Array] = {}
+        self.crossed = np.zeros(fabric.nodes)
+        self.windows: dict[Hashable, Windows] = defaultdict(Windows)
 
     def begin(self) -> None:
         """Count time and bytes from now on."""
@@ -91,8 +75,7 @@ class Clocks:
 
     def count(self, axis: Axis, nbytes: "float | Array") -> None:
         """Count bytes that every rank, or each one its own, has sent."""
-        before = self.sent.get(axis)
-        self.sent[axis] = (np.zeros(self.now.shape) if before is None else before) + nbytes
+        self.sent[axis] = self.sent.get(axis, np.zeros(self.now.shape)) + nbytes
 
     def confirm(self, key: Hashable, at: float, nbytes: float, path: Path, width: int = 0) -> float:
         """Return how long a message on the connections ``key`` waits for TCP's confirmations."""

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from offbeat.kit import quantity
 
 Array = NDArray[np.float64]
 
@@ -60,58 +58,3 @@ class Stragglers:
         """Return the sum of the speeds of all ranks, in those of one that is never late."""
         late = 1 + self.late_share * (self.late_factor - 1)
         return (ranks - 1 + 1 / self.first_factor) / late
-
-
-def parse_jitter(text: str, measured: Sequence[float]) -> dict[str, Any]:
-    """Parse "measured", or a standard deviation such as "5%", into arguments of Stragglers.
-
-    ``measured`` are the times of the profile's steps over their mean.
-
-    >>> parse_jitter("5%", ())
-    {'jitter': 0.05}
-    """
-    if text.strip() == "measured":
-        if not measured:
-            raise ValueError(
-                "jitter: got 'measured', but the profile has no \"spread\"; give a standard "
-                "deviation, for example 5%"
-            )
-        return {"measured": measured}
-    expected = "'measured' or a percentage, for example 5%"
-    return {"jitter": quantity.parse(text, "jitter", {"%": -2}, expected)}
-
-
-def parse_late(text: str | None) -> dict[str, float]:
-    """Parse a share of late steps and their factor, "1%:3x", into arguments of Stragglers.
-
-    None stands for no late steps.
-
-    >>> parse_late("1%:3x")
-    {'late_share': 0.01, 'late_factor': 3.0}
-    """
-    if text is None:
-        return {}
-    expected = "a percentage and a factor, for example 1%:3x"
-    try:
-        share, factor = text.split(":")
-        late = quantity.parse(share, "late", {"%": -2}, expected, most=1)
-        return {"late_share": late, "late_factor": quantity.parse(factor, "late", {"x": 0}, "", 1)}
-    except ValueError:
-        raise ValueError(f"late: got {text!r}, expected {expected}") from None
-
-
-def parse_straggler(text: str | None, balanced: bool) -> dict[str, Any]:
-    """Parse the fraction of the time that the slow rank computes into arguments of Stragglers.
-
-    None stands for no slow rank.
-
-    >>> parse_straggler("0.5", False)
-    {'first_factor': 2.0, 'balanced': False}
-    """
-    if text is None:
-        if balanced:
-            raise ValueError("balanced: without a slow rank; add --straggler, for example 0.5")
-        return {}
-    expected = "the fraction of the time that one rank computes, for example 0.5"
-    fraction = quantity.parse(text, "straggler", {"": 0}, expected, 1e-3, 1)
-    return {"first_factor": 1 / fraction, "balanced": balanced}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from offbeat.plan.by_hand import read_profile
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.profile import Profile
 from offbeat.plan.sites import Sites
-from offbeat.plan.stragglers import Stragglers, parse_jitter, parse_late, parse_straggler
+from offbeat.plan.stragglers import Stragglers
 from offbeat.planner.measure import measure_profile
 
 NODES = "4,8,16,64,256,1024,4096"
@@ -65,18 +66,53 @@ def positive(value: float, name: str) -> float:
 def stretches(
     late: str | None, straggler: str | None, balanced: bool
 ) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Return what makes ranks late or slow, and the texts of both."""
+    """Return what makes ranks late or slow, as arguments of Stragglers, and the texts of both.
+
+    >>> stretches("1%:3x", "0.5", False)[0]
+    {'late_share': 0.01, 'late_factor': 3.0, 'first_factor': 2.0, 'balanced': False}
+    """
+    found: dict[str, Any] = {} if late is None else _parse_late(late)
+    if straggler is not None:
+        expected = "the fraction of the time that one rank computes, for example 0.5"
+        fraction = quantity.parse(straggler, "straggler", {"": 0}, expected, 1e-3, 1)
+        found |= {"first_factor": 1 / fraction, "balanced": balanced}
+    elif balanced:
+        raise ValueError("balanced: without a slow rank; add --straggler, for example 0.5")
     slow = f"{straggler}, balanced" if balanced else straggler
-    found = parse_late(late) | parse_straggler(straggler, balanced)
     return found, (late or "none", slow or "none")
 
 
+def _parse_late(text: str) -> dict[str, float]:
+    expected = "a percentage and a factor, for example 1%:3x"
+    try:
+        share, factor = text.split(":")
+        late = quantity.parse(share, "late", {"%": -2}, expected, most=1)
+        return {"late_share": late, "late_factor": quantity.parse(factor, "late", {"x": 0}, "", 1)}
+    except ValueError:
+        raise ValueError(f"late: got {text!r}, expected {expected}") from None
+
+
 def stragglers(
-    jitter: str | None, late: Mapping[str, Any], profile: Profile
+    jitter: str | None, late: Mapping[str, Any], spread: Sequence[float]
 ) -> tuple[Stragglers, str]:
-    """Return the stragglers, and the text of their jitter: measured unless it is given."""
-    text = jitter or ("measured" if profile.spread else "0%")
-    return Stragglers(**parse_jitter(text, profile.spread), **late), text
+    """Return the stragglers, and the text of their jitter, by default that of the profile.
+
+    ``spread`` are the times of its steps over their mean.
+
+    >>> stragglers("5%", {}, ())[0].jitter
+    0.05
+    """
+    text = jitter or ("measured" if spread else "0%")
+    if text.strip() != "measured":
+        expected = "'measured' or a percentage, for example 5%"
+        deviation = quantity.parse(text, "jitter", {"%": -2}, expected)
+        return Stragglers(jitter=deviation, **late), text
+    if not spread:
+        raise ValueError(
+            "jitter: got 'measured', but the profile has no \"spread\"; give a standard deviation, "
+            "for example 5%"
+        )
+    return Stragglers(measured=spread, **late), text
 
 
 def parse_nodes(text: str | None, sites: Sequence[int] = ()) -> list[int]:
@@ -99,31 +135,31 @@ def parse_nodes(text: str | None, sites: Sequence[int] = ()) -> list[int]:
     return counts
 
 
-def links(
-    texts: tuple[str, str, str], far: LinkOptions, connections: int, full_duplex: bool
-) -> dict[str, Any]:
-    """Return what all networks have in common.
-
-    ``texts`` are the rate, the latency and the rate inside.
-    """
+def fabrics(
+    counts: Sequence[int],
+    each: int,
+    texts: tuple[str, str, str],
+    far: LinkOptions,
+    connections: int,
+    full_duplex: bool,
+) -> tuple[Fabric, ...]:
+    """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
     expected = "a number with ns, us, ms or s; for example 100us"
     rate, inside = parse_rate(texts[0]), parse_rate(texts[2])
     latency = quantity.parse(texts[1], "latency", quantity.TIME_UNITS, expected)
-    found = Links.parse(sites=far["sites"], between=far["between"])
-    return {
-        "rate": float(rate),
-        "latency": latency,
-        "inside_rate": float(inside),
-        "full_duplex": full_duplex,
-        "loss": parse_loss(far["loss"]),
-        "connections": connections,
-        "sites": Sites.of(found),
-    }
-
-
-def fabrics(counts: Sequence[int], each: int, links: Mapping[str, Any]) -> tuple[Fabric, ...]:
-    """Return the networks of all sizes."""
-    return tuple(Fabric(nodes=nodes, ranks_per_node=each, **links) for nodes in counts)
+    sites = Sites.of(Links.parse(sites=far["sites"], between=far["between"]))
+    first = Fabric(
+        nodes=counts[0],
+        ranks_per_node=each,
+        rate=float(rate),
+        latency=latency,
+        inside_rate=float(inside),
+        full_duplex=full_duplex,
+        loss=parse_loss(far["loss"]),
+        connections=connections,
+        sites=sites,
+    )
+    return tuple(replace(first, nodes=nodes) for nodes in counts)
 
 
 def profile(

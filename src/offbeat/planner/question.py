@@ -49,16 +49,12 @@ class Question:
             for m, p in found.items()
         ]
 
-    @property
-    def floors(self) -> set[str]:
-        """The methods that exchange nothing."""
-        return {method.text for method in self.methods if method.is_floor}
-
 
 def make_plan(question: Question, at: int, progress: Callable[[], None] = lambda: None) -> Plan:
     """Predict every method for every number of nodes; ``progress`` is called after each."""
     rows = [row for fabric in question.fabrics for row in question.rows(fabric, progress)]
-    shown = [row for row in rows if row.nodes == at and row.name not in question.floors]
+    floors = {method.text for method in question.methods if method.is_floor}
+    shown = [row for row in rows if row.nodes == at and row.name not in floors]
     chosen = choose(shown)
     return Plan(
         setup=question.setup,

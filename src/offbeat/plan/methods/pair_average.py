@@ -26,11 +26,10 @@ class PairAverageTimes(StepTimes):
 
     def __init__(self, exchange: PairAverage, profile: Profile, fabric: Fabric) -> None:
         """Divide the model into slices, if nodes are the participants."""
-        self.axis, size = exchange.over, fabric.size(exchange.over)
+        self.axis, self.size = exchange.over, fabric.size(exchange.over)
         self.held = sections(profile.tensors, slices_on(fabric, exchange))
         self.message = sum(section.nbytes for section in self.held)
         self.memory = 4 * self.message + (profile.nbytes if self.axis == "node" else 0)
-        self.size = size
         self.restart()
 
     def restart(self) -> None:

@@ -29,14 +29,12 @@ class StaleAverageTimes(StepTimes):
 
     def __init__(self, exchange: StaleAverage, profile: Profile, fabric: Fabric) -> None:
         """Shorten the phases of a long run."""
-        self.exchange, self.cycle = exchange, _shortened(exchange.cycle)
+        self.exchange, self.axis, slices = exchange, exchange.over, fabric.ranks_per_node
+        self.cycle = _shortened(exchange.cycle)
         self.period = self.cycle.total_steps or exchange.cycle.every
-        self.axis = exchange.over
-        self.held = sections(profile.tensors, fabric.ranks_per_node, wide=True)
-        slices = fabric.ranks_per_node
-        self.whole = [Section(held.numel * slices, held.itemsize) for held in self.held]
+        held = sections(profile.tensors, slices, wide=True)
+        self.whole = [Section(each.numel * slices, each.itemsize) for each in held]
         self.memory = bound_in(exchange, profile, fabric).nbytes()
-        self.narrow = exchange.wire is not None
         self.is_whole_run = self.cycle.total_steps is not None
         self.restart()
 
@@ -52,7 +50,7 @@ class StaleAverageTimes(StepTimes):
         if self.cycle.ends_window(step):
             clocks.wait(clocks.all_gather(clocks.now, CALL, "world"))
         if blocking:
-            self._average(clocks, exact=self.cycle.opens(step) or not self.narrow)
+            self._average(clocks, exact=self.cycle.opens(step) or self.exchange.wire is None)
         elif self.due < 0 and self.cycle.sends(step, cadence):
             self._start(clocks)
             self.due = step + cadence.wait
