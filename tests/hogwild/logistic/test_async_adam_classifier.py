@@ -134,7 +134,7 @@ def test_the_faster_of_one_thread_and_all_continues(
 
     def slowed(self: Descent, *call: Any) -> Any:
         ran.append(call[1].workers)
-        time.sleep(5e-6 * call[3] * (ran[-1] == slower))  # by the number of updates
+        time.sleep(2e-5 * call[3] * (ran[-1] == slower))  # by the number of updates
         return run(self, *call)
 
     monkeypatch.setattr(Descent, "_run", slowed)
