@@ -18,16 +18,6 @@ def device_of(bench: Bench) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds of the stream between the launch of ``work`` and its end."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
 def uncached(work: Callable[[], object], rounds: int, device: torch.device) -> list[float]:
     """Seconds of ``work`` in each round, with nothing in the cache; the first calls do not count.
 
@@ -38,6 +28,11 @@ def uncached(work: Callable[[], object], rounds: int, device: torch.device) -> l
         work()
     found = []
     for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flushed.zero_()
-        found.append(seconds_of(work))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 1e3)
     return found

@@ -1,9 +1,4 @@
-"""Seconds of a training step on one GPU that several processes share; Gloo carries the messages.
-
-All methods train copies of one model in the same processes, in turns. A message that is under way
-at the end of a turn arrives in the next one. What methods do besides computing is hidden only as
-far as the processes leave the GPU idle: several GPUs hide more.
-"""
+"""A step of ``ddp()`` on one GPU that processes share is as fast as torch's DDP, others faster."""
 
 from functools import partial
 
@@ -14,18 +9,17 @@ from bench.gpu.device import device_of
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
 from bench.harness import Bench, Claim, Result, command
 from bench.harness.attached import ALONE, TORCH, Task
+from bench.harness.bounds import at_most
 from bench.harness.training import Found, Training, times
 
 OURS = "ddp()"
 METHODS = (OURS, "sgp(overlap=1,wire='bf16')", "lags(density=0.001)", "daso(every=4)")
-TURN, WARM_UP = 8, 16  # steps
+TURN, WARM_UP = 8, 16  # steps; a message that is under way at the end of a turn arrives in the next
 HEADINGS = ("method", "a step", "x alone", "x torch DDP")
 BENCH = Bench(
-    name="gpu/steps",
+    name="gpu/steps", minutes=8, gpu=True,
     claim="A step of ddp(), sgp, lags and daso on a GPU, beside torch's DDP and computing alone",
-    minutes=8,
-    gpu=True,
-)
+)  # fmt: skip
 
 
 def task(shape: Shape, device: str = "cuda") -> Task:
@@ -43,16 +37,12 @@ def task(shape: Shape, device: str = "cuda") -> Task:
 
 
 def training(shape: Shape, turns: int, device: str = "cuda") -> Training:
-    """All methods in turns."""
-    sgd = partial(torch.optim.SGD, lr=0.01)
-    return Training(
-        partial(task, shape, device), (ALONE, TORCH, *METHODS), TURN, turns, lead=WARM_UP,
-        optimizer=sgd,
-    )  # fmt: skip
+    make, sgd = partial(task, shape, device), partial(torch.optim.SGD, lr=0.01)
+    methods = ALONE, TORCH, *METHODS
+    return Training(make, methods, TURN, turns, lead=WARM_UP, optimizer=sgd)
 
 
 def rows(found: Found) -> list[tuple[str, ...]]:
-    """One line for each method."""
     return [
         (name, f"{each.step * 1e3:.1f} ms",
          *(f"{each.over(found[other]):.3f}" for other in (ALONE, TORCH)))
@@ -63,8 +53,7 @@ def rows(found: Found) -> list[tuple[str, ...]]:
 def claims(found: Found) -> list[Claim]:
     """Goals are those of ddp(): what the others hide depends on the bandwidth."""
     ratio = found[OURS].over(found[TORCH])
-    text = "a step of ddp() beside one of torch's DDP"
-    made = [Claim(text, "at most 1.03 x", f"{ratio:.3f} x", ratio <= 1.03)]
+    made = [at_most("a step of ddp() beside one of torch's DDP", ratio, 1.03, "{:.3f} x")]
     for name in METHODS[1:]:
         gain = found[OURS].over(found[name])
         made.append(Claim(f"{name}: faster than ddp()", "faster", f"{gain:.2f} x", gain > 1))
@@ -72,12 +61,11 @@ def claims(found: Found) -> list[Claim]:
 
 
 @command(
-    BENCH, "--rate 10gbit",
-    processes="Processes that share the GPU.", turns="Turns of each method.",
-    rate="Of emulated links; loopback without root.",
+    BENCH, "--rate 10gbit", processes="Processes that share the GPU.",
+    turns="Turns of each method.", rate="Of emulated links; loopback without root.",
 )  # fmt: skip
 def app(processes: int = 4, turns: int = 20, rate: str = "") -> Result:
-    """Train GPT-2 small by all methods, every process as a node of its own."""
+    """Train GPT-2 small by all methods, every process as a node of its own, over Gloo."""
     name = torch.cuda.get_device_name(device_of(BENCH))
     found = times(training(SMALL, turns), processes, rate or None, gpu=True)
     title = f"GPT-2 small, {processes} processes share one {name}, {rate or 'loopback'}"

@@ -1,9 +1,4 @@
-"""The share of computing against the rate between three sites, 100 ms apart: a picture.
-
-Predicted, for the model of internet/sites, whose measured shares at 100 Mbit/s (and 100 to 150 ms)
-are points, and for one of 124 million parameters. Three sites of five ranks, which have 1 Gbit/s
-and 100 Gbit/s inside.
-"""
+"""The share of computing on three sites, 100 ms apart, from 10 Mbit/s to 1 Gbit/s: a picture."""
 
 import json
 
@@ -11,16 +6,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, files
+from bench.harness import Bench, Result, command, files
+from bench.harness.bounds import at_least
 from bench.harness.pause import Paused
 from bench.internet.sites import PAUSE, WIDTH
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
 
 BENCH = Bench(
-    name="internet/bandwidth",
+    name="internet/bandwidth", minutes=1,
     claim="The share of computing on three sites, from 10 Mbit/s to 1 Gbit/s at 100 ms",
-    minutes=1,
-)
+)  # fmt: skip
 RATES = np.geomspace(10e6, 1e9, 13)
 SMALL = {
     "ddp": "ddp",
@@ -47,59 +42,55 @@ def small() -> Profile:
 
 def shares(methods: dict[str, str], profile: Profile, inside: float) -> dict[str, list[float]]:
     """The share of computing of each method at every rate; ``inside`` a site, bit/s."""
-    found: dict[str, list[float]] = {name: [] for name in methods}
-    for rate in RATES:
-        fabric = Fabric(nodes=3, ranks_per_node=5, rate=rate, latency=50e-3, inside_rate=inside)
-        for name, text in methods.items():
-            made = predict(offbeat.algorithm(text), profile, fabric, steps=100)
-            found[name].append(profile.compute / made.seconds)
-    return found
+    fabrics = [
+        Fabric(nodes=3, ranks_per_node=5, rate=rate, latency=50e-3, inside_rate=inside)
+        for rate in RATES
+    ]
+    return {
+        name: [
+            profile.compute / predict(offbeat.algorithm(text), profile, fabric, steps=100).seconds
+            for fabric in fabrics
+        ]
+        for name, text in methods.items()
+    }
 
 
-def measured() -> dict[str, float]:
-    """The shares that internet/sites has found; none before it has run."""
+def draw(panels: dict[str, dict[str, list[float]]]) -> None:
+    """One panel for each model, with what internet/sites has measured if it has run."""
     path = files.result("internet/sites")
-    if not path.exists():
-        return {}
-    return {each["method"]: each["computing"] for each in json.loads(path.read_text())["measured"]}
-
-
-def draw(panels: dict[str, dict[str, list[float]]], points: dict[str, float]) -> None:
-    """One panel for each model."""
+    runs = json.loads(path.read_text())["measured"] if path.exists() else []
+    points = {each["method"]: each["computing"] for each in runs}
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    for axes, (title, found) in zip(
-        figure.subplots(1, 2, sharey=True), panels.items(), strict=True
-    ):
-        for index, (name, values) in enumerate(found.items()):
-            axes.plot(RATES / 1e6, values, label=name, color=f"C{index}")
-            if title == next(iter(panels)) and SMALL[name] in points:
-                axes.plot([100], [points[SMALL[name]]], "o", color=f"C{index}")
+    every = figure.subplots(1, 2, sharey=True)
+    for axes, (title, found) in zip(every, panels.items(), strict=True):
+        for name, values in found.items():
+            (line,) = axes.plot(RATES / 1e6, values, label=name)
+            if axes is every[0] and SMALL[name] in points:
+                axes.plot([100], [points[SMALL[name]]], "o", color=line.get_color())
         axes.set(xscale="log", xlabel="Mbit/s between sites", title=title, ylim=(0, 1.02))
         axes.grid(alpha=0.25)
         axes.title.set_fontsize("medium")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.axes[0].set_ylabel("share of time computing")
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
+    every[0].set_ylabel("share of time computing")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=5, fontsize="small")
     figure.savefig(files.ASSETS / "internet.png", dpi=110)
 
 
 @command(BENCH)
 def app() -> Result:
     """Predict both models, and draw the picture."""
+    large = read_profile(files.ASSETS / "gpt2.json")
     panels = {
         "1.6 MB, a step of 1 s; points: measured": shares(SMALL, small(), 1e9),
-        "124 M parameters, a step of 0.25 s": shares(
-            LARGE, read_profile(files.ASSETS / "gpt2.json"), 100e9
-        ),
+        "124 M parameters, a step of 0.25 s": shares(LARGE, large, 100e9),
     }
-    draw(panels, measured())
+    draw(panels)
     rows = [
         (title.split(",")[0], name, *(f"{values[i]:.1%}" for i in (0, 6, 12)))
         for title, found in panels.items()
         for name, values in found.items()
     ]
-    streaming = panels["1.6 MB, a step of 1 s; points: measured"]["streaming diloco"]
-    claims = [Claim("streaming diloco of 1.6 MB computes at 10 Mbit/s", "at least 95%",
-                    f"{streaming[0]:.1%}", streaming[0] >= 0.95)]  # fmt: skip
+    share = next(iter(panels.values()))["streaming diloco"][0]
+    claims = [at_least("streaming diloco of 1.6 MB computes at 10 Mbit/s", share, 0.95, "{:.1%}")]
     headings = ("model", "method", "10 Mbit/s", "100 Mbit/s", "1 Gbit/s")
     return Result("Predicted share of computing on three sites, 100 ms", headings, rows, claims)

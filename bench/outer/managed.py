@@ -4,7 +4,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -27,61 +27,39 @@ CLONE_NEWUTS = 0x04000000  # os.unshare exists only from Python 3.12 on
 
 
 def attach(method: str, model: nn.Module, build: Build) -> Attached:
-    """One of ``METHODS``."""
-    _hush()
+    """A method by its name in outer/torchft."""
+    hush()
+    module, optimizer = model, build(model.parameters())
     with ExitStack() as stack:
-        module, optimizer = METHODS[method](stack, model, build(model.parameters()))
+        manager = manage(stack, is_async="DiLoCo" not in method)
+        if "DDP" in method:
+            module = DistributedDataParallel(manager, model)
+            optimizer = OptimizerWrapper(manager, optimizer)
+        elif "LocalSGD" in method:
+            stack.enter_context(LocalSGD(manager, model, optimizer, EVERY))
+        else:
+            parts, delay, mixing = (2, 3, 0.5) if "2 fragments, delay 3" in method else (1, 0, 0.0)
+            layers = [*model.layers, model.token, model.position, model.head]
+            fragments = [nn.ModuleList(layers[part::parts]) for part in range(parts)]
+            outer = [
+                torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+                for f in fragments
+            ]
+            stack.enter_context(DiLoCo(
+                manager, fragments, optimizer, outer, EVERY, fragment_sync_delay=delay,
+                use_bucketization="one message" in method, fragment_update_alpha=mixing,
+            ))  # fmt: skip
         close = stack.pop_all().close
     # Nothing is in flight after a multiple of eight steps.
     return Attached(
-        model, optimizer, module, sent=_bytes_sent, shown=partial(_average, model), close=close,
+        model, optimizer, module, sent=bytes_sent, shown=partial(average, model), close=close,
         lead=EVERY,
     )  # fmt: skip
 
 
-def _ddp(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Parts":
-    manager = _manager(stack, is_async=True)
-    return DistributedDataParallel(manager, model), OptimizerWrapper(manager, optimizer)
-
-
-def _local_sgd(stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer) -> "Parts":
-    manager = _manager(stack, is_async=True)
-    stack.enter_context(LocalSGD(manager, model, optimizer, EVERY))
-    return model, optimizer
-
-
-def _diloco(
-    stack: ExitStack, model: nn.Module, optimizer: torch.optim.Optimizer, parts: int = 1,
-    delay: int = 0, one_message: bool = False,
-) -> "Parts":  # fmt: skip
-    manager = _manager(stack, is_async=False)
-    layers = [*model.layers, model.token, model.position, model.head]
-    fragments = [nn.ModuleList(layers[part::parts]) for part in range(parts)]
-    outer = [
-        torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True) for f in fragments
-    ]
-    mixing = 0.5 if delay else 0.0
-    diloco = DiLoCo(
-        manager, fragments, optimizer, outer, EVERY, use_bucketization=one_message,
-        fragment_sync_delay=delay, fragment_update_alpha=mixing,
-    )  # fmt: skip
-    stack.enter_context(diloco)
-    return model, optimizer
-
-
-Parts = tuple[nn.Module, torch.optim.Optimizer]
-METHODS: dict[str, Callable[..., Parts]] = {
-    "torchft DDP": _ddp,
-    "torchft LocalSGD(8)": _local_sgd,
-    "torchft DiLoCo(8)": _diloco,
-    "torchft DiLoCo(8), one message": partial(_diloco, one_message=True),
-    "torchft DiLoCo(8), 2 fragments, delay 3": partial(_diloco, parts=2, delay=3),
-}
-
-
-def _manager(stack: ExitStack, is_async: bool) -> Manager:
+def manage(stack: ExitStack, is_async: bool) -> Manager:
     """The manager of this rank, whose peers are those of the other ranks."""
-    name = _name_host()
+    name = name_host()
     store = dist.TCPStore(name, 0, is_master=True, wait_for_workers=False)
     found = [""]
     if dist.get_rank() == 0:
@@ -92,14 +70,18 @@ def _manager(stack: ExitStack, is_async: bool) -> Manager:
     manager = Manager(
         ProcessGroupGloo(timeout=timedelta(seconds=60)), None, None, dist.get_world_size(),
         use_async_quorum=is_async, rank=0, world_size=1, store_addr=name, store_port=store.port,
-        lighthouse_addr=found[0], replica_id=name, hostname=name,
-        init_sync=False,
+        lighthouse_addr=found[0], replica_id=name, hostname=name, init_sync=False,
     )  # fmt: skip
-    stack.callback(_end, manager, store)
+
+    def end(_: dist.TCPStore) -> None:
+        dist.barrier()  # the store of a group outlives the managers of all
+        manager.shutdown(wait=False)
+
+    stack.callback(end, store)
     return manager
 
 
-def _hush() -> None:
+def hush() -> None:
     """Discard what native code writes to standard error: torchft logs several lines a step."""
     kept = os.fdopen(os.dup(2), "w")
     with open(os.devnull, "w") as nowhere:
@@ -107,7 +89,7 @@ def _hush() -> None:
     sys.stderr = kept  # errors of Python are still shown
 
 
-def _name_host() -> str:
+def name_host() -> str:
     """Give the node its name in the lab, under which managers reach each other."""
     name = f"node{dist.get_rank()}"
     if socket.gethostname() != name:
@@ -117,14 +99,8 @@ def _name_host() -> str:
     return name
 
 
-def _end(manager: Manager, store: dist.TCPStore) -> None:
-    dist.barrier()  # the store of a group outlives the managers of all
-    manager.shutdown(wait=False)
-    del store
-
-
 @contextmanager
-def _average(model: nn.Module) -> Iterator[None]:
+def average(model: nn.Module) -> Iterator[None]:
     """Show the mean of all ranks' parameters."""
     own = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
@@ -135,7 +111,7 @@ def _average(model: nn.Module) -> Iterator[None]:
         p.detach().copy_(kept)
 
 
-def _bytes_sent() -> float:
+def bytes_sent() -> float:
     """What has left this node of the lab, headers included."""
     lines = Path("/proc/self/net/dev").read_text("ascii").splitlines()
     return next(float(line.split(":")[1].split()[8]) for line in lines if "eth0:" in line)

@@ -1,8 +1,4 @@
-"""Memory of a rank under each recipe, beside training alone: four ranks, a model of 50 million.
-
-Unsharded every rank is a node. Sharded there are two nodes with two ranks each, among which FSDP2
-divides the parameters. The unit is what a rank holds of the model, in float32.
-"""
+"""No recipe holds more memory than its docstring says, beside training alone, whole or sharded."""
 
 import gc
 from collections.abc import Callable
@@ -43,7 +39,6 @@ SAID: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 HEADINGS = ("recipe", "docstring", "held", "at most", "sharded: held", "at most")
 BENCH = Bench(name="outer/memory", claim="Memory of a rank under each recipe", minutes=3)
-Found = dict[str, "Memory | None"]  # by recipe; None where it is refused
 
 
 @dataclass(frozen=True)
@@ -54,11 +49,11 @@ class Memory:
     peak: float
 
 
-def measure(question: tuple[list[str], int]) -> Found:
+def measure(question: tuple[list[str], int]) -> dict[str, Memory | None]:
     """All recipes in turn, on every rank; the means of the ranks. Sharded if shards > 1."""
     recipes, shards = question
     return_large_tensors()
-    found: Found = {}
+    found: dict[str, Memory | None] = {}
     for text in [recipes[0], *recipes]:
         train(text, shards, WIDTH // 32)  # what is loaded or compiled at the first use
         own = train(text, shards, WIDTH)
@@ -83,9 +78,8 @@ def train(text: str, shards: int, width: int) -> Memory | None:
     if shards > 1:
         shape = (dist.get_world_size() // shards, shards)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("node", "local"))
-        for layer in model:
-            fully_shard(layer, mesh=mesh["local"])
-        fully_shard(model, mesh=mesh["local"])
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh["local"])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     try:
         algorithm = offbeat.algorithm(text)
@@ -104,45 +98,25 @@ def train(text: str, shards: int, width: int) -> Memory | None:
     return found
 
 
-def beside(found: Found) -> Found:
-    """What each recipe adds to training alone."""
-    alone = found[ALONE]
-    assert alone is not None, "training alone is never refused"
-    return {
-        name: own and Memory(own.held - alone.held, own.peak - alone.peak)
-        for name, own in found.items()
-        if name != ALONE
-    }
-
-
-def cells(own: Memory | None) -> tuple[str, str]:
-    return (f"{own.held:.2f}", f"{own.peak:.2f}") if own else ("refused", "")
-
-
-def claim(what: str, found: Found, n: int) -> Claim:
-    """That nothing takes more than its docstring says."""
-    over = {name: own.held - SAID[name][1](n) for name, own in found.items() if own}
-    most = max(over, key=over.__getitem__)
-    ours = f"{over[most]:+.2f} models at most ({most})"
-    text = f"{what}: no recipe holds more than its docstring says"
-    return Claim(text, "0.1 models more at most", ours, over[most] <= 0.1)
-
-
 @command(BENCH)
 def app() -> Result:
-    """Train a model of 50 million parameters under each recipe, whole and sharded."""
-    console.print("whole models, four nodes")
-    whole: Found = on_nodes(measure, ([*SAID], 1), RANKS)
-    console.print("shards, two nodes with two ranks each")
-    sharded: Found = on_nodes(measure, ([*SAID], SHARDS), RANKS // SHARDS, SHARDS)
-    extra = beside(whole), beside(sharded)
-    rows = [
-        (name, SAID[name][0], *cells(extra[0][name]), *cells(extra[1][name])) for name in extra[0]
-    ]
-    return Result(
-        "Memory beside training alone, in models (sharded: in shards) of float32",
-        HEADINGS,
-        rows,
-        [claim("whole models", extra[0], RANKS), claim("shards", extra[1], RANKS // SHARDS)],
-        measured={"whole": whole, "sharded": sharded},
-    )
+    """Train a model of 50 million parameters on four nodes; in shards on two, with two ranks."""
+    cells, claims, measured = {name: [SAID[name][0]] for name in SAID if name != ALONE}, [], {}
+    for key, what, shards in (("whole", "whole models", 1), ("sharded", "shards", SHARDS)):
+        console.print(what)
+        n = RANKS // shards
+        found = measured[key] = on_nodes(measure, ([*SAID], shards), n, shards)
+        over = {}
+        for name, line in cells.items():
+            line += ["refused", ""]
+            if own := found[name]:
+                held, peak = own.held - found[ALONE].held, own.peak - found[ALONE].peak
+                line[-2:] = f"{held:.2f}", f"{peak:.2f}"
+                over[name] = held - SAID[name][1](n)
+        most = max(over, key=over.__getitem__)
+        ours = f"{over[most]:+.2f} models at most ({most})"
+        text = f"{what}: no recipe holds more than its docstring says"
+        claims.append(Claim(text, "0.1 models more at most", ours, over[most] <= 0.1))
+    rows = [(name, *line) for name, line in cells.items()]
+    title = "Memory beside training alone, in models (sharded: in shards) of float32"
+    return Result(title, HEADINGS, rows, claims, measured)

@@ -1,4 +1,4 @@
-"""Rounds of training under several methods, each for the same number of seconds."""
+"""Rounds of training a GPT under several methods, each for the same number of seconds."""
 
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -25,39 +25,31 @@ class Rounds:
     seconds: float  # of each method in each round
 
     @property
-    def names(self) -> list[str]:
-        """The methods, in the order of their turns."""
-        return list(self.rounds[0])
-
-    @property
     def common_steps(self) -> int:
         """The number of steps that all methods have made in all rounds."""
         return min(sum(each.steps) for found in self.rounds for each in found.values())
 
+    def of(self, name: str) -> list[Times]:
+        return [found[name] for found in self.rounds]
+
     def step(self, name: str) -> float:
-        """Seconds of a step."""
-        return median(found[name].step for found in self.rounds)
+        return median(each.step for each in self.of(name))
 
     def bytes(self, name: str) -> float:
         """Bytes that leave a node in a step."""
-        return median(found[name].bytes for found in self.rounds)
-
-    def steps(self, name: str) -> float:
-        """The number of steps in the budget of seconds."""
-        return median(steps_after(found[name], self.seconds) for found in self.rounds)
+        return median(each.bytes for each in self.of(name))
 
     def ratio(self, name: str, other: str) -> float:
-        """The time of a step relative to the other's in the same turns."""
         return median(found[name].over(found[other]) for found in self.rounds)
 
+    def steps(self, name: str) -> float:
+        return median(steps_after(each, self.seconds) for each in self.of(name))
+
     def loss_in_time(self, name: str) -> float:
-        """The held-out loss after the budget of seconds."""
-        ends = ((found[name], steps_after(found[name], self.seconds)) for found in self.rounds)
-        return fmean(loss_after(*end) for end in ends)
+        return fmean(loss_after(e, steps_after(e, self.seconds)) for e in self.of(name))
 
     def loss_in_steps(self, name: str) -> float:
-        """The held-out loss after the common number of steps."""
-        return fmean(loss_after(found[name], self.common_steps) for found in self.rounds)
+        return fmean(loss_after(each, self.common_steps) for each in self.of(name))
 
 
 def steps_after(course: Times, seconds: float) -> float:
@@ -71,7 +63,6 @@ def loss_after(course: Times, steps: float) -> float:
 
 
 def race(methods: tuple[str, ...], seconds: float, nodes: int, rate: str, rounds: int) -> Rounds:
-    """Train a GPT in rounds, one after the other."""
     training = Training(
         gpt_with_heldout, methods, EVERY, seconds=seconds, lead=LEAD, optimizer=adamw,
         attach=attach,

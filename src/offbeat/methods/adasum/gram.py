@@ -34,7 +34,7 @@ class Gram(Reduction):
     ) -> None:
         """Allocate the rows and prepare the messages."""
         self._layout, self._participants = layout, layout.participants
-        self._slices, self._rounding, self._split = slices, rounding, split
+        self._slices, self._rounding, self.split = slices, rounding, split
         self._messages = slices if rounding is None else rounding.messages
         pieces = layout.share() if split else layout.whole()
         self._pieces = pieces if self._participants.group is not None else []
@@ -53,7 +53,7 @@ class Gram(Reduction):
         self._there = self._back = None
         if group is None:
             return
-        if not self._split:
+        if not self.split:
             rounds = [self._swap(range(1, size), [run]) for run in self._runs]
             self._there = MessageRounds(rounds, group)
             return
@@ -94,7 +94,7 @@ class Gram(Reduction):
                 self._operands.expect()
             if rounding is not None:
                 rounding.cast(self._slices)
-            for _ in range(1, self._participants.size - 1 if self._split else 1):
+            for _ in range(1, self._participants.size - 1 if self.split else 1):
                 self._participants.wait(self._there.start())
             launched = [self._there.start() for _ in self._runs]
             self._operands.expect()  # at the latest, and not sooner: see MessageRounds
@@ -144,7 +144,7 @@ class Gram(Reduction):
 
     def _placed(self, run: Piece, rank: int) -> Piece:
         """Return where a run of what participant ``rank`` combines lies in the slice."""
-        return self._layout.placed(run, rank) if self._split else run
+        return self._layout.placed(run, rank) if self.split else run
 
     def _swap(self, hops: Sequence[int], runs: Sequence[Piece]) -> Round:
         """Send runs of what the ranks some places ahead combine, receive from those behind."""

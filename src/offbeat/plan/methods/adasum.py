@@ -1,13 +1,10 @@
 """``adasum``: shares by pairwise exchange, products of all pairs, and the way back."""
 
-from collections.abc import Callable
 from typing import final
 
 from offbeat.methods import AdasumUpdate
-from offbeat.methods.adasum.gather import Gather
 from offbeat.methods.adasum.gram import Gram
 from offbeat.methods.adasum.participants import SMALL
-from offbeat.methods.adasum.rvhdd import Rvhdd
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
 from offbeat.plan.methods.halving import halving
@@ -40,14 +37,17 @@ class AdasumTimes(StepTimes):
         self.size, self.fabric = fabric.size(exchange.over), fabric
         self.layers = len(profile.tensors)
         bound = bound_in(exchange, profile, fabric)
-        self.algorithm, lengths = type(bound.reduction), bound.slice_layout.lengths
+        reduction, lengths = bound.reduction, bound.slice_layout.lengths
         self.held = [Section(n, f.itemsize) for n, f in zip(lengths, bound.flat, strict=True)]
         self.numel = sum(lengths)
         widest = 8 if exchange.wire is None else 2
         self.sent = sum(held.numel * min(held.itemsize, widest) for held in self.held)
         self.matrices = 8 * self.size**2 * self.layers  # bytes of the products of all pairs
         self.memory = float(bound.nbytes())
-        self.memory += self.matrices if self.algorithm is not Rvhdd else 0
+        self.combine = self._rvhdd
+        if isinstance(reduction, Gram):
+            self.memory += self.matrices
+            self.combine = self._gram if reduction.split else self._gather
 
     def step(self, clocks: Clocks, step: int) -> None:
         """Combine the updates, if it is due."""
@@ -56,9 +56,7 @@ class AdasumTimes(StepTimes):
             self._broadcast_shares(clocks)
             return
         clocks.spend(numel * (speeds.copy + speeds.add))
-        ways: dict[type, Callable[[Clocks], None]]
-        ways = {Gather: self._gather, Gram: self._gram, Rvhdd: self._rvhdd}
-        ways[self.algorithm](clocks)
+        self.combine(clocks)
         if not self.exchange.partition:
             gather_slices(clocks, self.held, self.axis)
         clocks.spend(numel * (speeds.copy + speeds.add))
