@@ -36,10 +36,12 @@ def exchanges(group: Group, numel: int) -> dict[str, Exchange]:
     layout = Layout.of(layers, group.size)
     flat = layout.empty("cpu")
     start = torch.randn_like(flat[0]).mul_(1e-3)
-    # Gather up to four times the bytes at which "auto" leaves it: only slower from there on.
-    has_gather = choose("auto", group.size, 1, numel, numel) == "gather"
-    has_halving = group.size & (group.size - 1) == 0
-    names = ["gather"] * has_gather + ["gram"] + ["rvhdd"] * has_halving + ["gram bf16"]
+    names = ["gram", "gram bf16"]
+    # Up to four times the bytes at which "auto" leaves it: only slower from there on.
+    if choose("auto", group.size, 1, numel, numel) == "gather":
+        names.append("gather")
+    if group.size & (group.size - 1) == 0:
+        names.append("rvhdd")
     timed: dict[str, Exchange] = {ALL_REDUCE: lambda: all_reduce(flat[0], group).wait()}
     timed |= {name: adasum(name, layout, group, flat) for name in names}
     timed[PASSES] = passes(layout, group, flat)

@@ -58,11 +58,7 @@ def _train(store: TCPStore, world: offbeat.World, text: str, draws: random.Rando
     while last is None or replica.steps < last:
         time.sleep(draws.expovariate(1 / STEP) if draws.random() < 0.1 else STEP)
         losses.append(_optimize(model, optimizer))
-        step, lost, began = replica.steps, len(replica.lost), time.perf_counter()
-        replica.step()
-        seconds[step] = time.perf_counter() - began
-        if len(replica.lost) > lost:
-            lost_in.add(step)
+        timed_step(replica, seconds, lost_in)
         if last is None:
             store.set("step", str(replica.steps))
             last = int(store.get("last")) if store.check(["last"]) else None
@@ -80,6 +76,15 @@ def _optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float
     loss.backward()
     optimizer.step()
     return float(loss)
+
+
+def timed_step(replica: offbeat.Replica, seconds: dict[int, float], lost_in: set[int]) -> None:
+    """Take the time of ``step()``, and note whether it has noticed a loss."""
+    step, lost, began = replica.steps, len(replica.lost), time.perf_counter()
+    replica.step()
+    seconds[step] = time.perf_counter() - began
+    if len(replica.lost) > lost:
+        lost_in.add(step)
 
 
 def stalls(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench.__main__ import app
 from bench.harness import Bench, Claim, Result, execute, files, page
-from bench.harness.catalogue import benches, select
+from bench.harness.catalogue import benches, declared, select
 from bench.harness.report import report
 from typer.testing import CliRunner
 
@@ -64,6 +64,15 @@ def test_every_bench_is_listed_with_its_minutes() -> None:
         assert bench.full_minutes is None or bench.full_minutes > bench.minutes
     table = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
     assert all(f"{name} " in table.output for name in BENCHES)
+
+
+def test_a_docstring_says_what_is_tested_and_what_a_table_shows(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    bench = 'BENCH = Bench(name="sgp/some", minutes=1, evidence="Table 1")'
+    path.write_text(f'"""As accurate.\n\nOn digits.\n"""\n\n{bench}\n', encoding="utf-8")
+    found = declared(path)
+    assert found is not None
+    assert (found.claim, found.evidence) == ("As accurate", {"Table 1": "As accurate"})
 
 
 @pytest.mark.parametrize("name", BENCHES)

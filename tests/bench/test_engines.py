@@ -44,6 +44,19 @@ def test_the_exponent_of_growth() -> None:
     assert exponent([2, 4, 16], [3 * n**1.5 for n in (2, 4, 16)]) == pytest.approx(1.5)
 
 
+def test_full_stands_for_the_values_of_other_options(results: Path) -> None:
+    """The help is that of the module where the function has none."""
+
+    @command(Bench(name="sgp/some", minutes=1), full={"nodes": 16})
+    def app(nodes: int = 4, rounds: int = 2) -> Result:
+        return Result("title", ("a",), [(f"{nodes} {rounds}",)], [])
+
+    done = CliRunner().invoke(app, ["--help"])
+    assert all(text in done.output for text in ("The engines of", "The same as --nodes 16."))
+    assert "16 2" in CliRunner().invoke(app, ["--full"]).output
+    assert "4 2" in CliRunner().invoke(app, []).output
+
+
 def test_parameters_of_a_measurement_are_the_options_of_its_command(results: Path) -> None:
     bench = Bench(name="sgp/some", claim="", minutes=1)
 

@@ -1,5 +1,9 @@
 """Benches of scale: predictions from graphs, beside noise that is mixed step by step."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from bench.scale.agreement import adasum_step
@@ -7,7 +11,7 @@ from bench.scale.churn import longest
 from bench.scale.growth import predicted
 from bench.scale.laws import LAWS
 from bench.scale.spread import amplification, gap
-from bench.scale.worker import stalls
+from bench.scale.worker import stalls, timed_step
 
 import offbeat
 from offbeat.topology import Topology
@@ -51,8 +55,22 @@ def test_the_laws_of_growth_say_what_plan_predicts(ranks: int) -> None:
         assert sent == pytest.approx(law.bytes(ranks), rel=tolerance), method
 
 
-def test_a_stall_is_the_longest_call_around_an_admission() -> None:
-    seconds = dict.fromkeys(range(10, 48), 1.0) | {18: 5.0, 39: 9.0}
+def test_a_stall_is_the_longest_call_around_an_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = 0.0, [(1, 0)] * 8 + [(5, 0)] + [(1, 0)] * 20 + [(9, 1)] + [(1, 0)] * 8
+
+    def step() -> None:
+        nonlocal now
+        took, lost = calls[replica.steps - 10]
+        now += took
+        replica.lost += [{}] * lost
+        replica.steps += 1
+
+    replica: Any = SimpleNamespace(steps=10, lost=[], step=step)
+    seconds: dict[int, float] = {}
+    lost_in: set[int] = set()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    for _ in calls:
+        timed_step(replica, seconds, lost_in)
     # 3: before it came; 36: beside a loss
-    assert stalls(seconds, {39}, [3, 17, 25, 36]) == {17: 5.0, 25: 1.0}
+    assert stalls(seconds, lost_in, [3, 17, 25, 36]) == {17: 5, 25: 1}
     assert longest([[(17, 5.0), (25, 1.0)], [(25, 2.0)]]) == [5.0, 2.0]

@@ -52,6 +52,27 @@ def test_virtual_workers_learn_and_are_looked_at_before_and_after_the_gossip(noi
     assert all(torch.equal(models[0], models[1]) for models in after.values())
 
 
+def test_what_hooks_return_is_kept_until_one_ends_the_run(noise: Any) -> None:
+    outcome = in_threads(
+        case(noise, offbeat.sgp(), steps=9),
+        before=lambda replica, step: replica.world.rank if step == 2 else None,
+        after=lambda replica, step: step == 4,
+    )
+    assert outcome.seen == [False, False, 0, False, False, True]
+    assert len(outcome.losses) == 5
+
+
+def test_the_average_model_is_scored_on_all_workers(noise: Any) -> None:
+    def score(model: torch.nn.Module, *part: torch.Tensor) -> float:
+        scored.append(next(model.parameters()).detach().clone())
+        return 1.0
+
+    scored: list[torch.Tensor] = []
+    run = case(replace(noise, score=score), offbeat.local_sgd(every=100), 3, consensus=True)
+    assert in_threads(run).heldout == 1.0
+    assert all(torch.equal(each, scored[0]) for each in scored)
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_does_not(noise: Any) -> None:
     first, again, other = (
         in_threads(case(noise, offbeat.sgp(overlap=1), 5, seed=s, pause=Pause(1e-4, uneven=True)))
