@@ -7,7 +7,6 @@ its result holds the statements about each.
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from bench.harness import files
@@ -30,60 +29,35 @@ HEADINGS = ("claim", "the paper", "ours", "verdict")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One of the papers' claims, and the benches behind it."""
+    """One of the papers' claims, and the statements of results about it."""
 
-    method: str  # the folder of its benches
-    source: str
-    benches: list[Bench]
+    where: str  # the paper, and its table or figure
+    text: str  # what it says
+    section: str  # of the pages
+    claims: list[Claim]
+    measured: str  # the day of the oldest result, "" without any
 
     @property
-    def text(self) -> str:
-        """What the table or figure says; one of its benches tells."""
-        return next(filter(None, (bench.evidence[self.source] for bench in self.benches)))
-
-    @cached_property
-    def claims(self) -> list[Claim]:
-        """The statements of the benches' results that are about the table or figure."""
-        return [
-            claim
-            for bench in self.benches
-            for claim in claims(bench)
-            if (claim.source or (self.source if len(bench.evidence) == 1 else "")) == self.source
-        ]
-
-    @cached_property
     def here(self) -> list[Claim]:
+        """The statements that this hardware can show."""
         return [claim for claim in self.claims if not claim.needs]
-
-    @property
-    def held(self) -> int:
-        return sum(claim.holds for claim in self.here)
 
     @property
     def verdict(self) -> str:
         """Shown if all statements hold, partly if some do."""
         if not self.here:
             return ELSEWHERE if self.claims else UNKNOWN
-        return {0: NOT_SHOWN, len(self.here): SHOWN}.get(self.held, PARTLY)
-
-    @property
-    def where(self) -> str:
-        return f"{PAPERS[self.method]}, {self.source}"
-
-    @property
-    def measured(self) -> str:
-        """The day of the oldest of its results."""
-        days = [found["date"][:10] for bench in self.benches if (found := result(bench))]
-        return min(days, default="")
+        held = sum(claim.holds for claim in self.here)
+        return {0: NOT_SHOWN, len(self.here): SHOWN}.get(held, PARTLY)
 
     @property
     def row(self) -> Row:
         """A line of the summary, with the figures of its first effect, or else first statement."""
         candidates = [*self.here, *self.claims, Claim("", "", "", False)]
         first = next((c for c in candidates if c.share is not None), candidates[0])
-        counted = f", {self.held} of {len(self.here)}" if self.verdict == PARTLY else ""
-        folder, module = self.benches[0].name.split("/")
-        said = f"[{self.where}](benchmarks/{folder}.md#{module}): {self.text}"
+        held = sum(claim.holds for claim in self.here)
+        counted = f", {held} of {len(self.here)}" if self.verdict == PARTLY else ""
+        said = f"[{self.where}](benchmarks/{self.section}): {self.text}"
         return said, first.paper, first.ours, f"{self.verdict}{counted}"
 
 
@@ -94,8 +68,22 @@ def collect() -> list[Evidence]:
         for source in bench.evidence:
             measuring[bench.name.split("/")[0], source].append(bench)
     order = list(PAPERS)
-    found = sorted(measuring, key=lambda key: (order.index(key[0]), key[1]))
-    return [Evidence(*key, measuring[key]) for key in found]
+    keys = sorted(measuring, key=lambda key: (order.index(key[0]), key[1]))
+    return [_about(*key, measuring[key]) for key in keys]
+
+
+def _about(method: str, source: str, behind: list[Bench]) -> Evidence:
+    """What one of the benches says, and the results of all; by default a claim has one source."""
+    text = next(filter(None, (bench.evidence[source] for bench in behind)))
+    section = f"{method}.md#{behind[0].name.split('/')[1]}"
+    found = [
+        claim
+        for bench in behind
+        for claim in claims(bench)
+        if (claim.source or (source if len(bench.evidence) == 1 else "")) == source
+    ]
+    days = [made["date"][:10] for bench in behind if (made := result(bench))]
+    return Evidence(f"{PAPERS[method]}, {source}", text, section, found, min(days, default=""))
 
 
 def claims(bench: Bench) -> list[Claim]:
