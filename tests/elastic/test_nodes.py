@@ -5,6 +5,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,12 +25,25 @@ from offbeat.elastic.node import Node
 from offbeat.liveness.store.client import TimedStore
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
-from problems import Quadratic, flat
+from problems import START, Quadratic, flat, gradient
 from ranks import fork_server
+from reference import members
 from reference.participants import Array
 
 NODES = ((0, 1), (2, 3), (4, 5))
 LR = 0.05
+LEAVING: dict[str, Callable[[], members.Method]] = {
+    "daso(every=4, wait=2)": lambda: members.Daso(START),
+    "local_sgd(every=2, within='local')": lambda: members.LocalSgd(START),
+    "sparse_loco(every=2, density=0.5, bits=None, within='local')": lambda: members.SparseLoco(
+        START
+    ),
+    "noloco(every=2, within='local')": lambda: members.Noloco(START),
+}
+
+
+def node_gradient(node: int, x: Array, step: int) -> Array:
+    return np.mean([gradient(rank, x, step) for rank in NODES[node]], axis=0)
 
 
 def attach(world: World, more: str = "") -> offbeat.Replica:
@@ -216,6 +230,84 @@ def test_a_node_is_healed_as_one(text: str) -> None:
         assert [(join["node"], join["rank"]) for join in stats["joined"]] == [(1, 2), (1, 3)]
         assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
         assert np.isfinite(end).all()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", LEAVING)
+@pytest.mark.fault(
+    "a rank of a node leaves (leave())",
+    "its node leaves with it; the others do not wait",
+    group="Leaving",
+)
+def test_a_node_leaves_with_any_of_its_ranks(text: str) -> None:
+    last = list[int]()
+
+    def work(world: World) -> tuple[Array, list[list[int]], dict[str, Any]]:
+        model = Quadratic()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
+        given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), **given)
+        sampler = iter(ElasticSampler(10_000, 4, replica))
+        batches = list[list[int]]()
+        while not last or replica.steps < last[0]:
+            time.sleep(0.01)
+            batches.append(next(sampler))
+            optimizer.zero_grad()
+            model(world.rank).backward()
+            optimizer.step()
+            replica.step()
+            if (replica.steps, world.rank) == (5, 3):
+                replica.leave()
+            if replica.has_left:
+                return flat(snapshot(model)), batches, {}
+            if replica.lost and not last:
+                last.append(replica.lost[0]["step"] + 8)
+        own, stats = flat(snapshot(model)), replica.stats()
+        replica.finish()
+        replica.detach()
+        return own, batches, stats
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    lost = results[0][2]["lost"]
+    assert [(loss["node"], loss["rank"], loss["left"]) for loss in lost] == [(1, 2, 1), (1, 3, 1)]
+    expected = members.train(
+        LEAVING[text](), node_gradient, ranks=range(3), steps=last[0], lr=LR, momentum=0.5,
+        leaves={lost[0]["step"] + 1: 1},
+    )  # fmt: skip
+    for node in (0, 2):
+        for rank in NODES[node]:
+            own, _, stats = results[rank]
+            np.testing.assert_allclose(own, expected[node], rtol=0, atol=1e-12)
+            assert (stats["lost"], stats["size"], stats["step"]) == (lost, 4, last[0])
+    np.testing.assert_array_equal(*(results[rank][0] for rank in NODES[1]))
+    counts = [lost[0]["used"] if stats == {} else None for *_, stats in results]
+    kept = [batches[:count] for (_, batches, _), count in zip(results, counts, strict=True)]
+    used = [sample for batches in kept for batch in batches for sample in batch]
+    assert len(used) == len({*used})
+    assert lost[0]["used"] == lost[0]["step"] + 1 or "wait" in text  # what is in flight
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nodes_leave_to_the_last_one() -> None:
+    """Both ranks of one ask, then the only rank of the other one."""
+
+    def work(world: World) -> list[int]:
+        replica = attach(world)
+        steps = list[int]()
+        for node in (0, 1):
+            if world.node == node:
+                replica.leave()
+            until = time.monotonic() + 40
+            while not replica.has_left and len(replica.lost) <= node:
+                assert time.monotonic() < until
+                train(replica, replica.steps + 1, 0.005)
+            steps.append(replica.steps)
+            if replica.has_left:
+                break
+        return steps
+
+    first, second, third = ThreadWorld(nodes=((0, 1), (2,))).run(work)
+    assert first == second == third[:1]
 
 
 @pytest.mark.usefixtures("impatient")

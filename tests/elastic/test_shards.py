@@ -82,12 +82,18 @@ def work(port: int, rank: int, start: int, text: str, dies: bool) -> None:
         replica.clip_grad_norm_(10.0)  # the ranks of a node wait for each other
         optimizer.step()
         replica.step()
+        if store.check([f"leave {rank}"]):
+            replica.leave()
+        if replica.has_left:
+            break
         if last is None:
             store.set(f"steps {rank}", str(replica.steps))
             last = int(store.get("last")) if store.check(["last"]) else None
-    replica.finish()
+    weight = getattr(replica.parameters, "weight", 1.0)
+    if not replica.has_left:
+        replica.finish()
     shards = {n: p.to_local().tolist() for n, p in model.named_parameters()}
-    say(store, "out", rank, shards, replica.stats())
+    say(store, "out", rank, shards, replica.stats() | {"weight": weight})
     replica.detach()
     dist.destroy_process_group()
 
@@ -163,5 +169,35 @@ def test_a_node_that_shards_a_model_is_lost_and_healed_as_one(text: str) -> None
         assert {join["rank"] for join in stats["joined"]} == {2, 3}
         assert {loss["rank"] for loss in stats["lost"]} == {2, 3}
         assert (stats["size"], stats["rank"]) == (6, rank)
+    for process in run.running.values():
+        process.join(10)
+
+
+@pytest.mark.fault(
+    "a rank of a node that shards a model leaves",
+    "its node leaves with it; the others do not wait",
+    group="Leaving",
+)
+@pytest.mark.parametrize("text", ["lags(density=0.3)", "sgp"])
+def test_a_node_that_shards_a_model_leaves(text: str) -> None:
+    run = Run(text)
+    run.start(*range(6))
+    run.said("in", 6)
+    run.goes_on(0)
+    run.store.set("leave 3", "")
+    gone = {rank for _, rank, *_ in run.said("out", 2)}
+    assert gone == {2, 3}
+    for rank in gone:
+        run.running[rank].join(60)
+        assert run.running[rank].exitcode == 0
+    run.store.set("last", str(run.goes_on(0) + 20))
+    ends = {rank: (shards, stats) for _, rank, shards, stats in run.said("out", 6)}
+    for rank in {*range(6)} - gone:
+        shards, stats = ends[rank]
+        assert shards == ends[rank % 2][0]
+        assert [(loss["rank"], loss["left"]) for loss in stats["lost"]] == [(2, 1), (3, 1)]
+        assert (stats["size"], stats["rank"]) == (4, rank)
+    mass = sum(ends[rank][1]["weight"] for rank in (0, 4))
+    assert mass == pytest.approx(3 if text == "sgp" else 2, abs=1e-12)
     for process in run.running.values():
         process.join(10)

@@ -61,9 +61,12 @@ class Admission:
                 self._lost_from = before._links.name
 
     @property
-    def is_asked(self) -> bool:
-        """Whether a rank waits to join or to leave."""
-        return self._request is not None or self.wants_to_leave
+    def lets_go(self) -> bool:
+        """Whether a member waits to leave."""
+        if self.wants_to_leave:
+            return True
+        request, links = self._request, self._links
+        return request is not None and links is not None and request.rank in links.world.ranks
 
     def begin_step(self) -> bool:
         """Note that a ``step()`` begins; return whether a rank waits, or one is lost."""

@@ -129,19 +129,21 @@ class Generation(Commits):
     ) -> Result:
         """Make a call that waits for others; after a loss that the run survives, repeat it.
 
-        ``verb`` is None for one that not all ranks make: the others notice a loss in their own.
-        ``adopt`` takes over the connection after a change of those that take part.
+        ``verb`` is None for one that not all ranks make: the others notice a loss in their own. The
+        verb "leave" is one of each node. ``adopt`` takes over the connection after a change of
+        those that take part.
         """
+        common = None if verb == "leave" else verb
 
         def survive() -> Result:
             while True:
                 self.progress = self._progress(steps())
-                if verb not in (None, "step"):
+                if common not in (None, "step"):
                     self.wait_for_calls()
                 try:
-                    with self.connection.calling(verb), self.connection.alike(verb is not None):
+                    with self.connection.calling(common), self.connection.alike(common is not None):
                         result = call()
-                        if verb not in (None, "step", "switch") and self.filler.is_elastic:
+                        if common not in (None, "step", "switch") and self.filler.is_elastic:
                             self._agree()  # or some would repeat what is over for the others
                 except PeerLost as loss:
                     if not self.filler.is_elastic:
@@ -160,11 +162,26 @@ class Generation(Commits):
             model = self.filler.model
             parameters = [local(p) for p in model.trained.values()]
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
+            told = changes, parameters, buffers, self.admission.lets_go
             with self.node.calling(verb):
-                return self.node.together(verb, survive, changes, parameters, buffers)
+                result = self.node.together(verb, survive, *told)
+            self.admission.wants_to_leave |= self.node.is_leaving
+            return result
         except PeerLost as loss:
             self._resign()
             raise self.node.report_error(loss) from loss
+
+    def leave(self) -> None:
+        """Let this rank leave, or its node, as soon as all have agreed on the step."""
+        if self.node is None:
+            self.admission.wants_to_leave = True
+        else:
+            self.node.wants_to_leave = True
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether a rank or node waits to leave; equal on all ranks of a node."""
+        return self.admission.lets_go if self.node is None else self.node.lets_go
 
     def settle(self, steps: int) -> None:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""

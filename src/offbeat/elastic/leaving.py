@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from offbeat.attach.connection import Connection
 from offbeat.elastic import survivors
 from offbeat.elastic.agreement import Agreement
 from offbeat.elastic.generation import Generation
@@ -15,13 +14,14 @@ from offbeat.transport.group import message_device
 
 
 def let_go(members: Generation, steps: int) -> list[str]:
-    """Let a rank leave after ``steps`` if all have agreed on that; return lines for the log.
+    """Let a rank or node leave after ``steps`` if all have agreed; return lines for the log.
 
     It does so at the end of the first step after the agreement in which all have exchanged, so
     that nothing of its work is lost that is not in flight. What it has not sent is divided between
     the others. Bytes sent: 2 (n-1)/n of the tensors that hold it, none under most methods.
     """
-    if members.admission.wants_to_leave and members.world.size == 1:
+    is_last = members.world.size == 1 if members.node is None else len(members.world.nodes) == 1
+    if members.admission.wants_to_leave and is_last:
         members.has_left = True  # nobody is left to exchange with, or to share out to
         return [f"{members.unit} {members.world.rank} has left after {steps} steps, as the last"]
     links, request = members.connection.links, members.admission.due(joins=False)
@@ -29,7 +29,9 @@ def let_go(members: Generation, steps: int) -> list[str]:
         return []
     if members.committed_in != steps - 1 and not members.starts_anew:
         return []
-    world, leaves = links.world, request.rank == links.world.rank
+    world, units = links.world, members.connection.units or [(rank,) for rank in links.world.ranks]
+    leaving = next(tuple(unit) for unit in units if request.rank in unit)
+    leaves = world.rank in leaving
     with links.heartbeat.verb("step"):
         members.parameters.drain()
         if members.has_reconnected:
@@ -41,39 +43,40 @@ def let_go(members: Generation, steps: int) -> list[str]:
             links.heartbeat.look_for_agreed_error()  # of which another rank may have heard first
     if leaves:
         links.close()
-        members.connection = Connection(world.among([world.rank]), None, None)
+        alone = world.among(leaving)
+        members.connection = replace(members.connection, world=alone, links=None, control=None)
         members.has_left = True
         return [f"{members.unit} {world.rank} has left after {steps} steps"]
-    living = tuple(rank for rank in world.ranks if rank != request.rank)
+    living = tuple(rank for rank in world.ranks if rank not in leaving)
     place, earlier = members.progress._replace(steps=steps), members.connection
     weight = _add(members, shares)
-    between = survivors.regroup(links, Agreement(living, (request.rank,), steps))
+    between = survivors.regroup(links, Agreement(living, leaving, steps))
     current = replace(earlier, world=world.among(living), links=between, control=None)
     found = survivors.connect_over(current, earlier, members.filler, place, [], members.made)
     entry = {"step": steps - 1, "used": members.progress.used, "left": 1}
-    members.lost.append({members.unit: request.rank, **entry})
+    members.lost.extend(each for rank in leaving for each in members.entries(rank, **entry))
     texts = members.adopt(found)
     members.parameters.restart(weight)
     return [
-        f"{members.unit} {world.rank}: {members.unit} {request.rank} has left after {steps} steps; "
-        f"{list(living)} train on",
+        f"{members.unit} {world.rank}: {members.unit}s {list(leaving)} have left after {steps} "
+        f"steps; {list(living)} train on",
         *texts,
     ]
 
 
 def _shares(members: Generation, leaves: bool) -> list[list[Tensor]]:
     """Return each slot's part of what the leaving rank has not sent, for one of the others."""
-    control, found = members.control, []
+    found: list[list[Tensor]] = []
     for slot in members.slots:
-        shares = [
-            (tensor if leaves else torch.zeros_like(tensor)).to(
-                message_device(control, tensor.device)
-            )
-            for tensor in slot.unsent()
-        ]
-        for share in shares:
-            all_reduce(share, control).wait()
-        found.append([share.div_(control.size - 1) for share in shares])
+        # Of a sharded model only counterparts hold the same part.
+        is_sharded = members.connection.mates is not None and slot.site is not None
+        group = (slot.site.group if slot.site and is_sharded else None) or members.control
+        found.append([])
+        for tensor in slot.unsent():
+            share = tensor if leaves else torch.zeros_like(tensor)
+            share = share.to(message_device(group, tensor.device))
+            all_reduce(share, group).wait()
+            found[-1].append(share.div_(group.size - 1))
     return found
 
 

@@ -45,6 +45,9 @@ class Node:
         links: the links inside the node; None where it has one rank.
         control: the group of its ranks, for what the first one tells; None likewise.
         meter: counters, for the links between the nodes too.
+        wants_to_leave: whether this rank does.
+        lets_go: whether a node waits to leave, as all ranks of this one know since their last step.
+        is_leaving: the same of this node.
     """
 
     everyone: World
@@ -52,6 +55,9 @@ class Node:
     links: Links | None
     control: Group | None
     meter: Meter = field(default_factory=Meter)
+    wants_to_leave: bool = False
+    lets_go: bool = False
+    is_leaving: bool = False
     _known: float = -1.0  # the number of losses and joins of which the others know
 
     @classmethod
@@ -155,13 +161,15 @@ class Node:
         changes: Sequence[list[dict[str, int]]],
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
+        lets_go: bool = False,
     ) -> Result:
         """Make a call with the other nodes on the first rank; return its result on all.
 
         The others make it too, alone; then they take over the parameters of the first one, and its
         ``changes``, the nodes that were lost or have joined. ``buffers`` go along with all but a
-        usual step. An error of one rank is raised on all. Bytes sent inside the node: one model to
-        each other rank, and 128.
+        usual step. ``lets_go``: whether this rank knows of a node that waits to leave. An error of
+        one rank is raised on all. Bytes sent inside the node: one model to each other rank, and
+        128.
         """
         result: Any = None
         fault: Exception | None = None
@@ -169,12 +177,15 @@ class Node:
             result = call()
         except (ValueError, PeerLost) as error:
             fault = error
+        word = sum(map(len, changes)), fault is not None, lets_go, self.wants_to_leave
+        said = [word] if self.control is None else gather_numbers(word, self.control)
+        self.is_leaving = any(wants for *_, wants in said)
+        self.lets_go = self.is_leaving or any(knows for *_, knows, _ in said)
         if self.control is None:
             if fault is not None:
                 raise fault
             return cast(Result, result)
-        said = gather_numbers([sum(map(len, changes)), fault is not None], self.control)
-        if any(failed for _, failed in said):
+        if any(failed for _, failed, *_ in said):
             raise self._first_error(fault, self.control)
         if verb != "step" or said[0][0] != self._known:
             self._known = said[0][0]

@@ -56,6 +56,8 @@ class Participation:
     def leave(self) -> None:
         """Announce that this rank leaves an elastic run; the others wait for nothing.
 
+        Where nodes take part it leaves with all ranks of its node, one or more of which call.
+
         Safe in a signal handler. Train on until :attr:`has_left` is true after a ``step()``: the
         first one in which all exchange, after all have heard of it, about two heartbeats. What
         this rank has not sent yet, residuals and push-sum mass, is then divided between the
@@ -64,16 +66,15 @@ class Participation:
         """
         if not self.has_left:
             self.require_may_leave()
-            self._members.admission.wants_to_leave = True
+            self._members.leave()
 
     def require_may_leave(self) -> None:
         """Raise ``ValueError`` if :meth:`leave` would."""
         self._require_open(also_shown=True)
-        is_node = self._members.node is not None or self._connection.mates is not None
-        if not self._members.filler.is_elastic or is_node:
+        if not self._members.filler.is_elastic:
             raise ValueError(
-                f"leave() under {self._members.algorithm}: pass elastic=True to replicate(); and "
-                "nodes of several ranks come and go as wholes, which one of them cannot decide"
+                f"leave() under {self._members.algorithm} in a run that ends with a loss: pass "
+                "elastic=True to replicate()"
             )
 
     @property
@@ -132,14 +133,15 @@ class Participation:
             self._together(None, let_in)
 
     def _let_go(self) -> None:
-        """Let a rank go, if one waits to leave and all have agreed on this step."""
+        """Let a rank or node go, if one waits to leave and all have agreed on this step."""
 
-        def part() -> None:
+        def part() -> bool:
             if (texts := let_go(self._members, self.steps)) and not self.has_left:
                 self._adopt(texts)
+            return self.has_left
 
-        if self._members.admission.is_asked:
-            self._together(None, part)
+        if self._members.lets_go:
+            self._members.has_left = self._together("leave", part)
 
     @property
     def algorithm(self) -> Algorithm:
