@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from bench.elastic.score import Life, Score, score
+from bench.elastic.score import Life, Score, read, score
 from bench.elastic.worker import Log, work
 from bench.harness.environment import environment
 
@@ -156,7 +156,7 @@ def disturb(context: BaseContext, case: Case) -> Run:
             crew.end(rank, "stopped")
         if case.is_peer:
             crew.lighthouse.kill()
-        lives = [Life.read(path) for path in sorted(Path(name).iterdir())]
+        lives = read(Path(name))
     ends = [life for life in lives if life.digest is not None]
     if len({life.digest for life in ends}) > 1:
         run.fault += " models differ"

@@ -8,8 +8,12 @@ from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
 
+from offbeat.telemetry.recording import read_run
+
 # Where time goes that is not useful.
-LOST = NOT_SENT, GOING_ON, JOINING, OTHER = "not in an exchange", "going on", "joining", "other"
+LOST = NOT_SENT, DETECTION, *TIMED, JOINING, OTHER = (
+    "not in an exchange", "detection", "agreement", "connecting", "healing", "joining", "other"
+)  # fmt: skip
 
 
 @dataclass
@@ -19,7 +23,8 @@ class Step:
     number: int
     begin: float
     end: float
-    part: str  # what its time beyond the pause is
+    part: str  # what its time is beyond the pause and what is timed
+    timed: dict[str, float] = field(default_factory=dict)
     counts: bool | None = None  # None: in an exchange that has not ended
     is_dropped: bool = False  # though its worker goes on
 
@@ -41,7 +46,7 @@ class Life:
 
     @classmethod
     def read(cls, path: Path) -> "Life":
-        """Read the log of a process, whose name begins with the rank."""
+        """Read the log of a process, whose name begins with the rank, and what it recorded."""
         life = cls(int(path.name.split(".")[0]))
         for kind, when, *said in map(json.loads, path.read_text("utf-8").splitlines()):
             match kind:
@@ -62,7 +67,24 @@ class Life:
                     life.digest, life.heldout, life.made = said
                 case "killed" | "stopped":
                     life.death, life.is_killed = when, kind == "killed"
+        for recording in read_run(recordings(path)):
+            joined = bool(life.steps and life.steps[0].number)  # at the end of a step, its first
+            for step, recorded in zip(life.steps, recording.steps[joined:], strict=False):
+                step.timed = {
+                    kind: sum(end - begin for begin, end in recorded.spans_of(kind))
+                    for kind in TIMED
+                }
         return life
+
+
+def read(folder: Path) -> list[Life]:
+    """Read the logs of all processes, and what they recorded."""
+    return [Life.read(path) for path in sorted(folder.glob("*.*"))]
+
+
+def recordings(path: Path) -> Path:
+    """Return the folder in which the process of a log records its steps."""
+    return path.parent / "recordings" / path.name
 
 
 @dataclass
@@ -118,4 +140,6 @@ def add(
             found.useful += pause * bool(step.counts)
             found.lost += not step.counts
             parts[NOT_SENT] += 0.0 if step.counts else pause
-            parts[step.part] += step.end - max(since, step.begin) - pause
+            parts.update(step.timed)
+            beyond = step.end - max(since, step.begin) - pause
+            parts[step.part] += beyond - sum(step.timed.values())

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 
 import offbeat
 import offbeat.names  # all public ones, which would be imported at their first use
-from bench.elastic.score import GOING_ON, JOINING, OTHER
+from bench.elastic.score import DETECTION, JOINING, OTHER, recordings
 from offbeat.functional.packing import Segment
 from offbeat.kernels import adasum
 from offbeat.kernels.dispatch import top_k_of_blocks
@@ -78,6 +78,7 @@ load_kernels()  # once, in the process that workers are forked from
 def work(address: str, size: int, rank: int, text: str, pause: float, path: Path) -> None:
     """Train as one worker of the recipe ``text``, until the store names the last step."""
     log = Log(path)
+    os.environ["OFFBEAT_TELEMETRY"] = str(recordings(path))
     log("ready")  # the process was forked from one that has imported all
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -96,7 +97,7 @@ def work(address: str, size: int, rank: int, text: str, pause: float, path: Path
         optimizer.step()
         replica.step()
         part = JOINING if len(replica.joined) > members else OTHER
-        log("end", replica.steps - 1, GOING_ON if len(replica.lost) > known else part)
+        log("end", replica.steps - 1, DETECTION if len(replica.lost) > known else part)
         for loss in replica.lost[known:]:
             log("lost", loss.get("rank", loss.get("node")), loss["used"])
         last = int(store.get("last")) if store.check(["last"]) else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from bench.elastic.runs import RESOLVER
-from bench.elastic.score import Life, score
+from bench.elastic.score import read, score
 from bench.elastic.worker import Log, work
 from bench.harness import GOAL, Bench, Claim, Result, command, ranks
 from bench.internet.sites import FAR, NEAR, SITES
@@ -56,7 +56,7 @@ def app() -> Result:
         once = f"{sys.executable} -m bench.internet.outage {name}"
         with ranks.nodes(sum(SITES), 1, NEAR, sites=SITES, between=FAR) as runner:
             ranks.run(runner, ["sh", "-c", f"until {once}; do sleep {AWAY}; done"])
-        lives = [Life.read(path) for path in sorted(Path(name).iterdir())]
+        lives = read(Path(name))
     for life in lives:
         life.death = life.steps[-1].end if life.death == inf else life.death
     ended = max(life.death for life in lives)

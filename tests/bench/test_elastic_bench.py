@@ -17,12 +17,21 @@ def steps(first: int, *ends: float) -> list[list[Any]]:
 
 
 def test_steps_of_a_killed_worker_count_as_the_survivors_say(tmp_path: Path) -> None:
-    from bench.elastic.score import Life, score
+    from bench.elastic.score import Life, recordings, score
 
     survivor = written(
         tmp_path / "0.a", ["ready", 0.0], ["in", 0.0], *steps(0, 1, 2, 3),
-        ["end", 5.0, 3, "going on"], ["lost", 5.0, 1, 2], ["end", 6.2, 4, "joining"],
+        ["end", 5.0, 3, "detection"], ["lost", 5.0, 1, 2], ["end", 6.2, 4, "joining"],
         ["stopped", 7.2],
+    )  # fmt: skip
+    spans = [[], [], [], [["agreement", 1.5, 1.9], ["stall", 1.0, 1.9]]]
+    recorded = recordings(tmp_path / "0.a")
+    recorded.mkdir(parents=True)
+    written(
+        recorded / "rank0.jsonl",
+        {"event": "attached", "rank": 0, "nodes": [[0], [1]], "exchanges": "", "algorithm": ""},
+        *({"event": "step", "time": 0.0, "seconds": 1.0, "bytes_sent": 0, "seconds_stalled": 0.0}
+          | {"spans": each} for each in spans),
     )  # fmt: skip
     victim = written(
         tmp_path / "1.b", ["ready", 0.0], ["in", 0.0], *steps(0, 1, 2, 3),
@@ -37,8 +46,14 @@ def test_steps_of_a_killed_worker_count_as_the_survivors_say(tmp_path: Path) -> 
     assert (found.useful, found.lost) == (5 + 2 + 1, 1)  # the victim's last was in no exchange
     assert found.gap == pytest.approx(2.0)
     assert found.back == pytest.approx([1.7])
-    expected = {"not in an exchange": 1.5, "going on": 1.0, "joining": 0.2 + 1.7, "other": 1.0}
-    assert found.parts == pytest.approx(expected, abs=1e-9)
+    expected = {
+        "not in an exchange": 1.5,
+        "detection": 0.6,
+        "agreement": 0.4,
+        "joining": 0.2 + 1.7,
+        "other": 1.0,
+    }
+    assert {k: v for k, v in found.parts.items() if v} == pytest.approx(expected, abs=1e-9)
 
 
 def test_steps_that_torchft_discards_do_not_count(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     count = members.connection.unit_size
     # Each rank of a node that joins is served by the one that holds the same shards.
     place = links.world.local_rank if count > 1 else 0
-    between = let_in(links, request, count)
+    with members.meter.timing("admission"):
+        between = let_in(links, request, count)
     if between is None:
         members.admission.refused = request
         return [f"{unit} {rank}: {unit} {newcomer} was lost while it joined"]
@@ -59,7 +60,8 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
             "slots": [slot.common() for slot in members.slots],
             "held": members.filler.common(),
         }
-        give(tensors_of(model), state, newcomer + place, members.control)
+        with members.meter.timing("healing"):
+            give(tensors_of(model), state, newcomer + place, members.control)
     ranks = list(members.connection.world.ranks)
     return [
         f"{unit} {rank}: {unit} {newcomer} has joined; {ranks} train on, with exchanges between "

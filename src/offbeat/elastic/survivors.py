@@ -79,13 +79,15 @@ def connect_over(
             pair = last.donor, *last.behind
         try:
             with current.alike():
-                if current.links is not None:
-                    current.links.announce()  # at once: who joins must not look at the old ones
-                current = current.open(pair)
-                slots = current.links, current.control
-                parameters = filler.parameters(*slots)
-                gradients = filler.gradients(*slots) if filler.exchanges_again else None
-                healed = heal(made, current.control, agreements[-1]) if agreements else None
+                with earlier.meter.timing("connecting"):
+                    if current.links is not None:
+                        current.links.announce()  # at once: who joins must not look at the old ones
+                    current = current.open(pair)
+                    slots = current.links, current.control
+                    parameters = filler.parameters(*slots)
+                    gradients = filler.gradients(*slots) if filler.exchanges_again else None
+                with earlier.meter.timing("healing"):
+                    healed = heal(made, current.control, agreements[-1]) if agreements else None
         except PeerLost as loss:
             current, agreed = _without(current, progress, loss)
             agreements.append(agreed)
@@ -106,7 +108,8 @@ def _without(
         resign(connection.links)  # the others must not wait for what is left of this node
         raise loss
     try:
-        agreed = agree_on_survivors(connection.links, progress, loss, connection.units)
+        with connection.meter.timing("agreement"):
+            agreed = agree_on_survivors(connection.links, progress, loss, connection.units)
     except BaseException:
         connection.close()
         raise

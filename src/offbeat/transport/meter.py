@@ -1,6 +1,9 @@
 """Counters of one replica: bytes and messages sent, seconds stalled."""
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 Span = tuple[str, float, float]  # kind, start and end in seconds of time.perf_counter()
@@ -35,6 +38,15 @@ class Meter:
         """Append an interval between two readings of ``time.perf_counter()``, if recording."""
         if self.spans is not None:
             self.spans.append((kind, start, end))
+
+    @contextmanager
+    def timing(self, kind: str) -> Iterator[None]:
+        """Append the interval of the block, if recording."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.span(kind, start, time.perf_counter())
 
     def totals(self) -> dict[str, float]:
         """Return the counters, with the bytes summed over the axes."""
