@@ -70,6 +70,7 @@ class Generation(Commits):
         self.joined: list[dict[str, int]] = []
         self.switches: list[dict[str, Any]] = []
         self.exchanges_from, self.has_left = 0, False
+        self._alone_from: int | None = None  # the step which a loss has left without an exchange
         # Not before it knows in which step the others are.
         listens = filler.is_elastic and not joins
         self.admission = Admission(connection.links if listens else None)
@@ -148,6 +149,8 @@ class Generation(Commits):
                 except PeerLost as loss:
                     if not self.filler.is_elastic:
                         raise
+                    if verb == "step" and self._may_go_on():
+                        continue
                     adopt(self.adopt(self._reconnected or self._reconnect(loss)))
                     continue
                 if self._reconnected is not None:
@@ -182,6 +185,18 @@ class Generation(Commits):
     def lets_go(self) -> bool:
         """Whether a rank or node waits to leave; equal on all ranks of a node."""
         return self.admission.lets_go if self.node is None else self.node.lets_go
+
+    def _may_go_on(self) -> bool:
+        """Return, once a step, whether this rank ends it without an exchange after a loss.
+
+        Where exchanges start anew, which nobody makes again. Then all agree at the beginning of
+        their next ``step()``: a rank that waits here meanwhile for those that are a step ahead, and
+        compute, would have them wait for its next step in turn.
+        """
+        if not self.starts_anew or self._alone_from is not None:
+            return False
+        self._alone_from, self.exchanges_from = self.progress.steps, self.progress.steps + 1
+        return True
 
     def settle(self, steps: int) -> None:
         """Note that what all ranks did in the first ``steps`` steps is in what each holds."""
@@ -244,7 +259,9 @@ class Generation(Commits):
 
     def _progress(self, steps: int) -> Progress:
         """Return how far this rank is."""
-        used = steps if self.starts_anew else self.progress.used
+        used = self.progress.used
+        if self.starts_anew:
+            used = steps if self._alone_from is None else self._alone_from
         return Progress(steps, self.progress.commits, used, 0, int(self._present_stage()))
 
     def take_over(
@@ -306,6 +323,7 @@ class Generation(Commits):
                 self._gradients.detach()
                 self._gradients = found.gradients
         self.connection, self.parameters = found.connection, found.parameters
+        self._alone_from = None
         self.admission.close()
         self.admission, self._reconnected = Admission(found.connection.links, self.admission), None
         if self.node is not None:

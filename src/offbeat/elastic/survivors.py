@@ -234,9 +234,11 @@ def _proposal(words: Mapping[int, str], units: Sequence[Sequence[int]]) -> str |
     living = {rank: Progress(*map(int, words[rank].split("/"))) for rank in ranks}
     if len(whole) == len(units) or "left" in words.values():
         return json.dumps(None)
-    steps, commits, used, *_ = (max(numbers) for numbers in zip(*living.values(), strict=True))
+    steps, commits, *_ = (max(numbers) for numbers in zip(*living.values(), strict=True))
     behind = [r for r, each in living.items() if max(each.commits, each.holds) < commits]
     ahead = [rank for rank in living if rank not in behind and living[rank].commits == commits]
+    # Equal on all of these, but not after gossip: some have not heard of the last steps of others.
+    used = min(living[rank].used for rank in ahead)
     farthest = max(ahead, key=lambda rank: living[rank].reached)
     # Gradients that were in the hands of the script are no longer what all had agreed on.
     for rank in [rank for rank in behind if living[rank].reached >= living[farthest].reached]:
