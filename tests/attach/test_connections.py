@@ -95,6 +95,30 @@ def test_connections_grow_with_the_logarithm_of_the_world(recipe: str) -> None:
     assert len(found) == listeners + sum(map(len, (*control, *slot)))
 
 
+def test_members_of_a_small_group_know_all_addresses_once_it_is_open() -> None:
+    """To connect they ask the store no more, which may be far away."""
+    size, store, barrier = 3, HashStore(), threading.Barrier(3, timeout=30)
+    met = list[int]()
+
+    def member(rank: int) -> None:
+        group = open_loopback(store, rank, size, is_lazy=True, connections=2)
+        if barrier.wait() == 0:
+            keys = store.list_keys()
+            assert len(keys) == 2 * size
+            for key in keys:
+                store.delete_key(key)
+        barrier.wait()
+        connect_to(group, {*range(size)} - {rank})
+        met.append(rank)
+
+    members = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
+    for thread in members:
+        thread.start()
+    for thread in members:
+        thread.join(20)
+    assert sorted(met) == [*range(size)]
+
+
 def test_a_message_that_nobody_reads_does_not_keep_a_group_alive() -> None:
     """As that of an overlapped step before detach(): the thread of Gloo polled it for ever."""
     before, store, barrier = threading.active_count(), HashStore(), threading.Barrier(2, timeout=30)

@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.platform import privates  # noqa: F401  # a clear error where one is missing
+from offbeat.platform.addresses import with_addresses
 from offbeat.platform.answering import ports_of_sockets
 
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
@@ -113,7 +114,7 @@ def open_group(
         if name not in opened:
             meet = dist.PrefixStore(name, store)
             devices = _gloo_devices(host, is_lazy, connections) if name == "gloo" else []
-            opened[name] = _open_backend(name, meet, rank, size, devices, timeout)
+            opened[name] = _open_backend(name, meet, rank, size, devices, timeout, is_lazy)
         kind = getattr(ProcessGroup.BackendType, name.upper())
         group._register_backend(device, kind, opened[name])
         group._set_default_backend(kind)
@@ -301,14 +302,24 @@ def _gloo_devices(host: str | None, is_lazy: bool, connections: int) -> list[Any
 
 
 def _open_backend(
-    name: str, store: Store, rank: int, size: int, devices: list[Any], timeout: timedelta
+    name: str,
+    store: Store,
+    rank: int,
+    size: int,
+    devices: list[Any],
+    timeout: timedelta,
+    is_lazy: bool,
 ) -> Any:
     if name == "gloo":
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._devices = devices
         options._timeout = timeout
         options._threads = 2 * len(devices)  # as torch: else collectives wait for those before
-        return ProcessGroupGloo(store, rank, size, options)
+
+        def over(store: Store) -> ProcessGroupGloo:
+            return ProcessGroupGloo(store, rank, size, options)
+
+        return with_addresses(store, rank, size, over) if is_lazy else over(store)
     if name == "nccl":
         from torch.distributed import ProcessGroupNCCL
 
