@@ -128,6 +128,21 @@ def test_a_rank_that_is_lost_later_has_a_watcher_left(hearts: Hearts) -> None:
     assert reported in {(rank, "lost") for rank in (5, 6, 7)}, "by the notice alone"
 
 
+def test_survivors_look_for_other_losses_with_the_patience_of_a_failure(
+    hearts: Hearts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no exchange has failed: the first loss was found by a watcher."""
+    monkeypatch.setattr(heartbeat, "SILENT_AFTER", 1000.0)
+    one, lost = hearts.all[4], (5, 6, 7, 8)
+    one.report_error(PeerLost("rank 5 is lost"))
+    for rank in lost:
+        hearts.all[rank]._end_thread()
+    until = time.monotonic() + 20
+    while one.gone(lost) != dict.fromkeys(lost, "lost"):
+        assert time.monotonic() < until, one.gone(lost)
+        time.sleep(0.05)
+
+
 @pytest.mark.fault(
     "a process is suspended while nobody waits for it",
     "no error",

@@ -68,7 +68,7 @@ class WatchRing:
         record: the status record.
         begun: the ranks that have written a heartbeat, ascending.
         gone: the ranks found to have left or lost.
-        suspects: ranks to read beside the others.
+        suspects: ranks to read beside the others, with the patience of a failure.
     """
 
     def __init__(self, store: TimedStore, rank: int, ranks: Sequence[int]) -> None:
@@ -111,7 +111,8 @@ class WatchRing:
         found = self._store.multi_get([KEY, *(f"rank{rank}" for rank in watched)])
         self.record.text, *beats = (value.decode() for value in found)
         status = self.record.status
-        if status.failure is not None and not self._has_failed:
+        # After an agreed error no failure is written any more, and survivors name suspects.
+        if (status.failure is not None or self.suspects) and not self._has_failed:
             self._has_failed = True  # less patience from now on, but not for the time before
             for rank in self._seen.keys() - self.gone.keys():
                 self._seen[rank] = *self._seen[rank][:2], self._clock
