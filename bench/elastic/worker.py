@@ -89,7 +89,7 @@ def work(address: str, size: int, rank: int, text: str, pause: float, path: Path
     given: dict[str, Any] = {"mesh": world, "optimizer": optimizer, "elastic": True}
     replica = offbeat.replicate(learner.model, offbeat.algorithm(text), **given)
     log("in")
-    last = None
+    last: int | None = None
     while last is None or replica.steps < last:
         known, members = len(replica.lost), len(replica.joined)
         optimizer.zero_grad()
@@ -100,7 +100,8 @@ def work(address: str, size: int, rank: int, text: str, pause: float, path: Path
         log("end", replica.steps - 1, DETECTION if len(replica.lost) > known else part)
         for loss in replica.lost[known:]:
             log("lost", loss.get("rank", loss.get("node")), loss["used"])
-        last = int(store.get("last")) if store.check(["last"]) else None
+        if last is None and store.check(["last"]):  # once: the store may be far away
+            last = int(store.get("last"))
     replica.finish()
     digest = crc32(b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters()))
     log("out", digest, learner.heldout(), replica.steps)
