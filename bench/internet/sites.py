@@ -46,7 +46,7 @@ def share(method: str, world: offbeat.World) -> dict[str, Any]:
     Of two rounds after the first one; of ``ddp`` few steps.
     """
     task, algorithm = paused(PAUSE, WIDTH), offbeat.algorithm(method)
-    run = attach(algorithm, task.model, partial(torch.optim.SGD, lr=1e-3), world)
+    run = attach(algorithm, task.model, partial(torch.optim.SGD, lr=1e-3), mesh=world)
     every = max(4, getattr(algorithm.parameters, "every", 1))
     lead, counted = (2, 4) if method in ("ddp", "alone") else (every, 2 * every)
     for _ in range(lead):

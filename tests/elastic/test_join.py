@@ -167,6 +167,42 @@ def test_a_lost_rank_returns_at_once(algorithm: str) -> None:
         assert (stats["rank"], stats["size"]) == (rank, 4)
 
 
+@pytest.mark.parametrize("algorithm", [CONTINUE, OVERLAP, "diloco(every=5,delay=2)", "ddp"])
+@pytest.mark.parametrize("comes", [True, False], ids=["all come", "one never asks with others"])
+@pytest.mark.fault(
+    "the workers of a whole site return at about one time",
+    "they join in one step; one that is late joins later",
+)
+def test_ranks_that_return_together_join_in_one_step(
+    algorithm: str, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, find = threading.Barrier(2, timeout=30), join.request_of_first
+
+    def request_of_first(back: Any, rank: int) -> Any:
+        return find(back, rank) if comes else None
+
+    monkeypatch.setattr(join, "request_of_first", request_of_first)
+    monkeypatch.setattr(join, "COMPANY", 0.5)
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        replica = attach(world, algorithm)
+        if world.rank in (1, 2):
+            train(replica, 3, lambda: 0.002)
+            perish(replica._connection.links)
+            gone.wait()
+            replica = attach(world, algorithm)
+        while len(replica.joined) < 2 or (world.rank not in (1, 2) and len(replica.lost) < 2):
+            train(replica, replica.steps + 1, lambda: 0.005)
+        return meet(replica)
+
+    results = ThreadWorld(5).run(work)
+    for rank, (end, stats) in enumerate(results):
+        assert np.array_equal(end, results[0][0])
+        assert sorted(each["rank"] for each in stats["joined"]) == [1, 2]
+        assert len({each["step"] for each in stats["joined"]}) == (1 if comes else 2)
+        assert (stats["rank"], stats["size"]) == (rank, 5)
+
+
 @pytest.mark.fault(
     "workers come and go again and again",
     "descriptors and threads do not grow",

@@ -12,7 +12,14 @@ from offbeat.attach.checks import difference, fingerprint, model_fault
 from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.attach.start import algorithm_fault, argument_fault
-from offbeat.elastic.join_barrier import barrier_of, close_barrier, pass_barrier
+from offbeat.elastic.join_barrier import (
+    COMPANY,
+    barrier_of,
+    close_barrier,
+    companions,
+    pass_barrier,
+    request_of_first,
+)
 from offbeat.elastic.node import Node
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
@@ -88,7 +95,8 @@ class RunWatch:
 class JoinAttempts:
     """The attempts of a rank to join the run in the store of ``world``.
 
-    Those of ``mates`` join together: the first of them makes the requests.
+    Those of ``mates`` join together: the first of them makes the requests. So do ranks that come
+    back at about one time, as of a whole site.
     """
 
     world: World
@@ -100,6 +108,7 @@ class JoinAttempts:
     number: int = -1
     has_warned: bool = False
     looked: float = 0.0
+    asked: str = ""  # the members whom this rank has asked together with others
     store: TimedStore = field(init=False)
 
     def connect(self) -> Connection | int:
@@ -129,6 +138,7 @@ class JoinAttempts:
             membership, number = told
             links = self._meet(
                 Membership.of(membership),
+                self.world.rank,
                 JoinRequest(self.world.rank, number),
                 lambda barrier, links: pass_barrier(barrier, links, lambda: mates.is_lost, SOON),
             )
@@ -198,23 +208,55 @@ class JoinAttempts:
                 f"rank {rank} could not join in {ATTEMPTS} attempts: each time a rank was lost "
                 "meanwhile; the others go on without it"
             )
-        self.number = rank
-        request = JoinRequest(rank, self.store.add("requests", 1))
+        self.number, others = rank, list[int]()
+        back = self.store.under(f"{membership.name}/back")
+        is_one = self.mates is None and not self.world.is_new
+        if is_one and len(membership.lost) > 1 and self.asked != membership.name:
+            self.asked = membership.name
+            found = companions(back, rank)
+            if found is None:
+                return self._join_with_first(membership, watch, record, back)
+            if self._growth_fault(membership, 1 + len(found)) is None:
+                others += found
+        request = JoinRequest(rank, self.store.add("requests", 1), tuple(others))
 
         def come(barrier: TimedStore, links: Links) -> bool:
             if record.post(request=request).request != request:
                 return False
             self.attempts += 1  # not where another newcomer was first: there may be many
+            if others:
+                back.set("request", json.dumps(request))
             if self.mates is not None:
                 self.mates.tell([membership, request.number])
+            until = time.monotonic() + COMPANY
+
+            def is_hopeless() -> bool:
+                is_late = time.monotonic() > until and barrier.add("company", 0) < len(others)
+                return is_late or self._is_hopeless(membership, watch, record, request)
+
+            return pass_barrier(barrier, links, is_hopeless, SOON)
+
+        return self._meet(membership, rank, request, come)
+
+    def _join_with_first(
+        self, membership: Membership, watch: RunWatch, record: StatusRecord, back: TimedStore
+    ) -> Links | None:
+        """Join by the request of the first that has come back, if it is for this rank too."""
+        request = request_of_first(back, watch.rank)
+        if request is None:
+            return None
+
+        def come(barrier: TimedStore, links: Links) -> bool:
+            barrier.add("company", 1)
             hopeless = partial(self._is_hopeless, membership, watch, record, request)
             return pass_barrier(barrier, links, hopeless, SOON)
 
-        return self._meet(membership, request, come)
+        return self._meet(membership, watch.rank, request, come)
 
     def _meet(
         self,
         membership: Membership,
+        rank: int,
         request: JoinRequest,
         come: Callable[[TimedStore, Links], bool],
     ) -> Links | None:
@@ -222,13 +264,15 @@ class JoinAttempts:
 
         Its number is that of the first of the mates.
         """
-        rank, number = request
-        own = (rank,) if self.mates is None else self.world.nodes[self.world.node]
-        lost = tuple(other for other in membership.lost if other not in own)
-        nodes = tuple(sorted((*membership.nodes, own)))
+        own = [(newcomer,) for newcomer in request.ranks]
+        if self.mates is not None:
+            own = [self.world.nodes[self.world.node]]
+        newcomers = tuple(newcomer for node in own for newcomer in node)
+        lost = tuple(other for other in membership.lost if other not in newcomers)
+        nodes = tuple(sorted((*membership.nodes, *own)))
         world = replace(self.world, rank=rank, nodes=nodes, lost=lost, is_new=False)
-        links = Links.joining(world, membership, number, self.meter)
-        barrier = barrier_of(self.store, membership.name, number)
+        links = Links.joining(world, membership, request.number, newcomers, self.meter)
+        barrier = barrier_of(self.store, membership.name, request.number)
         try:
             if come(barrier, links):
                 return links
@@ -264,10 +308,10 @@ class JoinAttempts:
                 )
             time.sleep(SOON)
 
-    def _growth_fault(self, membership: Membership) -> str | None:
+    def _growth_fault(self, membership: Membership, by: int = 1) -> str | None:
         exchange = self.filler.algorithm.parameters
         present = membership.ranks if self.mates is None else membership.nodes
-        return None if exchange is None else exchange.growth_fault(len(present) + 1)
+        return None if exchange is None else exchange.growth_fault(len(present) + by)
 
     def _node_fault(self, membership: Membership) -> str | None:
         here, there = self.world.nodes[self.world.node], membership.nodes[0]

@@ -1,15 +1,17 @@
-"""The barrier at which members and a rank that joins meet: all are in, or none."""
+"""The barrier at which members and ranks that join meet: all are in, or none."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 
 from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.links import Links
-from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks of a member
-IN, OUT = "in", "out"  # whether the newcomer was let in
+IN, OUT = "in", "out"  # whether the newcomers were let in
+TOGETHER = 0.5  # seconds in which ranks that come back join by the request of the first
+COMPANY = 5.0  # seconds that these and the first wait for each other, at most
 
 
 def donor_of(members: Sequence[int], newcomer: int) -> int:
@@ -17,11 +19,10 @@ def donor_of(members: Sequence[int], newcomer: int) -> int:
     return next((rank for rank in members if rank > newcomer), members[0])
 
 
-def donor_in(world: World) -> int:
-    """Return the donor of this rank, which joins the others of ``world`` with all of its node."""
-    own = world.nodes[world.node]
-    others = [rank for rank in world.ranks if rank not in own]
-    return donor_of(others, own[0]) + world.local_rank
+def donor_in(links: Links) -> int:
+    """Return the donor of this rank, which joins by ``links``."""
+    members = [rank for rank in links.world.ranks if rank not in links.newcomers]
+    return donor_of(members, links.newcomers[0]) + links.world.local_rank
 
 
 def barrier_of(store: TimedStore, name: str, request: int) -> TimedStore:
@@ -30,14 +31,14 @@ def barrier_of(store: TimedStore, name: str, request: int) -> TimedStore:
 
 
 def let_in(links: Links, request: JoinRequest, count: int) -> Links | None:
-    """Wait for all members and the newcomer; return the links to them, or None if it has failed.
+    """Wait for all members and newcomers; return the links to them, or None if it has failed.
 
-    The newcomer is ``count`` ranks.
+    Each newcomer is ``count`` ranks.
 
-    All members call before the same exchange. It fails if the newcomer is lost; if a member is
+    All members call before the same exchange. It fails if a newcomer is lost; if a member is
     lost, it raises :class:`PeerLost`, and the old links are still those of all members.
     """
-    between = links.joined_by(request.rank, request.number, count)
+    between = links.joined_by(request.ranks, request.number, count)
     barrier = barrier_of(links.store, links.name, request.number)
     try:
         with links.heartbeat.verb("step"), links.heartbeat.watching():
@@ -76,6 +77,27 @@ def pass_barrier(
                 time.sleep(wait)
                 wait = min(2 * wait, longest)
     return outcome == IN
+
+
+def companions(back: TimedStore, rank: int) -> tuple[int, ...] | None:
+    """Return who has come ``back`` with ``rank``, if that is the first; None on the others."""
+    back.append("ranks", f"{rank} ")
+    if back.compare_set("first", "", str(rank)).decode() != str(rank):
+        return None
+    time.sleep(TOGETHER)
+    ranks = map(int, (back.find("ranks") or "").split())  # deleted after a change meanwhile
+    return tuple(other for other in dict.fromkeys(ranks) if other != rank)
+
+
+def request_of_first(back: TimedStore, rank: int) -> JoinRequest | None:
+    """Wait for the request of the first; return it if ``rank`` is among its companions."""
+    since = time.monotonic()
+    while (text := back.find("request")) is None:
+        if time.monotonic() - since > COMPANY:
+            return None
+        time.sleep(POLL)
+    request = JoinRequest.of(json.loads(text))
+    return request if rank in request.others else None
 
 
 def close_barrier(barrier: TimedStore) -> None:

@@ -1,4 +1,4 @@
-"""The admission of a rank that joins: members let it in, and a donor hands over what it needs."""
+"""The admission of ranks that join: members let them in, a donor hands over what they need."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from offbeat.transport.links import Links
 
 
 def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
-    """Let a rank join if all have agreed on that for this step; return lines for the log.
+    """Let ranks join if all have agreed on that for this step; return lines for the log.
 
     Raises :class:`PeerLost` if one was lost since the last step: a rank that comes back waits.
 
@@ -28,7 +28,8 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     links.heartbeat.raise_agreed_error()  # of a loss since the last step
     if (request := members.admission.due(joins=True)) is None:
         return []
-    unit, rank, newcomer = members.unit, links.world.rank, request.rank
+    unit, rank = members.unit, links.world.rank
+    coming = f"{unit}s {[*request.ranks]} have" if request.others else f"{unit} {request.rank} has"
     with links.heartbeat.verb("step"):
         weight = members.parameters.drain()
     if members.has_reconnected:
@@ -40,15 +41,16 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         between = let_in(links, request, count)
     if between is None:
         members.admission.refused = request
-        return [f"{unit} {rank}: {unit} {newcomer} was lost while it joined"]
-    donor = donor_of(links.world.ranks, newcomer) + place
-    texts = _connect(members, between, (newcomer + place, donor), steps)
+        return [f"{unit} {rank}: {coming} not joined: one was lost meanwhile"]
+    donor = donor_of(links.world.ranks, request.rank) + place
+    served = [newcomer + place for newcomer in request.ranks]
+    texts = _connect(members, between, (donor, *served), steps)
     if texts:
         return texts
     # Before it is given the model: it may be lost meanwhile.
     changes = [*members.lost], [*members.joined]
-    _note(members, range(newcomer, newcomer + count), steps)
-    weight /= 2 if rank == donor else 1
+    _note(members, between.newcomers, steps)
+    weight /= 1 + len(served) if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
         state = {
@@ -61,15 +63,16 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
             "held": members.filler.common(),
         }
         with members.meter.timing("healing"):
-            give(tensors_of(model), state, newcomer + place, members.control)
+            for newcomer in served:
+                give(tensors_of(model), state, newcomer, members.control)
     ranks = list(members.connection.world.ranks)
     return [
-        f"{unit} {rank}: {unit} {newcomer} has joined; {ranks} train on, with exchanges between "
-        f"all from step {steps}"
+        f"{unit} {rank}: {coming} joined; {ranks} train on, with exchanges between all from step "
+        f"{steps}"
     ]
 
 
-def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: int) -> list[str]:
+def _connect(members: Generation, between: Links, pair: tuple[int, ...], steps: int) -> list[str]:
     """Connect to all; return lines for the log if one was lost meanwhile: then none has joined."""
     links, place = members.connection.links, members.progress._replace(steps=steps)
     earlier = members.connection
@@ -87,7 +90,9 @@ def _connect(members: Generation, between: Links, pair: tuple[int, int], steps: 
 def join(members: Generation, model: Exchanged) -> None:
     """Take the place, the model and the state of the donor."""
     slots = members.slots
-    state = take(tensors_of(model), donor_in(members.connection.world), members.control)
+    links = members.connection.links
+    assert links is not None, "a rank joins others"
+    state = take(tensors_of(model), donor_in(links), members.control)
     members.filler.begin_with(state["held"])
     members.parameters.reset()
     members.parameters.restart(state["weight"])
@@ -99,10 +104,9 @@ def join(members: Generation, model: Exchanged) -> None:
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)
-    world = members.connection.world
-    _note(members, world.nodes[world.node], members.steps)
+    _note(members, links.newcomers, members.steps)
     members.connection.resume(Phase(*state["phase"]))
-    members.admission = Admission(members.connection.links)
+    members.admission = Admission(links)
 
 
 def _note(members: Generation, numbers: Iterable[int], step: int) -> None:

@@ -252,7 +252,7 @@ def _join_run(joining: JoinAttempts, node: Node | None) -> Generation | int:
         assert found.links is not None, "a rank joins others"
         try:
             with found.alike():
-                pair = found.world.rank, donor_in(found.world)
+                pair = found.world.rank, donor_in(found.links)
                 present = found.links.store.get(PRESENT).decode()
                 if present != repr(filler.algorithm):  # they have switched
                     filler = replace(filler, algorithm=compose(present))

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
@@ -64,6 +64,7 @@ class Links:
         process: the process that has opened them.
         run: the number of the run in its store; 0 if no rank may join it.
         change: how often its ranks have changed.
+        newcomers: the ranks that join by these links.
         is_closed: whether this rank has closed them.
     """
 
@@ -74,6 +75,7 @@ class Links:
     meter: Meter
     run: int = 0
     change: int = 0
+    newcomers: tuple[int, ...] = ()
     opened: list[Group] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     process: int = field(default_factory=os.getpid)
@@ -102,16 +104,27 @@ class Links:
         world, name = self.world.among(living), name_after(self.name, self.change)
         return self._named(name, world, self.meter, self.run, self.change + 1)
 
-    def joined_by(self, rank: int, request: int, count: int) -> "Links":
-        """Return links between these ranks and ``count`` from ``rank`` on, for its ``request``."""
-        own = Membership(self.run, self.change, self.name)
-        return self.joining(self.world.joined_by(rank, count), own, request, self.meter)
+    def joined_by(self, ranks: Sequence[int], request: int, count: int) -> "Links":
+        """Return links between these ranks and ``count`` from each of ``ranks`` on, by a request.
+
+        ``request``: its number.
+        """
+        own, world = Membership(self.run, self.change, self.name), self.world
+        for rank in ranks:
+            world = world.joined_by(rank, count)
+        newcomers = tuple(rank + i for rank in ranks for i in range(count))
+        return self.joining(world, own, request, newcomers, self.meter)
 
     @classmethod
-    def joining(cls, world: World, membership: Membership, request: int, meter: Meter) -> "Links":
+    def joining(
+        cls, world: World, membership: Membership, request: int, newcomers: tuple[int, ...],
+        meter: Meter,
+    ) -> "Links":  # fmt: skip
         """Return the links of a rank that joins: the same as :meth:`joined_by` on the others."""
         name = name_after(membership.name, membership.change, request)
-        return cls._named(name, world, meter, membership.run, membership.change + 1)
+        links = cls._named(name, world, meter, membership.run, membership.change + 1)
+        links.newcomers = newcomers
+        return links
 
     @classmethod
     def _named(

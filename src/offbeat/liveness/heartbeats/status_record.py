@@ -1,7 +1,7 @@
 """The one key of the store that every rank reads: the agreed error, and what leads to one."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.liveness.failure import PeerLost, Phase
@@ -48,10 +48,22 @@ class Failure(NamedTuple):
 
 
 class JoinRequest(NamedTuple):
-    """A rank that waits to join, or to leave if it takes part."""
+    """A rank that waits to join, or to leave if it takes part; ``others`` join with it."""
 
     rank: int
     number: int  # of the request, since a rank may have several one after the other
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, fields: Sequence[Any]) -> "JoinRequest":
+        """Return the request that JSON has made a list of."""
+        rank, number, others = fields
+        return cls(rank, number, tuple(others))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that join."""
+        return self.rank, *self.others
 
 
 HearRequest = Callable[[JoinRequest | None], None]
@@ -84,7 +96,7 @@ class Status(NamedTuple):
             rank, phase, timeout = failure
             failure = Failure(rank, Phase(*phase), timeout)
         said = agreed and AgreedError(*agreed), failure, silent and Silence(*silent), left, front
-        return cls(*said, request and JoinRequest(*request))
+        return cls(*said, request and JoinRequest.of(request))
 
 
 class StatusRecord:
