@@ -264,7 +264,7 @@ class JoinAttempts:
 
         Its number is that of the first of the mates.
         """
-        own = [(newcomer,) for newcomer in request.ranks]
+        own: list[tuple[int, ...]] = [(newcomer,) for newcomer in request.ranks]
         if self.mates is not None:
             own = [self.world.nodes[self.world.node]]
         newcomers = tuple(newcomer for node in own for newcomer in node)

@@ -15,7 +15,7 @@ COMPANY = 5.0  # seconds that these and the first wait for each other, at most
 
 
 def donor_of(members: Sequence[int], newcomer: int) -> int:
-    """Return the member that decides about a newcomer, and gives it half of its weight."""
+    """Return the member that decides about a newcomer, and shares its weight with it."""
     return next((rank for rank in members if rank > newcomer), members[0])
 
 
