@@ -1,0 +1,170 @@
+"""``auto`` beside each of its candidates, on slow, far and fast links, and with a straggler."""
+
+import subprocess
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from os import environ
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import SGD
+
+import offbeat
+from bench.harness import GOAL, Bench, Claim, Result, command
+from bench.harness.bounds import at_most
+from bench.harness.pause import paused
+from bench.harness.ranks import on_nodes, seconds_together
+from offbeat.lab.network.links import LinkOptions
+from offbeat.lab.network.shaping import bucket
+from offbeat.lab.network.wire import Wire, parse_rate
+from offbeat.recipes.auto import CANDIDATES
+
+WORKERS, PAUSE, WIDTH = 4, 0.05, 156  # seconds of computing, and 0.8 MB
+LATENCIES, SLOW, NEAR = (None, "25ms"), (1.0, 2.0), 1.1
+LEAD, COUNTED = 4, 16  # steps of a fixed recipe that do not count, and those that do, at least
+RUN, START, WINDOW = 1000, 20, 128  # steps of a run: the first are timed, and some for the others
+HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")
+BENCH = Bench(
+    name="choose/auto", claim="A run that chooses its method is as fast as with the best one",
+    minutes=10,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    rate: str
+    latency: str | None
+    slow: float  # how many times as long the first worker computes
+    drop: str | None = None  # the rate of the second half
+
+    def __str__(self) -> str:
+        rate = self.rate if self.drop is None else f"{self.rate}, then {self.drop}"
+        far = "" if self.latency is None else f", {self.latency}"
+        return rate + far + ("" if self.slow == 1 else f", one {self.slow:g} times slower")
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Seconds of a run under each candidate and under ``auto``, and what this one has decided."""
+
+    fixed: dict[str, float]
+    auto: float
+    decisions: list[dict[str, Any]]
+    switches: list[float]  # their cost, in steps of the method that is left
+
+    @property
+    def over_best(self) -> float:
+        return self.auto / min(self.fixed.values())
+
+
+class Trained:
+    """A model that pauses, on this rank."""
+
+    def __init__(self, text: str, cell: Cell) -> None:
+        self.task = paused(PAUSE * (cell.slow if dist.get_rank() == 0 else 1.0), WIDTH)
+        self.optimizer, model = SGD(self.task.model.parameters(), lr=1e-3), self.task.model
+        self.random = torch.Generator()
+        self.replica = offbeat.replicate(model, offbeat.algorithm(text), optimizer=self.optimizer)
+
+    def seconds(self, steps: int) -> float:
+        """Of some steps of the slowest rank."""
+        return seconds_together(lambda: [self.step() for _ in range(steps)])
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.task.loss(self.task.model, self.random).backward()
+        self.optimizer.step()
+        self.replica.step()
+
+
+def fixed(cell: Cell) -> tuple[dict[str, float], list[float]]:
+    """Seconds of a step under each candidate in turn, and the costs of the switches."""
+    first, *others = CANDIDATES
+    run, steps, costs = Trained(first, cell), dict[str, float](), []
+    run.seconds(LEAD)
+    steps[first] = run.seconds(COUNTED) / COUNTED
+    for before, text in zip(CANDIDATES, others, strict=False):
+        switched = seconds_together(partial(run.replica.switch, text))
+        began = run.seconds(LEAD)
+        counted = max(COUNTED, getattr(offbeat.algorithm(text).parameters, "every", 1))
+        steps[text] = run.seconds(counted) / counted
+        costs.append((switched + max(0.0, began - LEAD * steps[text])) / steps[before])
+    run.replica.detach()
+    return steps, costs
+
+
+def race(cell: Cell) -> Raced:
+    """Time a run under ``auto``; of one without a drop the start, and some steps."""
+    run, known = Trained("auto", cell), (dict[str, float](), list[float]())
+    if cell.drop is None:
+        known = fixed(cell)
+        seconds = run.seconds(START) + (RUN - START) / WINDOW * run.seconds(WINDOW)
+    else:
+        seconds = run.seconds(RUN // 2)
+        limit(cell.drop)
+        seconds += run.seconds(RUN // 2)
+    decisions = run.replica.stats()["auto"]
+    run.replica.finish()
+    run.replica.detach()
+    of_runs = {text: RUN * step for text, step in known[0].items()}
+    found = Raced(of_runs, seconds, decisions, known[1])
+    if dist.get_rank() == 0:
+        print(cell, found, flush=True)
+    return found
+
+
+def races(cells: list[Cell]) -> list[Raced]:
+    return [race(cell) for cell in cells]
+
+
+def limit(rate: str) -> None:
+    """Let this node send at another rate."""
+    (add,) = bucket(environ["GLOO_SOCKET_IFNAME"], Wire(parse_rate(rate)), 0.0)
+    subprocess.run(["tc", *add.replace("add", "replace").split()], check=True)
+
+
+def measured(rates: list[str]) -> dict[Cell, Raced]:
+    """All cells, and one of the fastest links that lose nine tenths of their rate half way."""
+    found = {}
+    for rate, latency in product(rates, LATENCIES):
+        cells = [Cell(rate, latency, slow) for slow in SLOW]
+        far: LinkOptions = {} if latency is None else {"latency": latency}
+        found |= dict(zip(cells, on_nodes(races, cells, WORKERS, rate=rate, **far), strict=True))
+    if len(rates) > 1:
+        *_, after, before = rates
+        cell = Cell(before, None, 1.0, after)
+        (raced,) = on_nodes(races, [cell], WORKERS, rate=before)
+        halves = [found[replace(cell, rate=rate, drop=None)].fixed for rate in (before, after)]
+        found[cell] = replace(raced, fixed={t: fmean(h[t] for h in halves) for t in CANDIDATES})
+    return found
+
+
+@command(BENCH, "--rates 25mbit", rates="Of every node's link, in increasing order.")
+def app(rates: str = "25mbit,100mbit,1gbit") -> Result:
+    """Time a run under every candidate and under auto in each cell."""
+    found = measured(rates.split(","))
+    rows = [
+        (
+            str(cell), *(f"{each:.0f} s" for each in (*raced.fixed.values(), raced.auto)),
+            f"{raced.over_best:.2f} x", raced.decisions[-1]["algorithm"],
+        )
+        for cell, raced in found.items()
+    ]  # fmt: skip
+    near = sum(raced.over_best <= NEAR for raced in found.values())
+    fast = Cell(rates.split(",")[-1], None, 1.0)
+    over_ddp = found[fast].auto / found[fast].fixed[CANDIDATES[0]]
+    switches = [cost for raced in found.values() for cost in raced.switches]
+    claims = [
+        Claim(f"auto takes at most {NEAR} times as long as the best", f"{len(found)} cells",
+              f"{near} of {len(found)}, {max(r.over_best for r in found.values()):.2f} x at most",
+              near == len(found), GOAL),
+        at_most(f"{fast}: auto over ddp", over_ddp, 1.02, source=GOAL),
+        at_most("steps that a switch costs", max(switches), 1.0, "{:.2f}",
+                f"(median {median(switches):.2f})", source=GOAL),
+    ]  # fmt: skip
+    picture = {str(cell): raced for cell, raced in found.items()}
+    title = f"Seconds of {RUN} steps, {WORKERS} workers, {1e3 * PAUSE:g} ms of computing, 0.8 MB"
+    return Result(title, HEADINGS, rows, claims, picture=picture)
