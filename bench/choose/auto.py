@@ -3,7 +3,7 @@
 import subprocess
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from os import environ
 from statistics import fmean, median
 from typing import Any
@@ -81,27 +81,28 @@ class Trained:
 
 
 def fixed(cell: Cell) -> tuple[dict[str, float], list[float]]:
-    """Seconds of a step under each candidate in turn, and the costs of the switches."""
+    """Seconds of a run under each candidate, in turn from one replica, and what switches cost."""
     first, *others = CANDIDATES
-    run, steps, costs = Trained(first, cell), dict[str, float](), []
-    run.seconds(LEAD)
+    run, steps, costs = Trained(first, cell), dict[str, float](), list[float]()
+    began = run.seconds(LEAD)
     steps[first] = run.seconds(COUNTED) / COUNTED
-    for before, text in zip(CANDIDATES, others, strict=False):
+    start = began - LEAD * steps[first]  # connections of a first step, which all runs have
+    for before, text in pairwise((first, *others)):
         switched = seconds_together(partial(run.replica.switch, text))
         began = run.seconds(LEAD)
         counted = max(COUNTED, getattr(offbeat.algorithm(text).parameters, "every", 1))
         steps[text] = run.seconds(counted) / counted
         costs.append((switched + max(0.0, began - LEAD * steps[text])) / steps[before])
     run.replica.detach()
-    return steps, costs
+    return {text: start + RUN * step for text, step in steps.items()}, costs
 
 
 def race(cell: Cell) -> Raced:
-    """Time a run under ``auto``; of one without a drop the start, and some steps."""
-    run, known = Trained("auto", cell), (dict[str, float](), list[float]())
+    """A run under every candidate and under ``auto``, or with a drop under ``auto`` alone."""
+    known = fixed(cell) if cell.drop is None else ({}, [])
+    run = Trained("auto", cell)
     if cell.drop is None:
-        known = fixed(cell)
-        seconds = run.seconds(START) + (RUN - START) / WINDOW * run.seconds(WINDOW)
+        seconds = run.seconds(START) + of_rest(run.seconds(WINDOW), run.replica.stats()["auto"])
     else:
         seconds = run.seconds(RUN // 2)
         limit(cell.drop)
@@ -109,11 +110,18 @@ def race(cell: Cell) -> Raced:
     decisions = run.replica.stats()["auto"]
     run.replica.finish()
     run.replica.detach()
-    of_runs = {text: RUN * step for text, step in known[0].items()}
-    found = Raced(of_runs, seconds, decisions, known[1])
+    found = Raced(known[0], seconds, decisions, known[1])
     if dist.get_rank() == 0:
         print(cell, found, flush=True)
     return found
+
+
+def of_rest(seconds: float, decisions: list[dict[str, Any]]) -> float:
+    """Of the steps after the start, from those of a window, with all decisions that fall due."""
+    within = sum(each["cost"] for each in decisions if each["step"] > START)
+    last = decisions[-1]
+    per_step = (seconds - within) / WINDOW + last["cost"] / (last["next"] - last["step"])
+    return (RUN - START) * per_step
 
 
 def races(cells: list[Cell]) -> list[Raced]:

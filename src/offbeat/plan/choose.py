@@ -10,8 +10,8 @@ from offbeat.plan.predict import seconds_of_step
 from offbeat.plan.profile import Profile
 from offbeat.plan.stragglers import Stragglers
 
-CLOSE = 1.1  # times the fastest step: methods within that are taken as equally fast
-BACK = 1.05  # the same for one that is preferred to the present one, so that choices do not swing
+CLOSE = 1.05  # times the fastest step: methods within that are taken as equally fast
+BACK = 1.02  # the same for one that is preferred to the present one, so that choices do not swing
 
 
 @final
@@ -30,11 +30,11 @@ class Figures:
 
 
 def first_fast(seconds: Iterable[float], now: int = 0) -> int:
-    """Return the first choice that is at most 1.1 times as slow as the fastest one.
+    """Return the first choice that is at most 1.05 times as slow as the fastest one.
 
-    1.05 times for those before the present choice, number ``now``.
+    1.02 times for those before the present choice, number ``now``.
 
-    >>> first_fast([1.07, 1.0, 2.0]), first_fast([1.07, 1.0, 2.0], now=1)
+    >>> first_fast([1.04, 1.0, 2.0]), first_fast([1.04, 1.0, 2.0], now=1)
     (0, 1)
     """
     times = list(seconds)

@@ -23,9 +23,10 @@ from offbeat.telemetry.recorder import Recorder
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import Group, message_device
 
-FIRST, EVERY = 10, 100  # steps until the first decision, and between later ones
+FIRST, EVERY = 5, 10  # steps until the first decision, and between later ones at least
+SHARE = 0.02  # of the time of a run that later decisions take at most
 LEAST, MOST = 2**14, 2**18  # values of a sum that measures the rate
-TRIES = 3
+TRIES = 2
 WARM_UP = 2  # steps that are not counted: they measure orders and compile
 KEPT = 20  # decisions in stats()
 
@@ -42,6 +43,9 @@ class Autopilot:
         self._times: list[tuple[float, float, float, float]] = []
         self.decisions: list[dict[str, Any]] = []
         self._copied = 0.0  # bytes per second, of a pass over memory
+        # The last step, the one from which all ranks count, and the next that a decision follows.
+        self._step, self._began, self._next = members.steps, -1, 0
+        self._measured = 0.0  # when the measurement began
         assert members.algorithm.auto is not None, "an algorithm that chooses"
         self._auto = members.algorithm.auto
         self.candidates = [parsed(text) for text in self._auto.candidates]
@@ -57,10 +61,18 @@ class Autopilot:
         last, (forward, backward) = self._recorder.last, self._recorder.computed
         rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
         self._times.append((forward, backward, rest, last["seconds_stalled"]))
-        return steps == FIRST or steps % EVERY == 0
+        # Ranks that join know no decision, as none does after a state has been loaded.
+        began = max([0, *(join["step"] for join in self._members.joined)])
+        if steps != self._step + 1:
+            began = steps - 1
+        if began != self._began:
+            self._began, self._next = began, began + FIRST
+        self._step = steps
+        return steps >= self._next
 
     def measure(self) -> dict[str, Any]:
         """Return the figures of this rank since the last decision; all ranks call."""
+        self._measured = time.perf_counter()
         counted = self._times[WARM_UP:] or self._times
         control, model = self._members.connection.control, self._members.filler.model
         numel = sum(parameter.numel() for parameter in model.trained.values())
@@ -87,9 +99,12 @@ class Autopilot:
         here = now.gradients, now.parameters
         present = slots.index(here) if here in slots else 0
         chosen = first_fast(seconds, present)
-        fabric = figures.fabric
+        fabric, cost = figures.fabric, time.perf_counter() - self._measured
+        rest = math.ceil(cost / SHARE / max(seconds[chosen], 1e-9))
         return {
             "step": steps,
+            "next": steps + max(EVERY, rest),
+            "cost": cost,
             "chosen": chosen,
             "algorithm": str(candidates[chosen]),
             "compute": figures.profile.compute,
@@ -105,6 +120,7 @@ class Autopilot:
         chosen: Algorithm = self.candidates[decision["chosen"]]
         self.decisions = [*self.decisions[1 - KEPT :], decision]
         self._recorder.decided(decision)
+        self._next = decision["next"]
         if self._members.world.rank == self._members.world.ranks[0]:
             _log.info("%s", _line(decision))
         return chosen.chosen_by(self._auto)
@@ -135,6 +151,7 @@ def _measure_link(group: Group, numel: int) -> tuple[float, float]:
     of which waits for the word of its receiver.
     """
     hops, many = 2 * (group.size - 1), min(max(numel, LEAST), MOST)
+    all_reduce(torch.zeros(group.size, device=message_device(group)), group).wait()  # none is late
     few, all_of = _seconds(group, group.size), _seconds(group, many)
     moved = 4 * (many - group.size) / group.size * hops
     return few / hops / 2, 8 * moved / max(all_of - few, 1e-6) / PAYLOAD
@@ -142,7 +159,6 @@ def _measure_link(group: Group, numel: int) -> tuple[float, float]:
 
 def _seconds(group: Group, numel: int) -> float:
     message = torch.zeros(numel, device=message_device(group))
-    all_reduce(message[: group.size], group).wait()  # no rank is late for what is measured
     started = time.perf_counter()
     for _ in range(TRIES):  # without a pause, in which the tokens of a shaped link would gather
         all_reduce(message, group).wait()
@@ -168,12 +184,12 @@ def _predicted(figures: Figures, candidate: Algorithm) -> float:
 
 def _line(decision: dict[str, Any]) -> str:
     times = ", ".join(f"{n} {quantity.seconds(s)}" for n, s in decision["seconds"].items())
-    compute, stalled, latency = (
-        quantity.seconds(decision[name]) for name in ("compute", "stalled", "latency")
+    compute, stalled, latency, cost = (
+        quantity.seconds(decision[name]) for name in ("compute", "stalled", "latency", "cost")
     )
     rate = quantity.rate(int(float(f"{decision['rate']:.2g}")))
     return (
         f"step {decision['step']}: {decision['algorithm']}, at {rate} and {latency} a message; "
         f"computing {compute} (the slowest {decision['slowest']:.2f} times), waiting {stalled}; "
-        f"predicted: {times}"
+        f"predicted: {times}; measured in {cost}, again after step {decision['next']}"
     )
