@@ -14,6 +14,7 @@ import offbeat
 from crowd import Crowd
 from offbeat.elastic import commits
 from offbeat.liveness.failure import PeerLost
+from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from problems import Quadratic, flat, loss
@@ -122,6 +123,39 @@ def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) ->
     for end, stats in filter(None, run):
         np.testing.assert_allclose(end, expected("ddp", True), rtol=0, atol=1e-12)
         assert stats["algorithm"] == LOCAL
+
+
+def test_a_rank_joins_a_run_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All decide in the same steps, which those before have known from their last decision."""
+    monkeypatch.setattr(autopilot, "FIRST", 3)
+    monkeypatch.setattr(autopilot, "SHARE", np.inf)
+    monkeypatch.setattr(autopilot, "_measure_link", lambda group, numel: (1.0, 1e9))
+    ends: list[int] = []
+
+    def work(world: World) -> dict[str, Any]:
+        model = Quadratic()
+        optimizer, auto = sgd(model), offbeat.auto(candidates=["ddp", LOCAL])
+        replica = offbeat.replicate(model, auto, mesh=world, optimizer=optimizer, elastic=True)
+        while not ends or replica.steps < ends[0]:
+            loss(model, replica.world.rank % SIZE, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if replica.joined and not ends:
+                ends.append(replica.joined[-1]["step"] + 3 + 10 + 1)
+        replica.finish()
+        stats = replica.stats()
+        replica.detach()
+        return stats
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    with pytest.warns(RuntimeWarning, match="has joined"):
+        results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    joined = results[0]["joined"][-1]["step"]
+    decided = [[each["step"] for each in stats["auto"]] for stats in results]
+    assert all(steps[-2:] == [joined + 3, joined + 13] for steps in decided), decided
 
 
 def test_a_rank_joins_after_a_switch() -> None:

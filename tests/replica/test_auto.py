@@ -25,6 +25,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     figures = {"latency": 1e-5, "rate": 1e11}
     monkeypatch.setattr(autopilot, "FIRST", 6)
     monkeypatch.setattr(autopilot, "EVERY", 6)
+    monkeypatch.setattr(autopilot, "SHARE", np.inf)
     monkeypatch.setattr(
         autopilot, "_measure_link", lambda group, numel: (figures["latency"], figures["rate"])
     )
@@ -78,6 +79,28 @@ def test_decides_again_when_the_rate_changes(
     assert "step 12: local_sgd(every=4), at" in lines[1]
 
 
+def test_decides_as_often_as_costs_a_share_of_the_run(
+    link: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link["latency"] = 1.0  # a step of local_sgd(every=4) then takes about a second
+
+    def work(world: World) -> list[dict[str, Any]]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 12)
+        decisions = replica.stats()["auto"]
+        replica.detach()
+        return decisions
+
+    monkeypatch.setattr(autopilot, "SHARE", 1e-5)
+    for (decision,) in ThreadWorld(3).run(work):
+        share = decision["cost"] / (decision["next"] - decision["step"])
+        chosen = decision["seconds"]["local_sgd(every=4)"]
+        assert decision["next"] > 12
+        assert share <= 1e-5 * chosen < 2 * share
+
+
 def test_saves_and_resumes_what_it_has_chosen(link: dict[str, float]) -> None:
     link["latency"] = 1.0
 
@@ -94,8 +117,11 @@ def test_saves_and_resumes_what_it_has_chosen(link: dict[str, float]) -> None:
         again = offbeat.replicate(other, algorithm, mesh=world, optimizer=resumed)
         again.load_state_dict(saved)
         names = train(again, resumed, 13)
+        after = flat(snapshot(other))
+        train(again, resumed, 15)
+        assert [decision["step"] for decision in again.stats()["auto"]] == [9 + autopilot.FIRST]
         again.detach()
-        return end, flat(snapshot(other)), names
+        return end, after, names
 
     for end, after, names in ThreadWorld(3).run(work):
         assert np.array_equal(end, after)

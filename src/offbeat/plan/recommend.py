@@ -16,7 +16,7 @@ WORDS = {
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Return the first row whose step takes at most 1.1 times as long as the fastest one.
+    """Return the first row whose step takes at most 1.05 times as long as the fastest one.
 
     Methods are listed in the order of preference: what is not slower is not given up.
     """

@@ -21,12 +21,13 @@ CANDIDATES = (
 def auto(*, candidates: Sequence[str] | None = None, exact: bool = False) -> Algorithm:
     """Start under :func:`ddp`, measure the run, and switch to the method whose steps are fastest.
 
-    After 10 steps and after every 100th, all ranks measure how long they compute, and the rate and
-    the latency of the links by some small sums. ``offbeat plan`` predicts the step of every
-    candidate from these, and the first one that takes at most 1.1 times as long as the fastest goes
-    on (1.05 times, if it is preferred to the present one). Pass ``optimizer=`` to
-    :func:`offbeat.replicate`; see :meth:`Replica.switch` for what a switch does. Each decision is a
-    line of the logger "offbeat" on the first rank, and in ``stats()["auto"]``.
+    After 5 steps, all ranks measure how long they compute, and the rate and the latency of the
+    links by some small messages. ``offbeat plan`` predicts the step of every candidate from these,
+    and the first one that takes at most 1.05 times as long as the fastest goes on (1.02 times, if
+    it is preferred to the present one). They decide again every 10 steps, or as often as takes 2 %
+    of the time. Pass ``optimizer=`` to :func:`offbeat.replicate`; see :meth:`Replica.switch` for
+    what a switch does. Each decision is a line of the logger "offbeat" on the first rank, and in
+    ``stats()["auto"]``.
 
     Args:
         candidates: algorithms as text, in the order of preference; by default ``ddp()``,
@@ -35,8 +36,8 @@ def auto(*, candidates: Sequence[str] | None = None, exact: bool = False) -> Alg
         exact: True for the exact mean of all gradients in every step: candidates are ``ddp()`` and
             other sizes of its buckets.
 
-    Bytes sent per decision: at most 2 MiB for each of six sums. Raises ``ValueError`` with both
-    arguments; and ``replicate()`` does, on all ranks, for candidates that cannot be run.
+    Bytes sent per decision: at most 1 MiB in each of three messages. Raises ``ValueError`` with
+    both arguments; and ``replicate()`` does, on all ranks, for candidates that cannot be run.
 
     >>> auto(exact=True).auto.candidates
     ('ddp()', 'ddp(bucket_mb=4)', 'ddp(bucket_mb=100)')

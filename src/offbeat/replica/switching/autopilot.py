@@ -20,12 +20,12 @@ from offbeat.plan.speeds import Speeds
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.switching.agreement import switch_fault
 from offbeat.telemetry.recorder import Recorder
-from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import Group, message_device
+from offbeat.transport.messages import exchange
 
 FIRST, EVERY = 5, 10  # steps until the first decision, and between later ones at least
 SHARE = 0.02  # of the time of a run that later decisions take at most
-LEAST, MOST = 2**14, 2**18  # values of a sum that measures the rate
+LEAST, MOST = 2**14, 2**18  # values of a message that measures the rate
 TRIES = 2
 WARM_UP = 2  # steps that are not counted: they measure orders and compile
 KEPT = 20  # decisions in stats()
@@ -44,7 +44,7 @@ class Autopilot:
         self.decisions: list[dict[str, Any]] = []
         self._copied = 0.0  # bytes per second, of a pass over memory
         # The last step, the one from which all ranks count, and the next that a decision follows.
-        self._step, self._began, self._next = members.steps, -1, 0
+        self._step, self._began, self._next = members.steps, 0, FIRST
         self._measured = 0.0  # when the measurement began
         assert members.algorithm.auto is not None, "an algorithm that chooses"
         self._auto = members.algorithm.auto
@@ -61,10 +61,9 @@ class Autopilot:
         last, (forward, backward) = self._recorder.last, self._recorder.computed
         rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
         self._times.append((forward, backward, rest, last["seconds_stalled"]))
-        # Ranks that join know no decision, as none does after a state has been loaded.
-        began = max([0, *(join["step"] for join in self._members.joined)])
-        if steps != self._step + 1:
-            began = steps - 1
+        # Ranks that join know of no decision, nor do any after a state has been loaded.
+        joined = (join["step"] for join in self._members.joined)
+        began = max([self._began, *joined]) if steps == self._step + 1 else steps - 1
         if began != self._began:
             self._began, self._next = began, began + FIRST
         self._step = steps
@@ -145,23 +144,25 @@ class Autopilot:
 
 
 def _measure_link(group: Group, numel: int) -> tuple[float, float]:
-    r"""Return seconds of a message without bytes, and the bits per second of a link.
+    """Return seconds of a message without bytes, and the bits per second of a link.
 
-    From sums of few and of many values by a ring, of 2 (n-1) messages of 1/n of the bytes, each
-    of which waits for the word of its receiver.
+    From messages of one and of many values, of each rank to the next one, each of which waits for
+    the word of its receiver.
     """
-    hops, many = 2 * (group.size - 1), min(max(numel, LEAST), MOST)
-    all_reduce(torch.zeros(group.size, device=message_device(group)), group).wait()  # none is late
-    few, all_of = _seconds(group, group.size), _seconds(group, many)
-    moved = 4 * (many - group.size) / group.size * hops
-    return few / hops / 2, 8 * moved / max(all_of - few, 1e-6) / PAYLOAD
+    many = min(max(numel, LEAST), MOST)
+    few, all_of = _seconds(group, 1), _seconds(group, many)
+    return few / 2, 8 * 4 * (many - 1) / max(all_of - few, 1e-6) / PAYLOAD
 
 
 def _seconds(group: Group, numel: int) -> float:
-    message = torch.zeros(numel, device=message_device(group))
-    started = time.perf_counter()
-    for _ in range(TRIES):  # without a pause, in which the tokens of a shaped link would gather
-        all_reduce(message, group).wait()
+    device, size = message_device(group), group.size
+    sent, received = torch.zeros(numel, device=device), torch.empty(numel, device=device)
+    after, before = (group.rank + 1) % size, (group.rank - 1) % size
+    started = 0.0
+    for tries in range(1 + TRIES):  # without a pause, in which tokens of a shaped link would gather
+        if tries == 1:  # no rank is late any more, and the window of TCP has grown
+            started = time.perf_counter()
+        exchange([(after, sent)], [(before, received)], group).wait()
     return (time.perf_counter() - started) / TRIES
 
 
