@@ -1,12 +1,13 @@
 """One task under all methods, tuned by the same budget; each run is recorded as it ends."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf
 
 import offbeat
+from bench.choose.rows import follow_rows
 from bench.choose.tasks import LOOK, RATES, WORKERS, Course, follow, step_alone
 from bench.harness import Effect, files
 from bench.harness.case import Task
@@ -34,7 +35,6 @@ LINKS = {  # bit/s, seconds of a message beside its bytes: half a round trip
     "100 Mbit/s, 100 ms": (100e6, 0.05),
     "1 Gbit/s": (1e9, 1e-4),
 }
-NAME, FILE = "choose/sooner", "choose/sooner-runs"
 
 
 def needed(losses: Sequence[float], target: float) -> float:
@@ -53,18 +53,20 @@ class Runs:
     courses: dict[str, Course]
     alone: dict[str, list[float]]
     seeds: int
+    name: str = "choose/sooner"  # of the bench
 
     @classmethod
-    def read(cls, seeds: int) -> "Runs":
+    def read(cls, seeds: int, name: str = name) -> "Runs":
         """Those that were recorded here, or else those of the committed result."""
-        paths = files.raw(FILE), files.result(NAME)
+        paths = files.raw(f"{name}-runs"), files.result(name)
         path = next((each for each in paths if each.exists()), None)
         found = json.loads(path.read_text("utf-8"))["picture"] if path else {}
         courses = {name: Course(**each) for name, each in found.get("courses", {}).items()}
-        return cls(courses, found.get("alone", {}), seeds)
+        return cls(courses, found.get("alone", {}), seeds, name)
 
     def write(self) -> None:
-        files.raw(FILE).write_text(json.dumps({"picture": asdict(self)}), encoding="utf-8")
+        text = json.dumps({"picture": asdict(self)})
+        files.raw(f"{self.name}-runs").write_text(text, encoding="utf-8")
 
     def of(self, task: Task) -> "Tuned":
         if task.name not in self.alone:
@@ -79,11 +81,13 @@ class Tuned:
 
     runs: Runs
     task: Task
+    workers: int = WORKERS  # more are rows of one tensor
+    methods: Mapping[str, Sequence[str]] = field(default_factory=lambda: METHODS)
 
     @cached_property
     def rates(self) -> dict[str, float]:
         """The best rate of each method, by recipe."""
-        return {r: self.best(recipes[0]) for recipes in METHODS.values() for r in recipes}
+        return {r: self.best(recipes[0]) for recipes in self.methods.values() for r in recipes}
 
     @cached_property
     def targets(self) -> list[float]:
@@ -98,7 +102,7 @@ class Tuned:
         alone, found = self.runs.alone[self.task.name], {}
         profile = Profile.by_size(layers, *alone, Speeds.of_bandwidth(1e10))
         for link, (rate, latency) in LINKS.items():
-            fabric = Fabric(nodes=WORKERS, rate=rate, latency=latency)
+            fabric = Fabric(nodes=self.workers, rate=rate, latency=latency)
             for recipe in self.rates:
                 made = predict(offbeat.algorithm(recipe), profile, fabric)
                 found[recipe, link] = made.seconds
@@ -106,10 +110,16 @@ class Tuned:
 
     def run(self, recipe: str, rate: float, seed: int = 0) -> Course:
         """A run that is recorded, or else is made now: until the target, that of ddp to its end."""
-        name, courses = f"{self.task.name}, {recipe}, {rate:g}, {seed}", self.runs.courses
+        is_virtual, courses = self.workers > WORKERS, self.runs.courses
+        of = f"{self.task.name}, {self.workers}" if is_virtual else self.task.name
+        name = f"{of}, {recipe}, {rate:g}, {seed}"
         if name not in courses:
             target = -inf if recipe == DDP else self.targets[seed]
-            courses[name] = follow(self.task, recipe, rate, seed, target)
+            if is_virtual:
+                course = follow_rows(self.task, recipe, rate, seed, target, self.workers)
+            else:
+                course = follow(self.task, recipe, rate, seed, target)
+            courses[name] = course
             self.runs.write()
         return courses[name]
 
@@ -145,7 +155,7 @@ class Tuned:
 
     def recipe(self, method: str, link: str) -> str:
         """The better of the method's two, with the first seed."""
-        return min(METHODS[method], key=lambda r: self.steps(r) * self.seconds[r, link])
+        return min(self.methods[method], key=lambda r: self.steps(r) * self.seconds[r, link])
 
     def sooner(self, method: str, link: str) -> Effect:
         """The factor over ddp."""

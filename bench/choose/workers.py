@@ -1,0 +1,40 @@
+"""How soon methods reach the loss of ddp with 8 and 32 workers, which are rows of one tensor."""
+
+from bench.choose.runs import DDP, LINKS, Runs, Tuned
+from bench.choose.tasks import TASKS
+from bench.harness import GOAL, Bench, Result, command, numbers
+from bench.harness.bounds import at_least
+
+METHODS = {  # that rows know, each with its better setting of choose/sooner
+    "ddp": (DDP,),
+    "sgp": ("sgp(overlap=2)",),
+    "daso": ("daso(every=8)",),
+    "local_sgd": ("local_sgd(every=24)",),
+}
+HEADINGS = ("workers", "recipe", *LINKS, "rate", "steps are worth")
+BENCH = Bench(
+    name="choose/workers", claim="How soon methods reach the last loss of ddp, by workers",
+    minutes=10,
+)  # fmt: skip
+
+
+@command(BENCH)
+def app(workers: str = "8,32", seeds: int = 1) -> Result:
+    """Compare the times on all links; runs are recorded as they end."""
+    runs, rows, claims = Runs.read(seeds, BENCH.name), [], []
+    alone = Runs.read(seeds).alone[TASKS[0].name]  # as long as with four workers
+    runs.alone = {TASKS[0].name: alone}
+    for count in numbers(workers):
+        tuned = Tuned(runs, TASKS[0], count, METHODS)
+        for method, (recipe,) in METHODS.items():
+            sooner = [tuned.sooner(method, link) for link in LINKS]
+            worth, rate = tuned.worth(recipe), tuned.rates[recipe]
+            cells = (str(each) if each.size else "-" for each in (*sooner, worth))
+            *by_link, steps = cells
+            rows.append((f"{count}", recipe, *by_link, f"{rate:.2g}", steps))
+        for link in [*LINKS][:3]:
+            best = max(tuned.sooner(method, link).size for method in METHODS)
+            text = f"{count} workers, {link}: the best is as many times as soon"
+            claims.append(at_least(text, best, 2.0, source=GOAL))
+    title = f"How many times as soon as ddp, GPT, seeds: {seeds}"
+    return Result(title, HEADINGS, rows, claims, picture=runs)
