@@ -10,7 +10,7 @@ from bench.choose.runs import METHODS, Runs, Tuned
 from bench.choose.tasks import LOOK, MOST, TASKS, WORKERS, constant
 from bench.harness import GOAL, NEAR, Bench, Result, command
 from bench.harness.bounds import at_most
-from bench.harness.case import Case
+from bench.harness.case import Case, Data
 from bench.harness.seeds import in_lab
 
 RATE, LINK, OFF = "100mbit", "100 Mbit/s", 25.0  # OFF: %, of a plan
@@ -21,11 +21,17 @@ BENCH = Bench(
 )  # fmt: skip
 
 
+def data() -> Data:
+    """The same for processes, which are told its name."""
+    return TASKS[0].data()
+
+
 def case(tuned: Tuned, recipe: str) -> Case:
     """A run of as many steps as were needed in threads, up to the next look."""
     steps = LOOK * ceil(min(tuned.steps(recipe), MOST) / LOOK)
     algorithm, rate = offbeat.algorithm(recipe), tuned.rates[recipe]
-    return Case(recipe, tuned.task, algorithm, WORKERS, steps, rate, constant, consensus=True)
+    task = replace(tuned.task, data=data)
+    return Case(recipe, task, algorithm, WORKERS, steps, rate, constant, consensus=True)
 
 
 def shared(runs: Runs) -> Runs:

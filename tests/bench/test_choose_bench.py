@@ -41,3 +41,20 @@ def test_rates_are_tuned_beyond_the_grid_once_and_runs_are_made_once(
     again = runs.Runs.read(3).of(TASKS[0])
     assert again.rates == tuned.rates
     assert len(made) == count
+
+
+def test_more_workers_are_rows_with_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def follow(task: Any, recipe: str, rate: float, seed: int, target: float, of: int) -> Course:
+        made.append(of)
+        return Course([2.0, 1.0 if recipe == runs.DDP else 0.5])
+
+    monkeypatch.setattr(runs, "follow_rows", follow)
+    kept = runs.Runs({}, {TASKS[0].name: [1e-3, 2e-3, 1e-4]}, 1, "choose/workers")
+    methods = {"ddp": (runs.DDP,), "sgp": ("sgp()",)}
+    few, many = (runs.Tuned(kept, TASKS[0], workers, methods) for workers in (8, 32))
+    assert few.worth("sgp()").size == pytest.approx(20 / (10 + 10 / 1.5))
+    assert many.worth("sgp()").size == few.worth("sgp()").size
+    assert made.count(8) == made.count(32) > 0
+    assert many.seconds[runs.DDP, "25 Mbit/s"] > few.seconds[runs.DDP, "25 Mbit/s"]
