@@ -43,8 +43,9 @@ class Autopilot:
         self._times: list[tuple[float, float, float, float]] = []
         self.decisions: list[dict[str, Any]] = []
         self._copied = 0.0  # bytes per second, of a pass over memory
-        # The last step, the one from which all ranks count, and the next that a decision follows.
-        self._step, self._began, self._next = members.steps, 0, FIRST
+        # The last step, the first of the last rank that joined, and the next to be followed by a
+        # decision.
+        self._step, self._joined, self._next = members.steps, 0, FIRST
         self._measured = 0.0  # when the measurement began
         assert members.algorithm.auto is not None, "an algorithm that chooses"
         self._auto = members.algorithm.auto
@@ -62,10 +63,11 @@ class Autopilot:
         rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
         self._times.append((forward, backward, rest, last["seconds_stalled"]))
         # Ranks that join know of no decision, nor do any after a state has been loaded.
-        joined = (join["step"] for join in self._members.joined)
-        began = max([self._began, *joined]) if steps == self._step + 1 else steps - 1
-        if began != self._began:
-            self._began, self._next = began, began + FIRST
+        joined = max((join["step"] for join in self._members.joined), default=0)
+        if joined > self._joined:
+            self._joined, self._next = joined, joined + FIRST
+        elif steps != self._step + 1:
+            self._next = steps - 1 + FIRST
         self._step = steps
         return steps >= self._next
 
