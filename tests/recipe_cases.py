@@ -1,6 +1,6 @@
 """The recipes under contract, and which promises each one makes: a new recipe is one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -280,6 +280,15 @@ CASES = (
     Case("ad_psgd", None),
     Case("ad_psgd(within='local')", None, hierarchical=True),
 )
+
+
+def of_each_recipe(cases: Iterable[Case]) -> list[Case]:
+    """The first and the last of the cases of each recipe, where options make no difference."""
+    kinds: dict[str, list[Case]] = {}
+    for case in cases:
+        kinds.setdefault(case.text.partition("(")[0], []).append(case)
+    return [case for each in kinds.values() for case in dict.fromkeys((each[0], each[-1]))]
+
 
 every_recipe = pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
 every_repeatable_recipe = pytest.mark.parametrize(
