@@ -7,8 +7,8 @@ from offbeat.functional import cells_of, merges
 from offbeat.methods.adasum.method import choose, gram_bytes, halving_bytes
 
 
-@pytest.mark.parametrize("length", [0, 1, 5, 840])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 13, 29])
+@pytest.mark.parametrize("length", [0, 5, 840])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 13])
 def test_every_element_ends_at_one_rank_and_has_passed_all_vectors(size: int, length: int) -> None:
     """Play the merges with sets of ranks in place of numbers."""
     held = {rank: {i: {rank} for i in range(length)} for rank in range(size)}
@@ -32,8 +32,8 @@ def test_every_element_ends_at_one_rank_and_has_passed_all_vectors(size: int, le
         assert max(map(len, held.values())) <= 840 / size + len(found)
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5, 10, 160, 2000])
-@pytest.mark.parametrize("size", [2, 3, 7, 8, 9, 15, 31, 32, 100, 512, 1000])
+@pytest.mark.parametrize("layers", [1, 5, 160, 2000])
+@pytest.mark.parametrize("size", [2, 3, 8, 15, 100, 1000])
 def test_auto_sends_at_most_two_models_and_a_twentieth(size: int, layers: int) -> None:
     """BERT-Large has 400 layers of 3 MB; here each has 36 KB."""
     model = layers * 36_000

@@ -54,9 +54,9 @@ def largest(x: Tensor, k: int) -> list[int]:
 
 @every
 @pytest.mark.parametrize(
-    "numel", [1, 5, 2 * BLOCK, 101, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1]
+    "numel", [1, 2 * BLOCK, 101, SMALL - 1, SMALL + 7, LARGE, LARGE + BLOCK - 1]
 )
-@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("density", [0.0001, 0.01, 1.0])
 def test_selects_the_largest_magnitudes(select: Select, numel: int, density: float) -> None:
     x = noise(numel)
     k = count_kept(numel, density)
@@ -115,8 +115,10 @@ def test_machine_code_selects_in_all_blocks_what_torch_does(
 
 
 @every
-@pytest.mark.parametrize("where", [0, 777, LARGE + 3])  # the last one behind the last whole block
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("where", "value"),  # the last one behind the last whole block
+    [(0, float("nan")), (777, float("-inf")), (LARGE + 3, float("inf"))],
+)
 def test_what_is_not_finite_is_selected_first(select: Select, where: int, value: float) -> None:
     x = noise(LARGE + 5)
     x[where] = value

@@ -91,7 +91,7 @@ def test_families_repeat_after_their_period(topology: Topology, size: int, index
 
 @every_family
 def test_families_are_valid_connected_and_regular_at_every_size(topology: Topology) -> None:
-    for size in range(2, 65):
+    for size in (*range(2, 18), 31, 32, 33, 64):
         validate(topology, size)
         assert keeps_weights(topology, size)
         union = sum(mixing_matrix(topology, size, i) for i in range(topology.period(size)))
@@ -338,7 +338,7 @@ def test_hops_double_until_they_reach_around() -> None:
         assert hops[-1] < size <= 2 * hops[-1]
 
 
-@pytest.mark.parametrize("size", range(2, 65))
+@pytest.mark.parametrize("size", [*range(2, 10), 16, 17, 33, 64])
 def test_every_number_of_peers_that_there_are_is_valid(size: int) -> None:
     powers = int(np.ceil(np.log2(size)))
     for peers in range(1, powers + 1):
@@ -352,7 +352,7 @@ def test_every_number_of_peers_that_there_are_is_valid(size: int) -> None:
         validate(Exponential(powers + 1), size)
 
 
-@pytest.mark.parametrize("size", range(2, 65, 2))
+@pytest.mark.parametrize("size", [2, 4, 6, 8, 10, 16, 34, 64])
 def test_bipartite_graphs_are_pairs_of_even_and_odd(size: int) -> None:
     topology = BipartiteExponential()
     validate(Symmetric(topology), size)
@@ -412,16 +412,10 @@ def test_phases_follow_one_another() -> None:
 
 @pytest.mark.parametrize(
     "phases",
-    [(), ((3, Ring()),), ((0, Ring()), (None, Ring())), ((2, "ring"), (None, Ring()))],
-    ids=["none", "no last", "zero", "no topology"],
-)
-def test_phases_with_gaps_are_refused(phases: tuple[tuple[int | None, Topology], ...]) -> None:
-    with pytest.raises(ValueError, match="expected pairs of a number of exchanges"):
-        Phases(phases)
-
-
-@pytest.mark.parametrize(
-    "phases", [3, (), [1], [(None,)], [(3, Ring())], [(0, Ring()), (None, Ring())]]
+    [
+        *(3, (), [1], [(None,)], [(3, Ring())]),
+        *([(0, Ring()), (None, Ring())], [(2, "ring"), (None, Ring())]),
+    ],
 )
 def test_what_is_no_schedule_is_a_value_error(phases: Any) -> None:
     with pytest.raises(ValueError, match="expected pairs of a number of exchanges and a Topology"):
