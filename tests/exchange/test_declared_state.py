@@ -1,5 +1,6 @@
 """What follows from the declarations of a live exchange."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -30,8 +31,9 @@ TEXTS = (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "dtype"), [*zip(TEXTS, itertools.cycle([torch.bfloat16, torch.float32]), strict=False)]
+)
 def test_all_memory_is_declared(text: str, dtype: torch.dtype) -> None:
     def worker(world: World) -> tuple[int, int]:
         model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(dtype)

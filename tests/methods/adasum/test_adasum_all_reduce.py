@@ -179,11 +179,10 @@ def of_threads(size: int, work: Any) -> list[Any]:
     return ThreadWorld(size).run(worker)
 
 
-@pytest.mark.parametrize("method", ["gather", "gram"])
-def test_accepts_a_process_group_of_torch(method: Any) -> None:
+def test_accepts_a_process_group_of_torch() -> None:
     def work(group: dist.ProcessGroup) -> list[torch.Tensor]:
         tensors = drawn(group.rank())
-        handle = offbeat.adasum_all_reduce(tensors, group, method=method, async_op=True)
+        handle = offbeat.adasum_all_reduce(tensors, group, method="gram", async_op=True)
         assert handle is not None
         handle.wait()
         ones = torch.ones(2)

@@ -166,7 +166,6 @@ def test_a_rank_gives_back_the_gradients_that_it_has_sent() -> None:
 @pytest.mark.parametrize(
     ("nodes", "options"),
     [
-        (PAIRS, {"method": "gram"}),
         (PAIRS, {"method": "rvhdd", "every": 2}),
         (PAIRS, {"method": "gather", "clip": 0.5}),
         (THREE_PAIRS, {"method": "gram", "every": 3, "clip": 1.0}),

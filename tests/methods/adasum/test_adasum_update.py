@@ -67,7 +67,7 @@ def drawn(ranks: int, count: int, dtype: torch.dtype = torch.float64) -> torch.T
 
 
 @pytest.mark.parametrize(
-    ("method", "sizes"), [("gather", (3, 4)), ("gram", (3, 4)), ("rvhdd", range(2, 9))]
+    ("method", "sizes"), [("gather", (3,)), ("gram", (3,)), ("rvhdd", (2, 3, 4, 5, 7))]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_algorithm_follows_the_reference(
@@ -87,7 +87,7 @@ def test_every_algorithm_follows_the_reference(
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * largest)
 
 
-@pytest.mark.parametrize("size", [4, 5, 7, 8])
+@pytest.mark.parametrize("size", [4, 7])
 def test_halving_is_the_same_where_messages_may_arrive_early_and_where_not(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +110,7 @@ def test_halving_is_the_same_where_messages_may_arrive_early_and_where_not(
 
 @pytest.mark.usefixtures("machine_code")
 @pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
-@pytest.mark.parametrize("nodes", [None, UNEQUAL, TWO_SLICES, FOUR_NODES], ids=str)
+@pytest.mark.parametrize("nodes", [None, TWO_SLICES], ids=str)
 def test_nodes_as_participants(method: str, nodes: Nodes | None) -> None:
     """Layers that the slices of a node cut, and ranks that only receive."""
     sizes = (31, 1, 17, 9)
@@ -121,8 +121,11 @@ def test_nodes_as_participants(method: str, nodes: Nodes | None) -> None:
 
 
 @pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
-@pytest.mark.parametrize("nodes", [None, FOUR_NODES], ids=["ranks", "nodes"])
-@pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-4])
+@pytest.mark.parametrize(
+    ("nodes", "gap"),
+    [(None, 0.0), (FOUR_NODES, 1e-7), (None, 1e-4)],
+    ids=["ranks, 0", "nodes", "ranks"],
+)
 def test_nearly_opposite_updates_lose_no_digits(
     method: str, nodes: Nodes | None, gap: float
 ) -> None:
@@ -138,8 +141,9 @@ def test_nearly_opposite_updates_lose_no_digits(
 
 
 @pytest.mark.parametrize("method", ["gather", "gram"])
-@pytest.mark.parametrize(("wire", "bits"), [("bf16", 8), ("fp16", 11)])
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize(
+    ("wire", "bits", "scale"), [("bf16", 8, 1.0), ("fp16", 11, 1e-12), ("fp16", 11, 1e9)]
+)
 def test_sixteen_bits_on_the_wire_whatever_the_magnitude(
     method: str, wire: str, bits: int, scale: float
 ) -> None:
@@ -221,8 +225,9 @@ def test_ranks_with_one_optimum_find_it() -> None:
 
 
 @pytest.mark.parametrize("method", ["gather", "gram", "rvhdd"])
-@pytest.mark.parametrize("nodes", [None, FOUR_NODES], ids=["ranks", "nodes"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("nodes", "bad"), [(None, torch.nan), (FOUR_NODES, torch.inf)], ids=["ranks", "nodes"]
+)
 @pytest.mark.fault(
     "an update under adasum is NaN or infinite on one rank",
     "ValueError on all ranks; names the rank and the parameter",

@@ -41,8 +41,7 @@ class Tables(nn.Module):
         return torch.cat([p.detach().flatten() for p in self.parameters()])
 
 
-@pytest.mark.parametrize("method", ["auto", "gram", "rvhdd"])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("method", "size"), [("auto", 2), ("gram", 3), ("rvhdd", 4), ("rvhdd", 3)])
 def test_equals_adasum_of_whole_tables(method: Any, size: int, draws: random.Random) -> None:
     """Few rows, none, or so many that a table goes whole; some of several ranks."""
     steps = 5
@@ -92,8 +91,8 @@ def test_a_bad_row_on_one_rank_is_the_same_error_on_all() -> None:
     assert "'short.weight'" in first
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_bytes_of_a_million_rows_of_which_one_percent_is_touched(size: int) -> None:
+def test_bytes_of_a_million_rows_of_which_one_percent_is_touched() -> None:
+    size = 4
     rows, width = 2**20, 8
     touched = rows // 100
 

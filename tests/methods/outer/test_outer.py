@@ -74,8 +74,8 @@ def test_layers_of_one_size_are_dealt_out_in_turn() -> None:
 # ---- what equals what ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nodes", [((0,), (1,), (2,)), ((0,), (1,), (2,), (3,), (4,))])
-def test_diloco_without_momentum_at_a_rate_of_one_is_local_sgd(nodes: Nodes) -> None:
+def test_diloco_without_momentum_at_a_rate_of_one_is_local_sgd() -> None:
+    nodes: Nodes = ((0,), (1,), (2,))
     text = "diloco(every={}, lr=1, momentum=0, nesterov=False)"
     for every in (1, 3):
         ours, theirs = run(text.format(every), nodes), run(f"local_sgd(every={every})", nodes)
@@ -231,7 +231,7 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
 @pytest.mark.parametrize(
     "wire", ["bf16", "int8", Sparse(density=0.1, decay=1.0, bits=2)], ids=["bf16", "int8", "sparse"]
 )
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3])
 def test_short_messages_lose_nothing(wire: Narrow | Sparse, size: int) -> None:
     """The sum of all means, and all errors, is the mean of all that was put in."""
     numel, rounds = 1000, 6  # not a multiple of a group of values, nor of the members

@@ -71,7 +71,7 @@ def test_models_that_do_not_train_keep_every_bit() -> None:
     ThreadWorld(size=3).run(worker)
 
 
-@pytest.mark.parametrize(("size", "momentum"), [(4, 0.0), (5, 0.5), (4, 0.9)])
+@pytest.mark.parametrize(("size", "momentum"), [(5, 0.5), (4, 0.9)])
 def test_models_that_walk_at_random_stay_together(size: int, momentum: float) -> None:
     """Alone their variance grows with every step."""
 

@@ -47,8 +47,7 @@ def recipe(nodes: Nodes, **settings: Any) -> offbeat.Algorithm:
 # ---- what equals what ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 2])
-@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
+@pytest.mark.parametrize(("nodes", "overlap"), [(RANKS, 0), (RANKS, 2), (UNEQUAL, 1)], ids=str)
 def test_weights_in_flight_and_of_irregular_graphs_count(nodes: Nodes, overlap: int) -> None:
     outer = {"outer": "SGD(lr=0.9, momentum=0.5)", "outer_every": 5}
     runs = simulate(
@@ -80,12 +79,8 @@ def test_weights_in_flight_and_of_irregular_graphs_count(nodes: Nodes, overlap: 
 @pytest.mark.parametrize(
     ("nodes", "settings"),
     [
-        (RANKS, {}),
-        (RANKS, {"overlap": 1}),
-        (RANKS, {"overlap": 2, "wire": "bf16"}),
         (RANKS, {"topology": "ring"}),
         (RANKS, {"topology": Irregular(), "overlap": 1}),
-        (RANKS, {"topology": Irregular(), "biased": True}),
         (UNEQUAL, {"overlap": 2, "wire": "bf16"}),
         (UNEQUAL, {"topology": Irregular(), "biased": True}),
     ],
@@ -101,11 +96,10 @@ def test_a_rate_of_one_without_momentum_is_gossip_with_finish(
     assert np.ptp(plain[:, 2], axis=0).max() == 0 < np.ptp(plain[:, 3], axis=0).max()
 
 
-@pytest.mark.parametrize("nodes", RANKS_AND_NODES)
-def test_so_it_is_in_float32_but_for_the_rounding_of_sums(nodes: Nodes) -> None:
-    plain = run(recipe(nodes, overlap=1), nodes, finish_every=3, dtype=torch.float32)
-    slow = recipe(nodes, overlap=1, outer="SGD(lr=1)", outer_every=3)
-    stepped = run(slow, nodes, dtype=torch.float32)
+def test_so_it_is_in_float32_but_for_the_rounding_of_sums() -> None:
+    plain = run(recipe(RANKS, overlap=1), RANKS, finish_every=3, dtype=torch.float32)
+    slow = recipe(RANKS, overlap=1, outer="SGD(lr=1)", outer_every=3)
+    stepped = run(slow, RANKS, dtype=torch.float32)
     np.testing.assert_allclose(stepped, plain, rtol=0, atol=1e-5)
 
 
@@ -163,9 +157,7 @@ def test_16_bit_parameters_carry_what_rounding_takes() -> None:
 # ---- the state ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("nodes", "steps"), [*((RANKS, steps) for steps in range(1, 8)), (UNEQUAL, 4), (UNEQUAL, 7)]
-)
+@pytest.mark.parametrize(("nodes", "steps"), [(RANKS, 1), (RANKS, 4), (RANKS, 6), (UNEQUAL, 7)])
 def test_resumes_at_any_step(nodes: Nodes, steps: int) -> None:
     """Messages of gossip are in flight in all of them but after the averages, 4 and 8."""
     algorithm = recipe(

@@ -65,9 +65,10 @@ def run(
 RATES = [0.1 / (1 + k) for k in range(20)]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("selection", ["exact", "sampled"])
+@pytest.mark.parametrize(
+    ("size", "given", "selection"),
+    [(2, True, "exact"), (2, False, "sampled"), (3, False, "exact")],
+)
 def test_follows_the_reference_in_both_units(size: int, given: bool, selection: Any) -> None:
     """The learning rate falls on the way; what was kept keeps its own."""
     algorithm = offbeat.lags(density=0.2, selection=selection)
@@ -87,10 +88,14 @@ def test_follows_the_reference_in_both_units(size: int, given: bool, selection: 
     assert np.abs(residuals[-1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
-    "text",
-    ["lags(0.12)", "slgs(0.12)", "lags(0.12, wire='bf16')", "lags(0.12, wire='fp16')"],
+    ("size", "text"),
+    [
+        (2, "lags(0.12)"),
+        (3, "slgs(0.12)"),
+        (2, "lags(0.12, wire='bf16')"),
+        (3, "lags(0.12, wire='fp16')"),
+    ],
 )
 def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, text: str) -> None:
     """v_t - x_t = (1/P) sum_p residual_p, x fed the gradients at v (eq. 10)."""
@@ -103,14 +108,13 @@ def test_apart_from_dense_sgd_by_exactly_the_mean_residual(size: int, text: str)
         )
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    "settings",
+    ("size", "settings"),
     [
-        {"momentum": 0.9},
-        {"momentum": 0.9, "masking": True},
-        {"clip_norm": 1.2},
-        {"clip_norm": 1.2, "momentum": 0.5, "masking": True},
+        (2, {"momentum": 0.9}),
+        (2, {"momentum": 0.9, "masking": True}),
+        (2, {"clip_norm": 1.2}),
+        (4, {"clip_norm": 1.2, "momentum": 0.5, "masking": True}),
     ],
     ids=str,
 )
@@ -137,7 +141,7 @@ def test_correction_and_local_clipping_follow_the_reference(
     np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wire", [None, "bf16", "fp16"])
+@pytest.mark.parametrize("wire", [None, "fp16"])
 def test_layers_with_learning_rates_of_their_own_are_apart_by_the_residual(wire: Any) -> None:
     """Both in one message; one rate is 0 in some steps, and then nothing is sent of its layer."""
     rates = np.array([[0.1, 0.1 * (k % 3)] for k in range(9)])
@@ -175,9 +179,9 @@ def test_layers_with_learning_rates_of_their_own_are_apart_by_the_residual(wire:
     assert np.abs(left).min() > 0
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize(("wire", "rounded"), [("bf16", bf16), ("fp16", fp16)])
+@pytest.mark.parametrize(
+    ("size", "given", "wire", "rounded"), [(2, False, "bf16", bf16), (3, True, "fp16", fp16)]
+)
 def test_16_bit_values_follow_the_reference(
     size: int, given: bool, wire: Any, rounded: Any
 ) -> None:
@@ -197,8 +201,9 @@ def test_16_bit_values_follow_the_reference(
     np.testing.assert_allclose(residuals, expected[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("wire", "bits"), [("bf16", 8), ("fp16", 11)])
-@pytest.mark.parametrize("size", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize(
+    ("wire", "bits", "size"), [("bf16", 8, 1.0), ("fp16", 11, 1e-12), ("fp16", 11, 1e9)]
+)
 def test_16_bit_values_keep_their_digits_at_any_size(wire: Any, bits: int, size: float) -> None:
     """Far beyond 65504 and below 6e-8, where float16 ends; what is lost is the residual."""
 
@@ -303,15 +308,14 @@ def test_unused_odd_and_16_bit_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "value"),
     [
-        "lags(density=0.05)",
-        "slgs(density=0.05)",
-        "lags(density=1.0)",
-        "lags(density=0.05, clip_norm=1.0, wire='fp16')",
+        ("lags(density=0.05)", float("nan")),
+        ("slgs(density=0.05)", float("inf")),
+        ("lags(density=1.0)", float("nan")),
+        ("lags(density=0.05, clip_norm=1.0, wire='fp16')", float("inf")),
     ],
 )
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.fault(
     "a gradient is NaN or infinite on one rank under lags",
     "residuals as before; all gradients become NaN",
@@ -714,7 +718,7 @@ def test_a_selection_that_misses_a_nan_does_not_hide_it() -> None:
     assert ThreadWorld(2).run(worker) == [True, True]
 
 
-@pytest.mark.parametrize("given", [(), ("optimizer",), ("scaler",), ("optimizer", "scaler")])
+@pytest.mark.parametrize("given", [("optimizer",), ("scaler",)])
 @pytest.mark.fault(
     "lags gets no optimizer= or no scaler=",
     "a note in stats()",
