@@ -77,8 +77,12 @@ def one_step(replica: offbeat.Replica, optimizer: SGD, step: int) -> None:
     replica.step()
 
 
-PAIRS = [(a, b) for a in PARTS for b in PARTS if a != b]
-
+# From each method to two others, and to each from two.
+PAIRS = [
+    (first, [*PARTS][(number + by) % len(PARTS)])
+    for by in (1, 3)
+    for number, first in enumerate(PARTS)
+]
 
 LOCAL = "local_sgd(every=3)"
 LAGS = "lags(density=0.2, units='gradient')"

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +99,7 @@ def test_load_garbage(what: str, tmp_path: Path) -> None:
     "an unfinished state is loaded by another number of ranks",
     "ValueError on all ranks; tells to call finish() before saving",
 )
-@pytest.mark.parametrize("text", ["sgp", "local_sgd(every=5)"])
-@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("text", "old", "new"), [("sgp", 2, 3), ("local_sgd(every=5)", 3, 2)])
 def test_load_another_world_size_without_finish(
     text: str, old: int, new: int, tmp_path: Path
 ) -> None:
@@ -114,8 +112,9 @@ def test_load_another_world_size_without_finish(
     assert "call finish() before saving" in alike(loading(text, find), size=new)
 
 
-@pytest.mark.parametrize("text", ["ddp", "sgp", "local_sgd(every=5)"])
-@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("text", "old", "new"), [("ddp", 2, 3), ("sgp", 3, 1), ("local_sgd(every=5)", 2, 3)]
+)
 @pytest.mark.fault(
     "a finished state is loaded by another number of ranks",
     "all ranks continue from the averaged model",
@@ -145,7 +144,7 @@ def test_load_another_world_size_after_finish(
     "the unfinished state of another algorithm is loaded",
     "ValueError on all ranks; names both algorithms",
 )
-@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(["ddp", "sgp"], 2)))
+@pytest.mark.parametrize(("old", "new"), [("ddp", "sgp"), ("sgp", "ddp")])
 def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path) -> None:
     saved_by(old, SIZE, finished=False, path=tmp_path)
 
@@ -158,7 +157,8 @@ def test_load_the_state_of_another_algorithm(old: str, new: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), list(itertools.permutations(["ddp", "sgp", "local_sgd(every=5)"], 2))
+    ("old", "new"),
+    [("ddp", "sgp"), ("sgp", "local_sgd(every=5)"), ("local_sgd(every=5)", "ddp")],
 )
 @pytest.mark.fault(
     "the finished state of another algorithm is loaded",

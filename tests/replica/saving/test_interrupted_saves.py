@@ -107,8 +107,11 @@ MOMENTS = [
     "all load the last save or the new one",
     group="Checkpoints",
 )
-@pytest.mark.parametrize("shared", [True, False], ids=["one folder", "a folder for each rank"])
-@pytest.mark.parametrize("moment", MOMENTS, ids=str)
+@pytest.mark.parametrize(
+    ("moment", "shared"),  # one folder, or a folder for each rank
+    [*zip(MOMENTS, itertools.cycle([True, False]), strict=False)],
+    ids=str,
+)
 def test_a_kill_at_every_moment_leaves_a_whole_save(
     moment: tuple[int, int], shared: bool, saves: Saves, tmp_path: Path
 ) -> None:
