@@ -26,8 +26,7 @@ from outcomes import SECONDS, alike
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
 SIZE = 2
-RECIPES = ["ddp", "ddp(wire='bf16')", "local_sgd(every=1)", "sgp"]
-every_recipe = pytest.mark.parametrize("text", RECIPES)
+every_slot = pytest.mark.parametrize("text", ["ddp", "sgp"])
 
 
 def small() -> nn.Sequential:
@@ -431,7 +430,7 @@ def test_a_model_wrapped_in_ddp() -> None:
         offbeat.replicate(DistributedDataParallel(small()), offbeat.ddp())
 
 
-@every_recipe
+@every_slot
 @pytest.mark.fault(
     "replicate() is called twice for one model",
     "ValueError on all ranks; the first replica trains on",
@@ -546,7 +545,6 @@ def test_a_wrong_text_in_the_environment_names_the_variable(
 
 ARGUMENTS: list[tuple[Callable[[], object], str]] = [
     (lambda: offbeat.local_sgd(every=0), "every=0, expected"),
-    (lambda: offbeat.local_sgd(every=-1), "every=-1, expected"),
     (lambda: offbeat.local_sgd(every=2.5), "every=2.5, expected"),
     (lambda: offbeat.local_sgd(every="3"), "every='3', expected"),
     (lambda: offbeat.local_sgd(every=True), "every=True, expected"),
@@ -606,10 +604,7 @@ def test_replicate_wants_an_algorithm(algorithm: Any) -> None:
 
 DIFFERENT_ALGORITHMS = [
     ("ddp", "sgp"),
-    ("ddp", "ddp(wire='bf16')"),
     ("ddp", "ddp(bucket_mb=1)"),
-    ("local_sgd(every=2)", "local_sgd(every=3)"),
-    ("sgp", "sgp('ring')"),
     ("sgp", "sgp(within='local')"),
 ]
 
@@ -849,9 +844,7 @@ CHANGES = {
         for change in changes
     ],
 )
-@pytest.mark.parametrize(
-    ("text", "where"), [("ddp", "on all ranks"), ("ddp", "on rank 1"), ("sgp", "on rank 1")]
-)
+@pytest.mark.parametrize(("text", "where"), [("ddp", "on all ranks"), ("sgp", "on rank 1")])
 def test_parameters_that_change_after_replicate(
     change: Callable[[nn.Sequential], None], text: str, where: str
 ) -> None:
@@ -917,7 +910,7 @@ def alike_or_each(work: Callable[[World], object], where: str) -> set[str]:
     return set(ThreadWorld(SIZE).run(each, timeout=SECONDS))
 
 
-@every_recipe
+@every_slot
 @pytest.mark.fault(
     "state_dict() is called between a backward and step()",
     "ValueError on all ranks; training can go on",
@@ -939,7 +932,7 @@ def test_state_dict_between_backward_and_step(text: str) -> None:
     assert "right after replica.step()" in alike(work)
 
 
-@every_recipe
+@every_slot
 @pytest.mark.fault(
     "a backward runs inside consensus()",
     "ValueError on all ranks; parameters are restored, training can go on",
@@ -1002,8 +995,8 @@ def test_detach_inside_consensus_stays_detached() -> None:
 @pytest.mark.parametrize(
     ("text", "verb"),
     [
-        *[(text, "finish") for text in RECIPES],
-        ("ddp", "consensus"),
+        ("ddp", "finish"),
+        ("local_sgd(every=1)", "finish"),
         ("sgp", "consensus"),
         ("sgp", "consensus_distance"),
     ],

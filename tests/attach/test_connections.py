@@ -23,7 +23,7 @@ from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter
 from offbeat.transport.world import World
 from problems import Quadratic, loss
-from recipe_cases import CASES, Case
+from recipe_cases import CASES, Case, of_each_recipe
 
 SIZE = 12
 
@@ -39,7 +39,9 @@ def sockets() -> set[str]:
 
 # Those of another wire speak to the same ranks.
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if "wire=" not in case.text], ids=lambda case: case.text
+    "case",
+    of_each_recipe(case for case in CASES if "wire=" not in case.text),
+    ids=lambda case: case.text,
 )
 @pytest.mark.filterwarnings("ignore:.* weights come down to")
 def test_all_connections_are_made_at_the_attach(case: Case) -> None:

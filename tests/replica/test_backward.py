@@ -200,6 +200,9 @@ ONE_EACH = ["ddp(bucket_mb=1e-5)", "ddp(wire='bf16', bucket_mb=1e-5)"]  # parame
 either_bucketing = pytest.mark.parametrize("text", ["ddp()", ONE_EACH[1]])
 either_wire = pytest.mark.parametrize("text", ONE_EACH)
 either_zero = pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zero"])
+either_wire_and_zero = pytest.mark.parametrize(
+    ("text", "set_to_none"), [(ONE_EACH[0], False), (ONE_EACH[1], True)], ids=["zero", "none"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -279,8 +282,10 @@ def check_means(
         assert (error <= allowed).all(), (name, error.max())
 
 
-@pytest.mark.parametrize("loss", [sandwiched, repeated])
-@pytest.mark.parametrize("text", ["ddp()", "ddp(wire='bf16')", *ONE_EACH])
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [("ddp(wire='bf16')", sandwiched), (ONE_EACH[0], sandwiched), (ONE_EACH[1], repeated)],
+)
 @pytest.mark.fault(
     "a parameter is used several times, with reentrant checkpoints",
     "the exact mean, or ValueError on all ranks",
@@ -419,8 +424,7 @@ def test_a_peer_that_leaves_ends_the_wait_in_backward(
     ThreadWorld(SIZE).run(worker, timeout=10)
 
 
-@either_wire
-@either_zero
+@either_wire_and_zero
 @pytest.mark.fault(
     "a second backward runs before step()", "the sum of both means, equal on all ranks"
 )
@@ -460,8 +464,7 @@ def check_sums(ours: list[Gradients], parts: list[Gradients], bf16: bool) -> Non
         assert ((mine.double() - wide.sum(0) / SIZE).abs() <= allowed).all(), name
 
 
-@either_wire
-@either_zero
+@either_wire_and_zero
 @pytest.mark.fault(
     "one rank uses a parameter only in its first micro-batch",
     "its gradient is in the mean of all ranks",
@@ -524,8 +527,14 @@ def test_without_sync_gradients_stay_local() -> None:
 ZERO_AT_THE_TOP, ZERO_AT_THE_END, NONE_AT_THE_END = "zero_grad first", "zeros last", "None last"
 
 
-@either_wire
-@pytest.mark.parametrize("habit", [ZERO_AT_THE_TOP, ZERO_AT_THE_END, NONE_AT_THE_END])
+@pytest.mark.parametrize(
+    ("text", "habit"),
+    [
+        (ONE_EACH[0], ZERO_AT_THE_TOP),
+        (ONE_EACH[1], ZERO_AT_THE_END),
+        (ONE_EACH[0], NONE_AT_THE_END),
+    ],
+)
 @pytest.mark.fault(
     "a rank has no batch and calls step() without a backward",
     "a warning; it counts as zero",
@@ -636,8 +645,7 @@ def test_an_overflow_on_one_rank_makes_all_scalers_skip(text: str) -> None:
 seeded_linear = seeded(lambda: nn.Linear(4, 2))
 
 
-@either_wire
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize(("text", "value"), [(ONE_EACH[0], torch.nan), (ONE_EACH[1], -torch.inf)])
 @pytest.mark.fault("a gradient is NaN or infinite on one rank", "the mean is so on all ranks")
 def test_a_gradient_that_is_not_finite_arrives_everywhere(text: str, value: float) -> None:
     def worker(world: World) -> Tensor:
@@ -998,9 +1006,15 @@ def test_gradients_that_no_backward_accumulated(source: str) -> None:
     assert all("although an optimizer stepped" in notes[-1] for _, notes in done)
 
 
-@pytest.mark.parametrize("clear", [True, False])
-@pytest.mark.parametrize("when", ["before replicate", "after replicate"])
-@pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)", "ddp(bucket_mb=1e-5)"])
+@pytest.mark.parametrize(
+    ("text", "when", "clear"),
+    [
+        ("ddp", "before replicate", True),
+        ("lags(density=0.5)", "after replicate", True),
+        ("lags(density=0.5)", "before replicate", False),
+        ("ddp(bucket_mb=1e-5)", "after replicate", False),
+    ],
+)
 @pytest.mark.fault(
     "an optimizer steps in hooks of backward",
     "ValueError on all ranks; names the parameter",

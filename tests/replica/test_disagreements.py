@@ -132,7 +132,7 @@ def test_a_backward_that_one_rank_does_not_exchange(text: str) -> None:
     assert "of step 3" in alike(work, nodes=nodes, seconds=SECONDS)
 
 
-@every_exchange
+@pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)", "sgp in nodes"])
 @pytest.mark.fault(
     "ranks make extra backwards in different steps",
     "ValueError on all ranks; in the first such step",
@@ -152,8 +152,14 @@ def test_equal_totals_of_backwards(text: str) -> None:
     assert "backward 2 of step 0" in alike(work, nodes=nodes, seconds=SECONDS)
 
 
-@pytest.mark.parametrize("end", ["finish", "consensus_distance", "state_dict and finish"])
-@every_exchange
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        *((text, "finish") for text in GRADIENTS),
+        ("ddp", "consensus_distance"),
+        ("slgs(density=0.1)", "state_dict and finish"),
+    ],
+)
 @pytest.mark.fault(
     "a rank makes one backward more before finish()",
     "ValueError on all ranks; names both calls",
@@ -219,8 +225,13 @@ VERBS: dict[str, Callable[[offbeat.Replica], object]] = {
 }
 
 
-@pytest.mark.parametrize("text", ["ddp", "sgp", "sgp(overlap=1)", "adasum", "local_sgd(every=2)"])
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VERBS, 2)))
+PAIRS = itertools.combinations(VERBS, 2)
+TEXTS = itertools.cycle(["ddp", "sgp(overlap=1)", "local_sgd(every=2)"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"), [(*pair, text) for pair, text in zip(PAIRS, TEXTS, strict=False)]
+)
 @pytest.mark.filterwarnings("ignore:rank .* a step.. without a backward:RuntimeWarning")
 @pytest.mark.fault(
     "calls in different order",

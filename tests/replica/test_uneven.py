@@ -96,8 +96,7 @@ def test_every_recipe_trains_to_the_longest_end(text: str) -> None:
         assert np.isfinite(history).all()
 
 
-@pytest.mark.parametrize("is_sized", [True, False])
-@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=4)"])
+@pytest.mark.parametrize(("text", "is_sized"), [("ddp", False), ("local_sgd(every=4)", True)])
 def test_each_batch_counts_once(text: str, is_sized: bool) -> None:
     """Also the last ones, and those of a window in which others have none; nothing else does."""
     lengths = (10, 7, 3)
@@ -137,10 +136,10 @@ def test_micro_batches_of_a_step_count_that_there_are() -> None:
         np.testing.assert_allclose(history[-1], z, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("iterations", [0, 5])
-@pytest.mark.parametrize("offset", [2, 3, 10])
-@pytest.mark.parametrize("early", [1, 2])
-@pytest.mark.parametrize("is_sized", [True, False])
+@pytest.mark.parametrize(
+    ("iterations", "offset", "early", "is_sized"),
+    [(0, 2, 1, True), (0, 10, 2, False), (5, 2, 2, True), (5, 3, 1, False)],
+)
 def test_ranks_that_join_early(iterations: int, offset: int, early: int, is_sized: bool) -> None:
     """torch's test_ddp_uneven_inputs: the first ranks end early, also before the first batch."""
 
@@ -168,7 +167,7 @@ class Branches(nn.Module):
         return self.a(x) + self.b(x) if is_used else self.a(x)
 
 
-@pytest.mark.parametrize("text", ["ddp", "ddp(wire='bf16')", "lags(density=0.5)"])
+@pytest.mark.parametrize("text", ["ddp", "lags(density=0.5)"])
 def test_unused_parameters_and_buffers(text: str) -> None:
     """A branch that only a rank without data uses has no gradient anywhere."""
 
@@ -241,8 +240,7 @@ def test_a_rank_that_breaks_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("is_sized", [True, False])
-@pytest.mark.parametrize("text", ["ddp", "local_sgd(every=3)"])
+@pytest.mark.parametrize(("text", "is_sized"), [("ddp", True), ("local_sgd(every=3)", False)])
 @pytest.mark.fault(
     "a rank is lost or joins while some have no more data, with uneven()",
     "all end together; each batch counts once",
