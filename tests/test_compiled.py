@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from problems import CURVATURES, OPTIMA, Quadratic, gradient
-from recipe_cases import Case, every_recipe
+from recipe_cases import CASES, Case, of_each_recipe
 from test_contract import check_against_the_reference
 
 
@@ -54,6 +54,6 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("compiled_once")
-@every_recipe
+@pytest.mark.parametrize("case", of_each_recipe(CASES), ids=lambda case: case.text)
 def test_follows_the_reference(case: Case) -> None:
     check_against_the_reference(case, 3, case.reference, traced, loss, gradient)

@@ -13,14 +13,19 @@ from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
 from problems import Lookup, lookup_gradient, lookup_loss
-from recipe_cases import CASES, Case
+from recipe_cases import CASES, Case, of_each_recipe
 from test_contract import check_against_the_reference
 
 LR = 0.1
 
 
+WHOLE = [case for case in CASES if "partition" not in case.text]
+
+
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if "partition" not in c.text], ids=lambda case: case.text
+    "case",
+    [case for case in WHOLE if case.of_rows or case in of_each_recipe(WHOLE)],
+    ids=lambda case: case.text,
 )
 def test_follows_the_reference(case: Case) -> None:
     """With momentum, whose sparse form is the dense one: rows that are not read decay too."""

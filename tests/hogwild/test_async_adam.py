@@ -28,9 +28,10 @@ def weight(dtype: torch.dtype = torch.float64) -> nn.Parameter:
     return nn.Parameter(torch.randn(7, 3, generator=random, dtype=torch.float64).to(dtype))
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("correction", ["step", "coordinate"])
-@pytest.mark.parametrize("moments", ["shared", "private"])
+@pytest.mark.parametrize(
+    ("moments", "correction", "dense"),
+    [("shared", "step", False), ("private", "coordinate", False), ("shared", "coordinate", True)],
+)
 @pytest.mark.parametrize("dtype", SPARSE)
 def test_one_worker_follows_the_reference(
     dtype: torch.dtype, moments: str, correction: str, dense: bool
@@ -114,8 +115,7 @@ def test_the_first_step_has_its_size() -> None:
     np.testing.assert_allclose(parameter.detach(), [-step_size * m / np.sqrt(v), 0], rtol=1e-14)
 
 
-@pytest.mark.parametrize("correction", ["step", "coordinate"])
-@pytest.mark.parametrize("moments", ["shared", "private"])
+@pytest.mark.parametrize(("moments", "correction"), [("shared", "coordinate"), ("private", "step")])
 def test_workers_in_turns_follow_the_reference(moments: str, correction: str) -> None:
     parameter = weight()
     start = parameter.detach().flatten().numpy().copy()
@@ -177,8 +177,9 @@ def test_time_starts_at_one_and_covers_all_workers(workers: int) -> None:
     assert len({(t - 1) % workers for t in times}) == workers
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", SPARSE)
+@pytest.mark.parametrize(
+    ("dtype", "bad"), [*zip(SPARSE, (float("nan"), float("inf"), -float("inf")), strict=True)]
+)
 @pytest.mark.fault(
     "a gradient of a worker is NaN or infinite", "the worker skips the step and counts it"
 )
@@ -233,8 +234,7 @@ def test_a_coordinate_met_late_moves_by_the_step_size(dtype: torch.dtype, sparse
     assert optimizer.state[parameter]["updates"].flatten().tolist() == [300, 12]
 
 
-@pytest.mark.parametrize("correction", ["step", "coordinate"])
-@pytest.mark.parametrize("moments", ["shared", "private"])
+@pytest.mark.parametrize(("moments", "correction"), [("shared", "step"), ("private", "coordinate")])
 def test_saving_loading_and_continuing_equals_never_stopping(moments: str, correction: str) -> None:
     straight, resumed = weight(), weight()
     settings = {"moments": moments, "bias_correction": correction}
