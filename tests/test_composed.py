@@ -8,22 +8,18 @@ import pytest
 import offbeat
 from offbeat.compare.experiment import Method, split_algorithms
 from offbeat.methods import Average, Cycle, PushSum, StaleAverage, TopK
-from recipe_cases import Case, every_recipe
+from recipe_cases import CASES
 
 PAIR = "TopK(density=0.01, over='local') + PushSum(topology=Ring(), over='node')"
 
 
-@every_recipe
-def test_what_an_algorithm_prints_makes_it_again(case: Case) -> None:
-    assert offbeat.algorithm(repr(case.algorithm)) == case.algorithm
-
-
-@every_recipe
-def test_what_an_algorithm_shows_makes_it_again(case: Case) -> None:
-    shown = str(case.algorithm)
-    assert offbeat.algorithm(shown) == case.algorithm
-    assert shown.partition("(")[0] == case.text.partition("(")[0]
-    assert len(shown) <= len(case.text) + len("(topology=)")
+def test_what_an_algorithm_prints_and_shows_makes_it_again() -> None:
+    for case in CASES:
+        assert offbeat.algorithm(repr(case.algorithm)) == case.algorithm
+        shown = str(case.algorithm)
+        assert offbeat.algorithm(shown) == case.algorithm
+        assert shown.partition("(")[0] == case.text.partition("(")[0]
+        assert len(shown) <= len(case.text) + len("(topology=)")
 
 
 @pytest.mark.parametrize(

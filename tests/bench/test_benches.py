@@ -51,9 +51,9 @@ def test_a_report_holds_every_row_and_verdict(
     assert "NO" in said
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_benches_stay_short(path: Path) -> None:
-    assert path.read_text("utf-8").count("\n") <= 200
+def test_benches_stay_short() -> None:
+    lines = {path: path.read_text("utf-8").count("\n") for path in FILES}
+    assert [path for path, count in lines.items() if count > 200] == []
 
 
 def test_every_bench_is_listed_with_its_minutes() -> None:
@@ -137,13 +137,13 @@ def test_a_claim_that_needs_other_hardware_is_no_failure() -> None:
     assert [Claim("", "", "", holds).row[-1] for holds in (False, True)] == ["NO", "yes"]
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_committed_result_has_its_bench_and_its_verdicts(name: str) -> None:
-    claims = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["claims"]
-    lines = (RESULTS / f"{name}.md").read_text("utf-8").splitlines()[2:]
-    verdicts = [Claim(**each).row for each in claims]
-    assert claims
-    assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts]
+def test_committed_results_have_their_verdicts() -> None:
+    for name in MEASURED:
+        claims = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["claims"]
+        lines = (RESULTS / f"{name}.md").read_text("utf-8").splitlines()[2:]
+        verdicts = [Claim(**each).row for each in claims]
+        assert claims, name
+        assert lines == [f"| {' | '.join(verdict)} |" for verdict in verdicts], name
 
 
 def test_results_are_those_of_benches_and_hold_no_recordings() -> None:

@@ -93,7 +93,7 @@ def wanted(nodes: int, rate: str | None, **far: object) -> dict[tuple[str, str],
 
 @pytest.mark.quiet
 @pytest.mark.usefixtures("by_devices")
-@pytest.mark.parametrize(("latency", "rate"), [(5, 25), (100, 25), (5, 250), (100, 250)])
+@pytest.mark.parametrize(("latency", "rate"), [(5, 250), (100, 25)])
 def test_round_trips_and_rates_are_met_within_5_percent(latency: int, rate: int) -> None:
     assert wanted(2, f"{rate}mbit", latency=f"{latency}ms") == {
         ("node 0 to 1", "round trip"): 2 * latency,
