@@ -166,9 +166,10 @@ def require_equal(text: str, found: dict[int, Any], size: int, last: int) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("behind", [(2,), (0, 3)])
-@pytest.mark.parametrize("text", WINDOWS)
-@pytest.mark.parametrize("last", [5, STEPS - 1])  # both end a window
+@pytest.mark.parametrize(
+    ("text", "behind", "last"),  # both steps end a window
+    [*((text, (2,), 5) for text in WINDOWS), (WINDOWS[0], (0, 3), STEPS - 1)],
+)
 @pytest.mark.fault(
     "a rank is lost when some have the result of a window and train on, and some miss it",
     "those behind get it from one that keeps it; all stay equal",
@@ -313,8 +314,7 @@ class Normalized(nn.Module):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("messages", [1, 2])
-@pytest.mark.parametrize("behind", [(2,), (0, 3)])
+@pytest.mark.parametrize(("messages", "behind"), [(1, (0, 3)), (2, (2,))])
 @pytest.mark.fault(
     "a rank is lost when some miss the gradients that others hold, or the buffers",
     "those behind get them",

@@ -69,8 +69,15 @@ def perish(replica: offbeat.Replica) -> None:
             links.heartbeat._end_thread()
 
 
-@pytest.mark.parametrize("more", ["", "overlap=1, ", "'ring', overlap=2, wire='bf16', "])
-@pytest.mark.parametrize("nodes", [NODES, ((0, 1), (2,), (3, 4, 5))], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    ("more", "nodes"),
+    [
+        ("", ((0, 1), (2,), (3, 4, 5))),
+        ("overlap=1, ", NODES),
+        ("'ring', overlap=2, wire='bf16', ", ((0, 1), (2,), (3, 4, 5))),
+    ],
+    ids=str,
+)
 def test_without_losses_nodes_train_as_with_slices(
     more: str, nodes: tuple[tuple[int, ...], ...]
 ) -> None:
