@@ -1,6 +1,7 @@
 """Models that FSDP2 shards inside a node, with exchanges between nodes: real processes."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,24 +23,28 @@ from ranks import Spawned
 
 pytestmark = pytest.mark.processes
 
-RECIPES = {  # by the ranks of a node and all
-    (2, 4): (
-        "ddp",
-        "local_sgd(every=3, within='local')",
-        "sgp(overlap=1, within='local')",
-        "sgp(overlap=1, wire='bf16', within='local')",
-        "daso(every=2)",
-        "adasum(within='local')",
-        "adasum(every=2, method='rvhdd', within='local')",
-        "diloco(every=3, within='local')",
-        "diloco(every=4, fragments=3, delay=2, lr=1.0, momentum=0.5, within='local')",
-        # All entries: chunks of shards are others than those of slices.
-        "sparse_loco(every=3, density=1.0, decay=0.9, bits=None, lr=0.7, within='local')",
-        "noloco(every=3, gossip_lr=0.4, within='local')",
-        "sgp(overlap=1, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=4)",
-    ),
-    (3, 6): ("sgp(within='local')", "daso(every=3)", "adasum(method='gram', within='local')"),
-    (2, 6): ("ddp", "sgp('ring', within='local')", "d_psgd(within='local')"),
+Results = dict[str, list[Any]]
+RECIPES: dict[int, dict[int, tuple[str, ...]]] = {  # by all ranks, and those of a node
+    4: {
+        2: (
+            "ddp",
+            "local_sgd(every=3, within='local')",
+            "sgp(overlap=1, wire='bf16', within='local')",
+            "daso(every=2)",
+            "adasum(every=2, method='rvhdd', within='local')",
+            "diloco(every=3, within='local')",
+            "diloco(every=4, fragments=3, delay=2, lr=1.0, momentum=0.5, within='local')",
+            # All entries: chunks of shards are others than those of slices.
+            "sparse_loco(every=3, density=1.0, decay=0.9, bits=None, lr=0.7, within='local')",
+            "noloco(every=3, gossip_lr=0.4, within='local')",
+            "sgp(overlap=1, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=4)",
+            "sgp(within='local')",
+        ),
+    },
+    6: {
+        3: ("daso(every=3)", "adasum(method='gram', within='local')"),
+        2: ("ddp", "d_psgd(within='local')"),
+    },
 }
 Model = Callable[[], nn.Module]
 
@@ -127,9 +132,9 @@ def compare(rank: int, results: Any, local: int, texts: tuple[str, ...]) -> None
         for model in (plain(), sharded(plain(), mesh["local"])):
             optimizer, replica = attach(model, text, mesh)
             sent = []
-            for step in steps(model, optimizer, replica, range(20)):
+            for step in steps(model, optimizer, replica, range(12)):
                 sent.append(replica.stats()["last"]["bytes_sent"])
-                if step == 9:
+                if step == 5:
                     own, buffers = whole(model), copy.deepcopy(dict(model.named_buffers()))
                     with replica.consensus(), torch.no_grad():
                         model.eval()
@@ -147,32 +152,42 @@ def compare(rank: int, results: Any, local: int, texts: tuple[str, ...]) -> None
         differences = [largest(a, b) for a, b in zip(plain_run[:3], shard_run[:3], strict=True)]
         differences.append(float((plain_run[3] - shard_run[3]).abs()))
         equal_distance = (plain_run[4] > 0) == (shard_run[4] > 0)
-        results.put((text, max(differences), equal_distance, shard_run[5], notes))
+        results.put(("compare", (text, max(differences), equal_distance, shard_run[5], notes)))
 
 
-@pytest.mark.parametrize(("local", "ranks"), RECIPES, ids=["2x2", "2x3", "3x2"])
-def test_a_sharded_run_equals_the_unsharded_one(local: int, ranks: int) -> None:
-    texts = RECIPES[local, ranks]
-    results = Spawned(compare, ranks, local, texts).join(90)
-    assert len(results) == ranks * len(texts)
+@pytest.mark.parametrize(("ran", "ranks"), [("on_four", 4), ("on_six", 6)])
+def test_a_sharded_run_equals_the_unsharded_one(
+    ran: str, ranks: int, request: pytest.FixtureRequest
+) -> None:
+    results = request.getfixturevalue(ran)["compare"]
+    assert len(results) == ranks * sum(map(len, RECIPES[ranks].values()))
     for text, difference, equal_distance, _, notes in results:
         assert difference <= 1e-12, (text, difference)  # inner products are summed in other orders
         assert equal_distance, text
         assert (text == "ddp") != any("FSDP2" in note for note in notes)
 
 
-def test_a_node_sends_one_model_per_step() -> None:
-    """Four ranks on two nodes, in the 19 steps after the first one, which compares ranks."""
-    results = Spawned(compare, 4, 2, ("sgp(within='local')",)).join(60)
+def test_a_node_sends_one_model_per_step(on_four: Results) -> None:
+    """Four ranks on two nodes, in the 11 steps after the first one, which compares ranks."""
+    results = [result for result in on_four["compare"] if result[0] == "sgp(within='local')"]
     model_bytes = sum(p.nbytes for p in plain().parameters() if p.requires_grad)
     sent = sum(sent for *_, sent, _ in results) / 2  # of a node
-    assert sent == 19 * (model_bytes + 2 * 16)  # each rank adds a weight and the number of the call
+    assert sent == 11 * (model_bytes + 2 * 16)  # each rank adds a weight and the number of the call
 
 
-def resume(rank: int, results: Any, folder: str, texts: tuple[str, ...]) -> None:
+RESUMED = (
+    "ddp",
+    "sgp(overlap=1, within='local')",
+    "sgp(overlap=1, outer='SGD(lr=1, momentum=0.5)', outer_every=3)",
+    "daso(every=3)",
+    "adasum(within='local')",
+)
+
+
+def resume(rank: int, results: Any, folder: Path) -> None:
     mesh = layout(2)
-    for text in texts:
-        path = Path(folder) / text
+    for text in RESUMED:
+        path = folder / text
         ends: list[dict[str, Tensor]] = []
         saved: dict[str, Any] = {}
         for begin in (0, 7):
@@ -187,83 +202,74 @@ def resume(rank: int, results: Any, folder: str, texts: tuple[str, ...]) -> None
                     saved = copy.deepcopy(model.state_dict())
             ends.append(shards(model))
             replica.detach()
-        results.put((text, largest(*ends)))
+        results.put(("resume", (text, largest(*ends))))
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    texts = (
-        "ddp",
-        "sgp(overlap=1, within='local')",
-        "sgp(overlap=1, outer='SGD(lr=1, momentum=0.5)', outer_every=3)",
-        "daso(every=3)",
-        "adasum(within='local')",
-    )
-    results = Spawned(resume, 4, str(tmp_path), texts).join(60)
-    assert sorted(results) == sorted((text, 0.0) for text in texts for _ in range(4))
+def test_a_resumed_run_equals_the_uninterrupted_one(on_four: Results) -> None:
+    assert sorted(on_four["resume"]) == sorted((text, 0.0) for text in RESUMED for _ in range(4))
 
 
-def end(rank: int, results: Any, folder: str) -> None:
+def end(rank: int, results: Any, folder: Path) -> None:
     mesh = layout(2)
     model = sharded(plain(), mesh["local"])
     optimizer, replica = attach(model, "sgp(overlap=1, within='local')", mesh)
     for _ in steps(model, optimizer, replica, range(5)):
         pass
     replica.finish()
-    offbeat.save_per_rank(folder, replica=replica, optimizer=optimizer)
-    results.put({name: p.tolist() for name, p in whole(model).items()})
+    offbeat.save_per_rank(folder / "finished", replica=replica, optimizer=optimizer)
+    results.put(("end", {name: p.tolist() for name, p in whole(model).items()}))
     replica.detach()
 
 
-def begin(rank: int, results: Any, folder: str) -> None:
+def begin(rank: int, results: Any, folder: Path) -> None:
     mesh = layout(2)
     model = sharded(plain(), mesh["local"])
     optimizer, replica = attach(model, "local_sgd(every=2, within='local')", mesh)
-    offbeat.load_per_rank(folder, replica=replica, optimizer=optimizer)
-    results.put({name: p.tolist() for name, p in whole(model).items()})
+    offbeat.load_per_rank(folder / "finished", replica=replica, optimizer=optimizer)
+    results.put(("begin", {name: p.tolist() for name, p in whole(model).items()}))
     for _ in steps(model, optimizer, replica, range(2)):
         pass
     replica.detach()
 
 
-def test_more_nodes_load_what_was_saved_after_finish(tmp_path: Path) -> None:
-    ended = Spawned(end, 4, str(tmp_path)).join(60)
-    begun = Spawned(begin, 6, str(tmp_path)).join(60)
-    assert len(begun) == 6
-    assert all(state == ended[0] for state in [*ended, *begun])
+def test_more_nodes_load_what_was_saved_after_finish(on_four: Results, on_six: Results) -> None:
+    assert len(on_six["begin"]) == 6
+    ended, *others = *on_four["end"], *on_six["begin"]
+    assert all(state == ended for state in others)
 
 
-def save_dcp(rank: int, results: Any, folder: str) -> None:
+def save_dcp(rank: int, results: Any, folder: Path) -> None:
     mesh = layout(2)
     model = sharded(plain(), mesh["local"])
     optimizer, replica = attach(model, "sgp(overlap=1, within='local')", mesh)
     for _ in steps(model, optimizer, replica, range(5)):
         pass
     with replica.consensus():  # all nodes save the same
-        results.put({name: p.tolist() for name, p in whole(model).items()})
-        checkpoint.save(get_model_state_dict(model), checkpoint_id=folder)
+        results.put(("save_dcp", {name: p.tolist() for name, p in whole(model).items()}))
+        checkpoint.save(get_model_state_dict(model), checkpoint_id=folder / "dcp")
     replica.detach()
 
 
-def load_dcp(rank: int, results: Any, folder: str, local: int) -> None:
+def load_dcp(rank: int, results: Any, folder: Path, local: int) -> None:
     mesh = layout(local)
     model = sharded(plain(), mesh["local"])
     state = get_model_state_dict(model)
-    checkpoint.load(state, checkpoint_id=folder)
+    checkpoint.load(state, checkpoint_id=folder / "dcp")
     set_model_state_dict(model, state)
     optimizer, replica = attach(model, "sgp(overlap=1, within='local')", mesh)
-    results.put({name: p.tolist() for name, p in whole(model).items()})
+    results.put(("load_dcp", {name: p.tolist() for name, p in whole(model).items()}))
     for _ in steps(model, optimizer, replica, range(2)):
         pass
     replica.detach()
 
 
-def test_distributed_checkpoints_are_loaded_on_other_nodes(tmp_path: Path) -> None:
+def test_distributed_checkpoints_are_loaded_on_other_nodes(
+    on_four: Results, on_six: Results
+) -> None:
     """Saved on two nodes of two ranks; other numbers of nodes, and of ranks in a node."""
-    saved = Spawned(save_dcp, 4, str(tmp_path)).join(60)
-    for local, ranks in ((2, 6), (3, 6)):
-        loaded = Spawned(load_dcp, ranks, str(tmp_path), local).join(60)
-        assert len(loaded) == ranks
-        assert all(state == saved[0] for state in [*saved, *loaded])
+    assert len(on_six["load_dcp"]) == 2 * 6
+    saved, *others = *on_four["save_dcp"], *on_six["load_dcp"]
+    assert all(state == saved for state in others)
 
 
 def settings(rank: int, results: Any) -> None:
@@ -302,12 +308,12 @@ def settings(rank: int, results: Any) -> None:
         everyone: list[Any] = [None] * 4
         dist.all_gather_object(everyone, shards(model))
         alike = largest(everyone[0], everyone[2]) + largest(everyone[1], everyone[3])
-        results.put((name, learned, alike, float(norm)))
+        results.put(("settings", (name, learned, alike, float(norm))))
         replica.detach()
 
 
-def test_options_of_fsdp() -> None:
-    results = Spawned(settings, 4).join(60)
+def test_options_of_fsdp(on_four: Results) -> None:
+    results = on_four["settings"]
     assert {(name, learned, alike) for name, learned, alike, _ in results} == {
         ("kept", True, 0.0),
         ("bf16", True, 0.0),
@@ -337,7 +343,7 @@ def refusals(rank: int, results: Any) -> None:
         try:
             attach(model, text, mesh)
         except ValueError as error:
-            results.put((name, str(error)))
+            results.put(("refusals", (name, str(error))))
 
 
 def diverging(rank: int, results: Any) -> None:
@@ -350,7 +356,7 @@ def diverging(rank: int, results: Any) -> None:
                 with torch.no_grad():
                     model.first.weight.to_local()[0, 0] = torch.nan  # type: ignore[operator]
     except ValueError as error:
-        results.put(str(error))
+        results.put(("diverging", str(error)))
 
 
 @pytest.mark.fault(
@@ -358,8 +364,8 @@ def diverging(rank: int, results: Any) -> None:
     "ValueError on all ranks; names the parameter",
     group="Gradients",
 )
-def test_a_shard_that_is_not_finite() -> None:
-    results = Spawned(diverging, 4).join(60)
+def test_a_shard_that_is_not_finite(on_four: Results) -> None:
+    results = on_four["diverging"]
     assert len(results) == 4
     assert len(set(results)) == 1
     assert "is not finite after the optimizer's step" in results[0]
@@ -380,9 +386,48 @@ REFUSED = {
     "ValueError on all ranks",
     group="Models and algorithms",
 )
-def test_what_cannot_be_exchanged_in_shards() -> None:
-    results = Spawned(refusals, 4).join(60)
+def test_what_cannot_be_exchanged_in_shards(on_four: Results) -> None:
     for name, text in REFUSED.items():
-        said = [error for other, error in results if other == name]
+        said = [error for other, error in on_four["refusals"] if other == name]
         assert len(said) == 4
         assert all(text in error for error in said), said
+
+
+def run_four(rank: int, results: Any, folder: Path) -> None:
+    """Run all that two nodes of two ranks show: starting processes takes most of the time."""
+    for local, texts in RECIPES[4].items():
+        compare(rank, results, local, texts)
+    for scenario in (resume, end, save_dcp):
+        scenario(rank, results, folder)
+    for scenario in (settings, refusals, diverging):
+        scenario(rank, results)
+
+
+def run_six(rank: int, results: Any, folder: Path) -> None:
+    for local, texts in RECIPES[6].items():
+        compare(rank, results, local, texts)
+        load_dcp(rank, results, folder, local)
+    begin(rank, results, folder)
+
+
+def by_scenario(results: list[Any]) -> Results:
+    found = defaultdict(list)
+    for scenario, result in results:
+        found[scenario].append(result)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the four ranks save and the six load."""
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def on_four(folder: Path) -> Results:
+    return by_scenario(Spawned(run_four, 4, folder).join(110))
+
+
+@pytest.fixture(scope="module")
+def on_six(folder: Path, on_four: Results) -> Results:
+    return by_scenario(Spawned(run_six, 6, folder).join(110))
