@@ -20,9 +20,8 @@ def trained(draw: random.Random, window: int, drop_last: bool) -> tuple[Run, dic
     return run, stats[0]
 
 
-@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("window", [1, 5], ids=["each step", "every 5 steps"])
-def test_each_sample_counts_once_an_epoch(window: int, part: int, draws: random.Random) -> None:
+def test_each_sample_counts_once_an_epoch(window: int, draws: random.Random) -> None:
     """An exchange is each step, or what a rank did in up to 5 steps is lost with it."""
     seen = Counter[str]()
     for _ in range(HISTORIES):

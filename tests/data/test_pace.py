@@ -35,7 +35,7 @@ REFERENCES: dict[str, Callable[..., Array]] = {
         weighted.diloco, every=6, fragments=PARTS, delay=2, mixing=0.5
     ),
 }
-OTHERS = "sparse_loco(every=6)", "noloco(every=6)", "adasum(every=6)", "sgp(overlap=1)", "d_psgd"
+OTHERS = "sparse_loco(every=6)", "noloco(every=6)", "adasum(every=6)", "sgp(overlap=1)"
 
 
 def test_most_steps_are_made_in_the_time_of_a_window(draws: random.Random) -> None:

@@ -606,7 +606,7 @@ def test_buffers_may_hold_what_they_like() -> None:
     "one bit of a checkpoint file is flipped",
     "ValueError on all ranks, or the values that were saved",
 )
-@pytest.mark.parametrize("text", [OVERLAP, LAGS, DASO])
+@pytest.mark.parametrize("text", [OVERLAP, LAGS])
 def test_a_flipped_bit_never_loads_other_values(text: str) -> None:
     chance = random.Random(text)
     good = files_of(text)

@@ -15,7 +15,7 @@ from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
 from problems import seeded
-from recipe_cases import Case, every_repeatable_recipe
+from recipe_cases import CASES, Case, of_each_recipe
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
@@ -103,7 +103,7 @@ def test_another_number_of_ranks_after_finish(tmp_path: Path) -> None:
     ThreadWorld(3).run(load)
 
 
-@pytest.mark.parametrize("name", ["with space", "a[1]b", "a*b", "what?", "{x}", "memory://a/b"])
+@pytest.mark.parametrize("name", ["with space", "[a*b]?{x}", "memory://a/b"])
 def test_any_name_of_a_folder(name: str, tmp_path: Path) -> None:
     folder = name if "://" in name else str(tmp_path / name)
 
@@ -224,7 +224,9 @@ def test_the_state_of_rank_0_on_all_ranks() -> None:
     assert "number of ranks" not in text
 
 
-@every_repeatable_recipe
+@pytest.mark.parametrize(
+    "case", of_each_recipe(case for case in CASES if case.reference), ids=lambda case: case.text
+)
 def test_the_state_inside_consensus_is_that_of_training(case: Case) -> None:
     def work(world: World) -> None:
         model, optimizer, replica = build(world, case.text)
