@@ -17,10 +17,11 @@ from offbeat.plan.predict import play_run
 from offbeat.plan.record import Recording, record
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
-from recipe_cases import CASES
+from recipe_cases import CASES, of_each_recipe
 
 STEPS, LEAD = 24, 12  # LEAD: the first steps, whose start-up exchanges are not counted
-TEXTS = [case.text for case in CASES if not case.text.startswith("ad_psgd")] + [
+REPEATABLE = [case for case in CASES if case.reference]
+TEXTS = [case.text for case in of_each_recipe(REPEATABLE)] + [
     "ddp(bucket_mb=0.01)",
     "lags(density=0.01, message_mb=0.001)",
     "lags(density=0.01, momentum=0.5)",

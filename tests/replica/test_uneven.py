@@ -22,7 +22,7 @@ from reference.participants import Array
 
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
-LENGTHS = (50, 35, 16)
+LENGTHS = (26, 18, 8)
 RECIPES = (
     "ddp",
     "lags(density=0.2)",
@@ -39,7 +39,7 @@ RECIPES = (
     "ad_psgd",
     "adasum(every=2)",
     "adasum(partition=True)",
-    "daso(every=4, total_steps=50, warmup_steps=9, cooldown_steps=9)",
+    "daso(every=4, total_steps=26, warmup_steps=6, cooldown_steps=6)",
     "alone",
 )
 
@@ -84,7 +84,7 @@ def train(
 @pytest.mark.parametrize("text", RECIPES)
 def test_every_recipe_trains_to_the_longest_end(text: str) -> None:
     nodes = [[0, 1], [2]] if "local" in text or "daso" in text else [[0], [1], [2]]
-    lengths = (*LENGTHS, 25) if "partition" in text else LENGTHS
+    lengths = (*LENGTHS, 13) if "partition" in text else LENGTHS
     nodes = [[0, 1], [2, 3]] if "partition" in text else nodes
     runs = ThreadWorld(nodes=nodes).run(
         lambda world: train(world, text, range(lengths[world.rank]))
