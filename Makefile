@@ -57,10 +57,12 @@ $(DEMO): pyproject.toml constraints.txt
 # First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
 # what else runs in threads, eight at a time since many of these tests wait for heartbeats; then what
 # starts processes, three at a time (file by file, so that what a module's tests share is set up
-# once); last, one by one, what measures times.
+# once, and the longest files first, which pytest-xdist would take for short: they have few tests);
+# last, one by one, what measures times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
 OTHERS := $(addprefix --ignore=,$(EQUATIONS))
-PROCESSES = $(shell grep -rl --include='test_*.py' mark.processes tests)
+LONGEST := $(addprefix tests/,integrations device replica test_examples.py compare lab)
+PROCESSES = $(shell grep -rl --include='test_*.py' mark.processes $(LONGEST) tests)
 
 test: lint  ## lint, types, tests and doctests
 	@$(BIN)/mypy & types=$$!; \
@@ -68,7 +70,7 @@ test: lint  ## lint, types, tests and doctests
 	failed=$$?; wait $$types && exit $$failed
 	$(BIN)/python -m pytest -n 8 --dist worksteal --durations=10 $(OTHERS) \
 		-m "not processes and not quiet and not gpu"
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=10 $(PROCESSES) \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(PROCESSES) \
 		-m "processes and not quiet and not gpu"
 	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab tests/doctor tests/elastic tests/data
 
