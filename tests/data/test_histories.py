@@ -8,7 +8,7 @@ import pytest
 
 from sampled_runs import Run
 
-HISTORIES, EPOCHS = 50, 3
+HISTORIES, EPOCHS = 30, 3
 LENGTHS = (20, 61, 200, 501)  # of these, drop_last needs more than a step of 5 ranks
 
 

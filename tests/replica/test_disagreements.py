@@ -226,7 +226,7 @@ VERBS: dict[str, Callable[[offbeat.Replica], object]] = {
 
 
 PAIRS = itertools.combinations(VERBS, 2)
-TEXTS = itertools.cycle(["ddp", "sgp(overlap=1)", "local_sgd(every=2)"])
+TEXTS = itertools.cycle(["sgp(overlap=1)", "ddp", "local_sgd(every=2)"])
 
 
 @pytest.mark.parametrize(
