@@ -50,6 +50,7 @@ PEERS = {
     "liveness/heartbeats/roll_call.py": "texts of the store, for attach/start",
     "liveness/heartbeats/status_record.py": "JSON of the store",
     "methods/push_sum/graphs.py": "digests, compared with others",
+    "platform/addresses.py": "addresses in the store, handed to Gloo as they are",
     "platform/answering.py": "sockets: two bytes, compared with two others",
     "platform/process_group.py": "tensors of one element, not read",
     "replica/consensus.py": "JSON: names of buffers",
