@@ -69,8 +69,8 @@ def _shares(members: Generation, leaves: bool) -> list[list[Tensor]]:
     found: list[list[Tensor]] = []
     for slot in members.slots:
         # Of a sharded model only counterparts hold the same part.
-        is_sharded = members.connection.mates is not None and slot.site is not None
-        group = (slot.site.group if slot.site and is_sharded else None) or members.control
+        site = slot.site if members.connection.mates is not None else None
+        group = members.control if site is None else site.group or members.control
         found.append([])
         for tensor in slot.unsent():
             share = tensor if leaves else torch.zeros_like(tensor)

@@ -8,7 +8,7 @@ from torch.distributed import HashStore, Store
 SMALL = 64  # members: all addresses are then 10 kB
 
 
-def with_addresses(store: Store, rank: int, size: int, opened: Callable[[Store], Any]) -> Any:
+def with_addresses(store: Store, size: int, opened: Callable[[Store], Any]) -> Any:
     """Return the lazy backend that ``opened`` makes; all members call.
 
     Gloo asks the store twice for each member that it connects to, one after the other: that takes

@@ -319,7 +319,7 @@ def _open_backend(
         def over(store: Store) -> ProcessGroupGloo:
             return ProcessGroupGloo(store, rank, size, options)
 
-        return with_addresses(store, rank, size, over) if is_lazy else over(store)
+        return with_addresses(store, size, over) if is_lazy else over(store)
     if name == "nccl":
         from torch.distributed import ProcessGroupNCCL
 
