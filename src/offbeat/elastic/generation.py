@@ -165,7 +165,7 @@ class Generation(Commits):
             model = self.filler.model
             parameters = [local(p) for p in model.trained.values()]
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
-            told = changes, parameters, buffers, self.admission.lets_go
+            told = changes, parameters, buffers, lambda: self.admission.lets_go
             with self.node.calling(verb):
                 result = self.node.together(verb, survive, *told)
             self.admission.wants_to_leave |= self.node.is_leaving

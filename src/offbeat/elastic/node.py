@@ -161,7 +161,7 @@ class Node:
         changes: Sequence[list[dict[str, int]]],
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
-        lets_go: bool = False,
+        lets_go: Callable[[], bool] = lambda: False,
     ) -> Result:
         """Make a call with the other nodes on the first rank; return its result on all.
 
@@ -177,7 +177,8 @@ class Node:
             result = call()
         except (ValueError, PeerLost) as error:
             fault = error
-        word = sum(map(len, changes)), fault is not None, lets_go, self.wants_to_leave
+        # Asked once the step is counted: a node that heard in it has promised to look at its end.
+        word = sum(map(len, changes)), fault is not None, lets_go(), self.wants_to_leave
         said = [word] if self.control is None else gather_numbers(word, self.control)
         self.is_leaving = any(wants for *_, wants in said)
         self.lets_go = self.is_leaving or any(knows for *_, knows, _ in said)
