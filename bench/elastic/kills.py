@@ -1,5 +1,6 @@
 """Workers are killed every 20 s and every 5 s under each recipe, beside torchft."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ HEADINGS = (
     "method", "kill every", "workers x step", "minutes", "kills", "useful", "longest gap",
     "back after", "steps lost", *LOST, "fault",
 )  # fmt: skip
+APART = 0.7  # seconds between two starts: kills and restarts of all runs at once would load it
 MISSING = "torchft is not installed: its rows are left out; see bench.outer.torchft"
 BENCH = Bench(
     name="elastic/kills", minutes=4, full_minutes=36,
@@ -107,8 +109,11 @@ def app(seconds: float = 120.0, jobs: int = 20, full: bool = False) -> Result:
         cases, preload = [case for case in cases if not case.is_peer], []
     context, runs = forking(*preload), []
     with ThreadPoolExecutor(jobs) as pool:
-        longest_first = sorted(cases, key=lambda case: -case.seconds)
-        for done in as_completed([pool.submit(disturb, context, case) for case in longest_first]):
+        submitted = []
+        for case in sorted(cases, key=lambda case: -case.seconds):  # the longest first
+            submitted.append(pool.submit(disturb, context, case))
+            time.sleep(APART)
+        for done in as_completed(submitted):
             runs.append(done.result())
             console.print("  ".join(row(runs[-1])), style="dim", markup=False)
     runs.sort(key=lambda run: cases.index(run.case))

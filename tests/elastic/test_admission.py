@@ -14,12 +14,13 @@ from torch.distributed import HashStore
 import offbeat
 from crowd import Crowd
 from offbeat.elastic.admission import Admission
-from offbeat.elastic.join_barrier import barrier_of
+from offbeat.elastic.join_barrier import barrier_of, come, let_in
 from offbeat.elastic.newcomer import Newcomer
 from offbeat.liveness.failure import Phase
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.beacon import Beacon, Place
 from offbeat.liveness.heartbeats.beat import Beat
+from offbeat.liveness.heartbeats.probe import Probe
 from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
 from offbeat.transport.world import World
@@ -161,11 +162,48 @@ def test_a_request_of_one_who_has_ended_is_withdrawn(links: Links) -> None:
     place = beacon.light([HOST])
     assert place is not None
     write_beat(links, request, 1, place)
-    newcomer = Newcomer(links, request)
+    newcomer = Newcomer(links, request, 1)
     assert not look(newcomer, 0.3), "it answers, though it writes no heartbeat"
     beacon.put_out(place)
     assert look(newcomer, 2.0)
     newcomer.close()
+
+
+@pytest.mark.usefixtures("still")
+def test_members_meet_a_newcomer_before_they_wait_for_it(links: Links) -> None:
+    """Of a process that has never answered, they could not tell that it ends in the exchange."""
+    links.name, request, beacon = "run1", JoinRequest(1, 4), Beacon()
+    place = beacon.light([HOST])
+    assert place is not None
+    write_beat(links, request, 1, place)
+    admission = Admission(links)
+    admission._acknowledge(request)
+    assert Probe(place).is_known
+    admission.close()
+    beacon.put_out(place)
+
+
+@pytest.mark.fault(
+    "a rank ends after its request, before any member has reached it",
+    "members wait for it for half a heartbeat, and it may try again",
+)
+def test_members_do_not_wait_for_one_that_does_not_come(links: Links) -> None:
+    request = JoinRequest(1, 4)
+    assert let_in(links, request, 1) is None
+    barrier = barrier_of(links.store, links.name, request.number)
+    assert not come(barrier, links, lambda: False), "the outcome is known to it, too"
+
+
+def test_one_that_joins_comes_once_its_step_is_decided(links: Links) -> None:
+    """All members watch it by then: one that ends before would be waited for in the exchange."""
+    barrier, found = barrier_of(links.store, links.name, 4), list[bool]()
+    thread = threading.Thread(target=lambda: found.append(come(barrier, links, lambda: False)))
+    thread.start()
+    time.sleep(0.2)
+    assert barrier.add("come", 0) == 0
+    barrier.set("step", "7")
+    thread.join(20)
+    assert found == [True]
 
 
 @pytest.mark.parametrize("beats", [True, False])
@@ -174,7 +212,7 @@ def test_a_refusal_counts_of_one_that_is_silent(links: Links, beats: bool) -> No
     links.name, request, beacon = "run1", JoinRequest(1, 4), Beacon()
     place: Any = beacon.light([HOST])
     beacon.put_out(place)
-    newcomer, found = Newcomer(links, request), []
+    newcomer, found = Newcomer(links, request, 1), []
     for number in range(10):
         write_beat(links, request, number if beats else 0, place)
         found.append(look(newcomer, heartbeat.BEAT))

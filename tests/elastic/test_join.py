@@ -181,7 +181,7 @@ def test_ranks_that_return_together_join_in_one_step(
         return find(back, rank) if comes else None
 
     monkeypatch.setattr(join, "request_of_first", request_of_first)
-    monkeypatch.setattr(join, "COMPANY", 0.5)
+    monkeypatch.setattr(join_barrier, "COMPANY", 2.0)
 
     def work(world: World) -> tuple[Array, dict[str, Any]]:
         replica = attach(world, algorithm)
@@ -290,13 +290,13 @@ def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicate.survivors, "resign", lambda links: None)
     else:
 
-        def pass_barrier(barrier: Any, links: Links, *more: Any) -> bool:
+        def come(barrier: Any, links: Links, *more: Any) -> bool:
             while when == "at the barrier" and not barrier.check(["step"]) and not dead.is_set():
                 time.sleep(0.01)
             return enter(barrier, links, *more) if dead.is_set() else die(links)
 
-        enter = join.pass_barrier
-        monkeypatch.setattr(join, "pass_barrier", pass_barrier)
+        enter = join.come
+        monkeypatch.setattr(join, "come", come)
         monkeypatch.setattr(join, "close_barrier", lambda barrier: None)
         monkeypatch.setattr(Links, "abandon", quiet(Links.abandon))
 

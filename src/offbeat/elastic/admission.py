@@ -5,7 +5,7 @@ import time
 from typing import final
 
 from offbeat.elastic.join_barrier import barrier_of, close_barrier
-from offbeat.elastic.newcomer import Newcomer
+from offbeat.elastic.newcomer import Newcomer, meet
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.transport.links import Links
@@ -42,7 +42,7 @@ class Admission:
         """Acknowledge requests from now on; ``before``: that of the ranks until now."""
         self._links, self._changing = links, threading.Lock()
         self._request: JoinRequest | None = None
-        self._newcomer: Newcomer | None = None
+        self._newcomers: list[Newcomer] = []
         steps = links.heartbeat.phase.steps if links is not None else 0
         # As the heartbeat counts steps; the one in which ranks change has begun.
         self._limit, self._ahead, self._begun = 0, 0, steps + 1
@@ -144,25 +144,27 @@ class Admission:
         self.close()
         if request is None:
             return
-        self._newcomer = None if leaves else Newcomer(links, request)
         barrier = barrier_of(links.store, links.name, request.number)
         barrier.append("limits", f"{self._limit} ")
         if barrier.add("acknowledged", 1) == len(links.world.ranks):
             step = max(map(int, barrier.get("limits").split()))
             barrier.compare_set("step", "", str(step))
+        if not leaves:
+            self._newcomers = [Newcomer(links, request, rank) for rank in request.ranks]
+            meet(self._newcomers)
 
     def _withdraw_if_gone(self, links: Links) -> None:
         """Let in nobody who has ended meanwhile, and let the next one ask."""
-        request, newcomer = self._request, self._newcomer
-        if request is not None and newcomer is not None and newcomer.is_gone():
+        request, gone = self._request, [newcomer.is_gone() for newcomer in self._newcomers]
+        if request is not None and any(gone):
             close_barrier(barrier_of(links.store, links.name, request.number))
             links.heartbeat.ask(request, None)
 
     def close(self) -> None:
-        """Watch the newcomer no more."""
-        if self._newcomer is not None:
-            self._newcomer.close()
-        self._newcomer = None
+        """Watch the newcomers no more."""
+        for newcomer in self._newcomers:
+            newcomer.close()
+        self._newcomers = []
 
     def _await_decision(self, request: JoinRequest, links: Links) -> int | None:
         """Return the step of the admission; None if the request is withdrawn first."""

@@ -13,9 +13,10 @@ from offbeat.attach.connection import Connection
 from offbeat.attach.slots import SlotFiller
 from offbeat.attach.start import algorithm_fault, argument_fault
 from offbeat.elastic.join_barrier import (
-    COMPANY,
+    SOON,
     barrier_of,
     close_barrier,
+    come,
     companions,
     pass_barrier,
     request_of_first,
@@ -35,7 +36,6 @@ from offbeat.transport.run.membership import Membership, read_membership
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store
-SOON = 0.02  # the same where all others wait for the newcomer
 READ = 16  # members whose heartbeats tell whether a run goes on
 ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
@@ -220,7 +220,7 @@ class JoinAttempts:
                 others += found
         request = JoinRequest(rank, self.store.add("requests", 1), tuple(others))
 
-        def come(barrier: TimedStore, links: Links) -> bool:
+        def ask(barrier: TimedStore, links: Links) -> bool:
             if record.post(request=request).request != request:
                 return False
             self.attempts += 1  # not where another newcomer was first: there may be many
@@ -228,15 +228,10 @@ class JoinAttempts:
                 back.set("request", json.dumps(request))
             if self.mates is not None:
                 self.mates.tell([membership, request.number])
-            until = time.monotonic() + COMPANY
+            hopeless = partial(self._is_hopeless, membership, watch, record, request)
+            return come(barrier, links, hopeless)
 
-            def is_hopeless() -> bool:
-                is_late = time.monotonic() > until and barrier.add("company", 0) < len(others)
-                return is_late or self._is_hopeless(membership, watch, record, request)
-
-            return pass_barrier(barrier, links, is_hopeless, SOON)
-
-        return self._meet(membership, rank, request, come)
+        return self._meet(membership, rank, request, ask)
 
     def _join_with_first(
         self, membership: Membership, watch: RunWatch, record: StatusRecord, back: TimedStore
@@ -246,21 +241,17 @@ class JoinAttempts:
         if request is None:
             return None
 
-        def come(barrier: TimedStore, links: Links) -> bool:
-            barrier.add("company", 1)
-            hopeless = partial(self._is_hopeless, membership, watch, record, request)
-            return pass_barrier(barrier, links, hopeless, SOON)
-
-        return self._meet(membership, watch.rank, request, come)
+        hopeless = partial(self._is_hopeless, membership, watch, record, request)
+        return self._meet(membership, watch.rank, request, partial(come, is_hopeless=hopeless))
 
     def _meet(
         self,
         membership: Membership,
         rank: int,
         request: JoinRequest,
-        come: Callable[[TimedStore, Links], bool],
+        has_come: Callable[[TimedStore, Links], bool],
     ) -> Links | None:
-        """Return the links between all for ``request``, if ``come`` says that all have come.
+        """Return the links between all for ``request``, if ``has_come`` says that all have come.
 
         Its number is that of the first of the mates.
         """
@@ -274,7 +265,7 @@ class JoinAttempts:
         links = Links.joining(world, membership, request.number, newcomers, self.meter)
         barrier = barrier_of(self.store, membership.name, request.number)
         try:
-            if come(barrier, links):
+            if has_come(barrier, links):
                 return links
         except BaseException:
             with contextlib.suppress(RuntimeError):

@@ -4,14 +4,17 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.liveness.store.client import TimedStore
 from offbeat.transport.links import Links
 
 POLL = 0.1  # seconds between two looks of a member
+SOON = 0.02  # the same of one that joins, for which all others wait
+LATE = 0.5  # heartbeats for which members wait for one that joins
 IN, OUT = "in", "out"  # whether the newcomers were let in
 TOGETHER = 0.5  # seconds in which ranks that come back join by the request of the first
-COMPANY = 5.0  # seconds that these and the first wait for each other, at most
+COMPANY = 5.0  # seconds that these wait for the request of the first, and members for all of them
 
 
 def donor_of(members: Sequence[int], newcomer: int) -> int:
@@ -35,14 +38,21 @@ def let_in(links: Links, request: JoinRequest, count: int) -> Links | None:
 
     Each newcomer is ``count`` ranks.
 
-    All members call before the same exchange. It fails if a newcomer is lost; if a member is
-    lost, it raises :class:`PeerLost`, and the old links are still those of all members.
+    All members call before the same exchange. It fails if a newcomer is lost, or does not come: it
+    may try again. If a member is lost, it raises :class:`PeerLost`, and the old links are still
+    those of all members.
     """
     between = links.joined_by(request.ranks, request.number, count)
     barrier = barrier_of(links.store, links.name, request.number)
+    until = time.monotonic() + (COMPANY if request.others else LATE * heartbeat.BEAT)
+
+    def is_hindered() -> bool:
+        is_late = time.monotonic() > until and barrier.add("newcomers", 0) < len(request.ranks)
+        return links.heartbeat.has_agreed_error or is_late
+
     try:
         with links.heartbeat.verb("step"), links.heartbeat.watching():
-            if pass_barrier(barrier, between, lambda: links.heartbeat.has_agreed_error):
+            if pass_barrier(barrier, between, is_hindered):
                 return between
         links.heartbeat.look_for_agreed_error()  # another rank may have heard of it first
     except BaseException:
@@ -52,6 +62,21 @@ def let_in(links: Links, request: JoinRequest, count: int) -> Links | None:
     if donor_of(links.world.ranks, request.rank) == links.world.rank:
         links.heartbeat.ask(request, None)
     return None
+
+
+def come(barrier: TimedStore, between: Links, is_hopeless: Callable[[], bool]) -> bool:
+    """Pass the barrier as one that joins; return whether all have come.
+
+    Not before the step is decided: then all members watch this rank, and notice its end also in the
+    first exchange with it. If it ends before, it does not come.
+    """
+    with between.heartbeat.attending():
+        while barrier.find("step") is None and barrier.find("outcome") is None:
+            if is_hopeless() or between.heartbeat.has_agreed_error:
+                break
+            time.sleep(SOON)
+    barrier.add("newcomers", 1)
+    return pass_barrier(barrier, between, is_hopeless, SOON)
 
 
 def pass_barrier(

@@ -32,6 +32,7 @@ from offbeat.transport.world import Axis, World
 CONNECTIONS, MOST = "OFFBEAT_CONNECTIONS", 64
 MOMENT = 0.2  # seconds for which a rank that leaves waits for the others
 POLL = 1.0  # seconds between two later looks at whether they are through, at most
+LET_GO = 0.25  # seconds for the end of a thread that connects, after a loss
 RECONNECT = 30.0  # seconds in which the ranks must connect after a loss or a join
 
 
@@ -319,7 +320,8 @@ class Links:
                         opening.result(0.1)
                 opening.result()
         finally:
-            lane.close()
+            # Gloo waits where it is to be connected to, and nothing ends that if the peer is lost.
+            lane.close(LET_GO)
         return opened[0]
 
     def _require_connecting(self, since: float) -> None:
