@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 import offbeat
 from crowd import Crowd
-from offbeat.elastic.admission import Admission
+from offbeat.elastic.admission import NEVER, Admission
 from offbeat.elastic.join_barrier import barrier_of, come, let_in
 from offbeat.elastic.newcomer import Newcomer
 from offbeat.liveness.failure import Phase
@@ -189,8 +189,9 @@ def test_members_meet_a_newcomer_before_they_wait_for_it(links: Links) -> None:
 )
 def test_members_do_not_wait_for_one_that_does_not_come(links: Links) -> None:
     request = JoinRequest(1, 4)
-    assert let_in(links, request, 1) is None
+    assert let_in(links, request, 1, lambda: False) is None
     barrier = barrier_of(links.store, links.name, request.number)
+    barrier.set("step", "7")
     assert not come(barrier, links, lambda: False), "the outcome is known to it, too"
 
 
@@ -204,6 +205,30 @@ def test_one_that_joins_comes_once_its_step_is_decided(links: Links) -> None:
     barrier.set("step", "7")
     thread.join(20)
     assert found == [True]
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.usefixtures("still")
+def test_a_decided_request_is_not_withdrawn(links: Links, is_decided: bool) -> None:
+    """A member that has come to its step may wait for the others already, which all must come."""
+    links.name, request, beacon = "run1", JoinRequest(1, 4), Beacon()
+    place: Any = beacon.light([HOST])
+    write_beat(links, request, 1, place)
+    barrier = barrier_of(links.store, links.name, request.number)
+    if not is_decided:
+        barrier.add("acknowledged", 1)  # so that this member is not the last one
+    admission = Admission(links)
+    links.heartbeat.ask(None, request)
+    admission._acknowledge(request)
+    beacon.put_out(place)
+    admission._newcomers[0]._probe.close()
+    admission._newcomers[0]._probe = None  # another one asks at once, not after a heartbeat
+    while barrier.find("outcome") is None:
+        admission._withdraw_if_gone(links)
+        time.sleep(0.01)
+    assert links.heartbeat._ring.record.read().request == (request if is_decided else None)
+    assert (barrier.find("step") == NEVER) != is_decided
+    admission.close()
 
 
 @pytest.mark.parametrize("beats", [True, False])

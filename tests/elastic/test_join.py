@@ -264,12 +264,20 @@ class Gone(Exception):
     """Ends a thread that plays a process which has died."""
 
 
-@pytest.mark.parametrize("when", ["before the members know", "at the barrier", "with the model"])
+@pytest.mark.parametrize(
+    ("when", "algorithm"),
+    [
+        ("before the members know", OVERLAP),
+        ("at the barrier", OVERLAP),
+        ("with the model", OVERLAP),
+        ("with the model", "sgp(within='local')"),  # a new node, which none has ever had a part in
+    ],
+)
 @pytest.mark.fault(
     "a rank is lost while it joins",
     "the next one can join",
 )
-def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_dies(when: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one comes after it. Before it was let in, the others only read that it is gone."""
     dead = threading.Event()
 
@@ -301,7 +309,7 @@ def test_a_newcomer_dies(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Links, "abandon", quiet(Links.abandon))
 
     def work(world: World) -> tuple[Array, dict[str, Any]]:
-        replica = attach(world, OVERLAP)
+        replica = attach(world, algorithm)
         reached(replica, 2 if when == "with the model" and world.rank < 3 else 1)
         return meet(replica)
 
@@ -358,10 +366,10 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
         handover.give,
     )
 
-    def let_in(links: Links, request: Any, count: int) -> Links | None:
+    def let_in(links: Links, request: Any, *more: Any) -> Links | None:
         if links.world.rank == victim and not dead.is_set() and when == "before the barrier":
             die(links)
-        return let(links, request, count)
+        return let(links, request, *more)
 
     def pass_barrier(barrier: Any, between: Links, *more: Any) -> bool:
         if between.world.rank == victim and not dead.is_set() and when == "at the barrier":

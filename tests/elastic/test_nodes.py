@@ -176,6 +176,49 @@ def test_a_node_returns(more: str, draws: random.Random) -> None:
         assert sum(weight for _, weight, _ in results) == pytest.approx(2, abs=1e-12)
 
 
+class Gone(Exception):
+    """Ends a thread that plays a process which has died."""
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.fault(
+    "a rank of a node is lost when another of its ranks has joined already",
+    "PeerLost on its node; the other nodes train on",
+    group="Ranks that join",
+)
+def test_a_node_is_lost_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Node.copy_state
+
+    def copy_state(node: Node, state: dict[str, Any]) -> dict[str, Any]:
+        if node.world.rank == 3:
+            assert node.links is not None
+            node.links.heartbeat._end_thread()
+            raise Gone
+        return copy(node, state)
+
+    monkeypatch.setattr(Node, "copy_state", copy_state)
+
+    def work(world: World) -> list[int]:
+        replica = attach(world)
+        train(replica, 3)
+        if world.rank in NODES[1]:
+            perish(replica)
+            with pytest.raises(Gone if world.rank == 3 else offbeat.PeerLost):
+                attach(world)
+            return []
+        until = time.monotonic() + 40
+        while len(replica.lost) < 4:
+            assert time.monotonic() < until, replica.lost
+            train(replica, replica.steps + 1, 0.005)
+        train(replica, replica.lost[-1]["step"] + 5)
+        replica.finish()
+        replica.detach()
+        return [loss["rank"] for loss in replica.lost]
+
+    results = ThreadWorld(nodes=NODES).run(work)
+    assert [results[rank] for rank in (0, 1, 4, 5)] == 4 * [[2, 3, 2, 3]]
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "text",

@@ -15,6 +15,7 @@ PAUSE = 0.01  # the same for a request that is about to come
 PATIENCE = 0.05  # of a step, for which members wait for one that may be back, if long enough
 NEEDED = 0.35  # heartbeats until it has asked and all have heard
 AT_HAND = 0.5  # of a step, for which they wait for one that is back, but a heartbeat at most
+NEVER = "never"  # in the place of the step: the request is withdrawn
 HEARD = 0.1  # heartbeats until that one has asked and all have heard
 
 
@@ -67,6 +68,11 @@ class Admission:
             return True
         request, links = self._request, self._links
         return request is not None and links is not None and request.rank in links.world.ranks
+
+    @property
+    def has_met(self) -> bool:
+        """Whether this member notices the end of a newcomer, as far as it is to watch it."""
+        return all(newcomer.is_met for newcomer in self._newcomers)
 
     def begin_step(self) -> bool:
         """Note that a ``step()`` begins; return whether a rank waits, or one is lost."""
@@ -137,27 +143,33 @@ class Admission:
         leaves = request is not None and request.rank in links.world.ranks
         with self._changing:
             # In this order: a step that begins meanwhile sees the request, or counts below.
-            self._request, steps = request, links.heartbeat.phase.steps
+            self._request = request
+            steps = links.heartbeat.phase.steps
             self._limit = steps + max(self._ahead, 1)
             if not leaves:
                 self._limit = max(steps + self._ahead, self._begun)
         self.close()
         if request is None:
             return
+        if not leaves:
+            self._newcomers = [Newcomer(links, request, rank) for rank in request.ranks]
+            meet(self._newcomers)
         barrier = barrier_of(links.store, links.name, request.number)
         barrier.append("limits", f"{self._limit} ")
         if barrier.add("acknowledged", 1) == len(links.world.ranks):
             step = max(map(int, barrier.get("limits").split()))
             barrier.compare_set("step", "", str(step))
-        if not leaves:
-            self._newcomers = [Newcomer(links, request, rank) for rank in request.ranks]
-            meet(self._newcomers)
 
     def _withdraw_if_gone(self, links: Links) -> None:
         """Let in nobody who has ended meanwhile, and let the next one ask."""
         request, gone = self._request, [newcomer.is_gone() for newcomer in self._newcomers]
-        if request is not None and any(gone):
-            close_barrier(barrier_of(links.store, links.name, request.number))
+        if request is None or not any(gone):
+            return
+        barrier = barrier_of(links.store, links.name, request.number)
+        close_barrier(barrier)
+        # Once the step is decided all come to it: a rank that has read of it already waits there
+        # for the others, and the request is withdrawn then.
+        if barrier.compare_set("step", "", NEVER).decode() == NEVER:
             links.heartbeat.ask(request, None)
 
     def close(self) -> None:
@@ -175,7 +187,7 @@ class Admission:
             while request == self._request:
                 links.heartbeat.raise_agreed_error()
                 if (step := barrier.find("step")) is not None:
-                    return int(step)
+                    return None if step == NEVER else int(step)
                 time.sleep(wait)
                 wait = min(2 * wait, heartbeat.BEAT / 10)
         return None

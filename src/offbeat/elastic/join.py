@@ -265,8 +265,9 @@ class JoinAttempts:
         links = Links.joining(world, membership, request.number, newcomers, self.meter)
         barrier = barrier_of(self.store, membership.name, request.number)
         try:
-            if has_come(barrier, links):
-                return links
+            with contextlib.nullcontext() if self.mates is None else self.mates.attending():
+                if has_come(barrier, links):
+                    return links
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 close_barrier(barrier)
@@ -281,6 +282,8 @@ class JoinAttempts:
         if time.monotonic() - self.looked < POLL:
             return False
         self.looked = time.monotonic()
+        if self.mates is not None and self.mates.is_lost:
+            return True
         if watch.is_over() or read_membership(self.store) != membership:
             return True
         return record.read().request != request

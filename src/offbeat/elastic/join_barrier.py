@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from offbeat.elastic.newcomer import Newcomer, meet
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.status_record import JoinRequest
 from offbeat.liveness.store.client import TimedStore
@@ -11,7 +12,7 @@ from offbeat.transport.links import Links
 
 POLL = 0.1  # seconds between two looks of a member
 SOON = 0.02  # the same of one that joins, for which all others wait
-LATE = 0.5  # heartbeats for which members wait for one that joins
+LATE = 1.0  # heartbeats for which members wait for one that joins
 IN, OUT = "in", "out"  # whether the newcomers were let in
 TOGETHER = 0.5  # seconds in which ranks that come back join by the request of the first
 COMPANY = 5.0  # seconds that these wait for the request of the first, and members for all of them
@@ -33,35 +34,65 @@ def barrier_of(store: TimedStore, name: str, request: int) -> TimedStore:
     return store.under(f"{name}/join{request}")
 
 
-def let_in(links: Links, request: JoinRequest, count: int) -> Links | None:
+def let_in(
+    links: Links, request: JoinRequest, count: int, has_met: Callable[[], bool]
+) -> Links | None:
     """Wait for all members and newcomers; return the links to them, or None if it has failed.
 
-    Each newcomer is ``count`` ranks.
+    Each newcomer is ``count`` ranks. ``has_met``: whether this member notices its end.
 
-    All members call before the same exchange. It fails if a newcomer is lost, or does not come: it
-    may try again. If a member is lost, it raises :class:`PeerLost`, and the old links are still
-    those of all members.
+    All members call before the same exchange. It fails if a newcomer is lost, or has not been met
+    and does not come: it may try again. If a member is lost, it raises :class:`PeerLost`, and the
+    old links are still those of all members.
     """
     between = links.joined_by(request.ranks, request.number, count)
     barrier = barrier_of(links.store, links.name, request.number)
+    is_donor = donor_of(links.world.ranks, request.rank) == links.world.rank
     until = time.monotonic() + (COMPANY if request.others else LATE * heartbeat.BEAT)
+    barrier.add("members", 1)
+
+    def are_all_here() -> bool:
+        return barrier.add("members", 0) == len(links.world.ranks)
+
+    def is_late() -> bool:
+        if has_met() or time.monotonic() < until:
+            return False
+        return barrier.add("newcomers", 0) < len(request.ranks) and are_all_here()
 
     def is_hindered() -> bool:
-        is_late = time.monotonic() > until and barrier.add("newcomers", 0) < len(request.ranks)
-        return links.heartbeat.has_agreed_error or is_late
+        return links.heartbeat.has_agreed_error or is_late()
 
     try:
         with links.heartbeat.verb("step"), links.heartbeat.watching():
+            if request.others:
+                _meet(links, request, barrier, is_hindered)
             if pass_barrier(barrier, between, is_hindered):
                 return between
+            # Members that have not come yet would not, once the request is withdrawn.
+            while is_donor and not are_all_here() and not links.heartbeat.has_agreed_error:
+                time.sleep(POLL)
         links.heartbeat.look_for_agreed_error()  # another rank may have heard of it first
     except BaseException:
         between.abandon()
         raise
     between.abandon()
-    if donor_of(links.world.ranks, request.rank) == links.world.rank:
+    if is_donor:
         links.heartbeat.ask(request, None)
     return None
+
+
+def _meet(
+    links: Links, request: JoinRequest, barrier: TimedStore, is_hindered: Callable[[], bool]
+) -> None:
+    """Wait for all newcomers, and ask their beacons: those of the others come after the request."""
+    while barrier.add("newcomers", 0) < len(request.ranks) and barrier.find("outcome") is None:
+        if is_hindered():
+            return
+        time.sleep(SOON)
+    newcomers = [Newcomer(links, request, rank) for rank in request.ranks]
+    meet(newcomers)
+    for newcomer in newcomers:
+        newcomer.close()
 
 
 def come(barrier: TimedStore, between: Links, is_hopeless: Callable[[], bool]) -> bool:
@@ -71,7 +102,7 @@ def come(barrier: TimedStore, between: Links, is_hopeless: Callable[[], bool]) -
     first exchange with it. If it ends before, it does not come.
     """
     with between.heartbeat.attending():
-        while barrier.find("step") is None and barrier.find("outcome") is None:
+        while barrier.find("step") is None:
             if is_hopeless() or between.heartbeat.has_agreed_error:
                 break
             time.sleep(SOON)

@@ -38,10 +38,12 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     # Each rank of a node that joins is served by the one that holds the same shards.
     place = links.world.local_rank if count > 1 else 0
     with members.meter.timing("admission"):
-        between = let_in(links, request, count)
+        between = let_in(links, request, count, lambda: members.admission.has_met)
     if between is None:
         members.admission.refused = request
         return [f"{unit} {rank}: {coming} not joined: one was lost meanwhile"]
+    if members.node is not None:
+        members.node.know(request.ranks)
     donor = donor_of(links.world.ranks, request.rank) + place
     served = [newcomer + place for newcomer in request.ranks]
     texts = _connect(members, between, (donor, *served), steps)

@@ -36,6 +36,11 @@ class Newcomer:
         self._probe: Probe | None = None
 
     @property
+    def is_met(self) -> bool:
+        """Whether this member notices its end, or need not."""
+        return not self._is_watched or (self._probe is not None and self._probe.is_known)
+
+    @property
     def is_mute(self) -> bool:
         """Whether its beacon was asked, and has not answered yet."""
         return self._is_watched and self._probe is not None and not self._probe.is_known

@@ -6,7 +6,7 @@ and its ranks cannot disagree about who takes part: they hear it from the first 
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast, final
 
@@ -106,6 +106,10 @@ class Node:
             yield
         self.links.heartbeat.next_call(verb)
 
+    def attending(self) -> AbstractContextManager[None]:
+        """Notice the loss of a rank of the node during a wait for others."""
+        return nullcontext() if self.links is None else self.links.heartbeat.attending()
+
     def report_error(self, error: Exception) -> Exception:
         """Make ``error`` that of all ranks of the node, and return the one that stands."""
         return error if self.links is None else self.links.heartbeat.report_error(error)
@@ -115,14 +119,18 @@ class Node:
         if self.links is not None:
             self.links.close()
 
+    def know(self, numbers: Sequence[int]) -> None:
+        """Note the ranks of new nodes, before they take part: they may be lost as they join."""
+        while max(numbers) >= len(self.everyone.nodes):
+            self.everyone = self.everyone.joined_by(sum(map(len, self.everyone.nodes)))
+
     def go_on(self, numbers: Sequence[int], own: int) -> None:
         """Note the numbers of the nodes that take part from now on, and of this one.
 
         A new node has one rank, and learns its number as it joins.
         """
         local_rank = self.world.local_rank
-        while max(numbers) >= len(self.everyone.nodes):
-            self.everyone = self.everyone.joined_by(sum(map(len, self.everyone.nodes)))
+        self.know(numbers)
         self.everyone = replace(self.everyone, rank=self.everyone.nodes[own][local_rank])
         self.world = self.everyone.among(
             [r for number in numbers for r in self.everyone.nodes[number]]

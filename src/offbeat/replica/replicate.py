@@ -192,21 +192,33 @@ def _join_as_node(joining: JoinAttempts, node: Node) -> Generation | int:
         return (found[0], 0) if isinstance(found[0], int) else (0, found[0].steps)
 
     fault = _fault_inside(node, filler)
-    run, steps = _as_one(node, join_first, None if fault else filler.model)
-    if run:
-        return run
-    if not node.is_first:
-        found.append(Generation(Connection(joining.world, None, None), filler, node))
-    assert isinstance(found[0], Generation), "it has joined"
-    found[0].steps = steps
-    changes, nodes = [found[0].lost, found[0].joined], [*found[0].connection.world.ranks]
+    try:
+        run, steps = _as_one(node, join_first, None if fault else filler.model)
+        if run:
+            return run
+        if not node.is_first:
+            found.append(Generation(Connection(joining.world, None, None), filler, node))
+        assert isinstance(found[0], Generation), "it has joined"
+        found[0].steps = steps
+        _tell(node, found[0])
+    except BaseException:
+        for joined in found:  # the others must not wait for what is left of this node
+            if isinstance(joined, Generation) and joined.connection.links is not None:
+                survivors.resign(joined.connection.links)
+        raise
+    return found[0]
+
+
+def _tell(node: Node, members: Generation) -> None:
+    """Copy what the first rank of a node has joined with to the others."""
+    filler = members.filler
+    changes, nodes = [members.lost, members.joined], [*members.connection.world.ranks]
     told = {"registered": filler.received, "changes": changes, "nodes": nodes}
     state = node.copy_state({**filler.common(), **told})
     if not node.is_first:
-        found[0].lost[:], found[0].joined[:] = state["changes"]
+        members.lost[:], members.joined[:] = state["changes"]
         node.go_on(state["nodes"], node.everyone.node)
         filler.begin_with(state)
-    return found[0]
 
 
 def _join_in_shards(joining: JoinAttempts, node: Node) -> Generation | int:
