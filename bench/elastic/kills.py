@@ -23,7 +23,7 @@ SHARES = {20.0: 0.92, 5.0: 0.80, 60.0: 0.95, 15.0: 0.85}  # goals, by seconds be
 GAP, BACK = 2.5, 2.0  # goals, in seconds, with steps of a second
 HEADINGS = (
     "method", "kill every", "workers x step", "minutes", "kills", "useful", "longest gap",
-    "back after", "steps lost", *LOST, "fault",
+    "back after", "steps lost", *LOST, "longest pause of the machine", "fault",
 )  # fmt: skip
 APART = 0.7  # seconds between two starts: kills and restarts of all runs at once would load it
 MISSING = "torchft is not installed: its rows are left out; see bench.outer.torchft"
@@ -46,7 +46,8 @@ def row(run: Run) -> tuple[str, ...]:
         case.text, f"{case.every:g} s", f"{case.workers} x {case.step:g} s",
         f"{case.seconds / 60:.1f}", f"{run.kills}", f"{100 * share['useful']:.1f} %",
         f"{found.gap:.1f} s", back, f"{found.lost}",
-        *(f"{100 * share[part]:.1f} %" for part in LOST), run.fault or "none",
+        *(f"{100 * share[part]:.1f} %" for part in LOST), f"{run.paused:.1f} s",
+        run.fault or "none",
     )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ import multiprocessing as mp
 import os
 import random
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from multiprocessing.context import BaseContext
@@ -22,6 +24,7 @@ from bench.harness.environment import environment
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 RESTART = 1.0  # seconds from a kill to the start of the next process of that rank
 HANG = 120.0  # seconds, and ten steps, without what must come; kernels compile meanwhile
+NAP = 0.05  # seconds
 MARGIN = 3  # steps from the announcement of the last one to that one
 
 
@@ -52,6 +55,7 @@ class Run:
     score: Score = field(default_factory=Score)
     heldout: float = nan  # the loss of the workers, at the end
     steps: int = 0  # until then
+    paused: float = 0.0  # the longest time by which a thread that only sleeps woke up late
 
 
 class Crew:
@@ -142,13 +146,34 @@ def forking(*modules: str) -> BaseContext:
     return context
 
 
+@contextmanager
+def watching_pauses(run: Run) -> Iterator[None]:
+    """Note for how long the whole machine did not run us: no method can do better than that."""
+    ended = threading.Event()
+
+    def sleep() -> None:
+        last = time.monotonic()
+        while not ended.wait(NAP):
+            last, before = time.monotonic(), last
+            run.paused = max(run.paused, last - before - NAP)
+
+    thread = threading.Thread(target=sleep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def disturb(context: BaseContext, case: Case) -> Run:
     """Make one run, and add up what the workers did."""
     with tempfile.TemporaryDirectory() as name:
         crew = Crew(context, case, Path(name))
         crew.wait_for("end", "start")
         begin = time.monotonic()
-        missing = crew.kill_and_restart(begin)
+        with watching_pauses(crew.run):
+            missing = crew.kill_and_restart(begin)
         end, run = time.monotonic(), crew.run
         if not case.is_peer and not run.fault:
             crew.finish(missing)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from offbeat.elastic import survivors
 from offbeat.elastic.admission import Admission
@@ -12,6 +13,8 @@ from offbeat.elastic.join_barrier import donor_in, donor_of, let_in
 from offbeat.exchange import Exchanged
 from offbeat.liveness.failure import Phase
 from offbeat.transport.links import Links
+
+Entries = list[dict[str, int]]
 
 
 def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
@@ -55,15 +58,7 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     weight /= 1 + len(served) if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
-        state = {
-            "progress": members.progress._replace(steps=steps),
-            "phase": members.control.detector.phase,
-            "changes": changes,
-            "weight": weight,
-            "ahead_from": members.ahead_from,
-            "slots": [slot.common() for slot in members.slots],
-            "held": members.filler.common(),
-        }
+        state = _state(members, changes, weight, steps)
         with members.meter.timing("healing"):
             for newcomer in served:
                 give(tensors_of(model), state, newcomer, members.control)
@@ -72,6 +67,21 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         f"{unit} {rank}: {coming} joined; {ranks} train on, with exchanges between all from step "
         f"{steps}"
     ]
+
+
+def _state(
+    members: Generation, changes: tuple[Entries, Entries], weight: float, steps: int
+) -> dict[str, Any]:
+    """Return what a donor hands over beside the model."""
+    return {
+        "progress": members.progress._replace(steps=steps),
+        "phase": members.control.detector.phase,
+        "changes": changes,
+        "weight": weight,
+        "ahead_from": members.ahead_from,
+        "slots": [slot.common() for slot in members.slots],
+        "held": members.filler.common(),
+    }
 
 
 def _connect(members: Generation, between: Links, pair: tuple[int, ...], steps: int) -> list[str]:
