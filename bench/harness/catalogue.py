@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from bench.harness.files import ROOT
@@ -37,6 +38,7 @@ def benches() -> list[Bench]:
     return [bench for path in paths if (bench := declared(path)) is not None]
 
 
+@cache  # each table of a page asks for all
 def declared(path: Path) -> Bench | None:
     """The ``BENCH`` of a module with what its docstring adds; None if it has none."""
     tree = ast.parse(path.read_text("utf-8"))

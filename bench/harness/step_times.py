@@ -91,14 +91,15 @@ def train_task(question: tuple[list[Timed], tuple[float, int] | None]) -> list[S
 
 def train_all(cases: Sequence[Timed], task: Task) -> list[StepTime]:
     """Run all cases on copies of the task's model, on every rank."""
-    found = []
+    own = []
     for case in cases:
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, train(case, task))
-        found.append(StepTime.of(everyone, case.warm_up))
+        own.append(train(case, task))
         if dist.get_rank() == 0:
-            print(f"{case.name}: {found[-1]}", flush=True)
-    return found
+            print(f"{case.name}: {StepTime.of(own[-1:], case.warm_up)}", flush=True)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)  # once: far away it takes as long as a step
+    each = zip(cases, zip(*everyone, strict=True), strict=True)
+    return [StepTime.of(ranks, case.warm_up) for case, ranks in each]
 
 
 def train(case: Timed, task: Task) -> tuple[Recording, float]:

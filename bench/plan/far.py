@@ -4,13 +4,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.harness import GOAL, Bench, Claim, Result, command
-from bench.harness.pause import Paused
 from bench.harness.ranks import on_nodes
-from bench.plan.cells import PAUSE, WIDTH, Cell, Layout, measure
+from bench.harness.step_times import Timed
+from bench.plan.cells import Cell, Layout, measure
 from bench.plan.network import METHODS
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network.links import LinkOptions, Links
-from offbeat.plan import Fabric, Parameter, Profile, Speeds
+from offbeat.plan import Fabric, Profile, Speeds, Stragglers
+from offbeat.plan.methods.choice import slots_of
+from offbeat.plan.predict import play_run
 from offbeat.plan.sites import Sites
 
 SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
@@ -47,6 +49,14 @@ NETWORKS = {
 }
 
 
+def seconds_of(method: Timed, profile: Profile, fabric: Fabric) -> float:
+    """Predict a step of the very run that is measured: TCP's windows grow in its first ones."""
+    slots = slots_of(method.algorithm, profile, fabric)
+    factors = Stragglers().draw(method.steps, fabric.nodes, fabric.ranks_per_node)
+    clocks = play_run(slots, profile, fabric, factors, method.warm_up)
+    return float((clocks.now - clocks.began).max()) / (method.steps - method.warm_up)
+
+
 @command(BENCH, "--rounds 2")
 def app(rounds: int = 1) -> Result:
     """Measure all methods beside the step of a rank alone, and predict them.
@@ -54,16 +64,15 @@ def app(rounds: int = 1) -> Result:
     The least of all rounds counts: other load on the machine can only add time.
     """
     speeds, found, rows = Speeds.measure(), [], {}
-    layers = [Parameter(name, p.numel()) for name, p in Paused(PAUSE, WIDTH).named_parameters()]
     for name, network in NETWORKS.items():
         question = METHODS, Layout(network.nodes)
         where = network.nodes, 1, network.rate
         runs = [on_nodes(measure, question, *where, **network.far) for _ in range(rounds)]
-        alone = min(((run.forward, run.backward, run.optimizer) for run, _ in runs), key=sum)
-        profile = Profile.by_size(layers, *alone, speeds)
+        profile = replace(min((run for run, _ in runs), key=lambda run: run.compute), speeds=speeds)
         for method, *times in zip(METHODS, *(times for _, times in runs), strict=True):
             least = min(time.step for time in times)
-            cell = Cell.of(method, name, network.rate, least, profile, network.fabric)
+            predicted = seconds_of(method, profile, network.fabric)
+            cell = Cell(method.name, name, network.rate, least, predicted)
             found.append(cell)
             line = rows.setdefault(method.name, [method.name])
             line.append(f"{cell.measured:.3f} s, {cell.error:+.1%}")

@@ -24,7 +24,7 @@ NEAR = 1e-4  # seconds inside a site
     nbytes=st.integers(1, 10**8), idle=st.floats(0.0, 100.0), before=st.floats(FIRST, 1e8),
     trip=st.floats(0.01, 0.3),
 )  # fmt: skip
-def test_windows_double_with_every_round_trip_and_halve_while_idle(
+def test_windows_grow_by_what_is_confirmed_and_halve_while_idle(
     nbytes: int, idle: float, before: float, trip: float
 ) -> None:
     windows = Windows(before)
@@ -33,10 +33,11 @@ def test_windows_double_with_every_round_trip_and_halve_while_idle(
     window, quiet = before, idle - (trip + PATIENCE)
     while quiet >= 0 and window > FIRST:
         window, quiet = max(FIRST, window / 2), quiet - (trip + PATIENCE)
-    trips, sent = 0, window
-    while sent < nbytes:
-        window, trips = 2 * window, trips + 1
-        sent += window
+    left, sent, at_once, trips = nbytes, 0.0, 0.0, -1
+    while left > 0:
+        sent, trips = min(window, left), trips + 1
+        left, at_once = left - sent, max(at_once, sent)
+        window = max(window, min(window + sent, 2 * at_once))
     assert waited == pytest.approx(trips * trip)
     assert windows.size == pytest.approx(window)
 

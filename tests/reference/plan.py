@@ -12,17 +12,21 @@ Times = list[float]
 def ring(starts: Times, chunk: float, turns: int, alpha: float, rate: float) -> Times:
     """Every rank sends a chunk to the next one in every hop, once it has the previous one's.
 
-    In two halves: each is announced by its receiver once that has the same half of the hop before.
-    The last rank to come is the slowest of every hop.
+    In two halves: each is announced by its receiver once that has the same half of the hop before,
+    and in the first hop of a turn once it has both. The last rank to come is the slowest of every
+    hop.
     """
-    n, last = len(starts), max(starts)
-    free, halves = [last] * n, [[last] * n, [last] * n]
-    for _ in range(turns * (n - 1)):
-        for half, times in enumerate(halves):
-            leaves = [max(times[r], times[r - 1], times[(r + 1) % n]) + 2 * alpha for r in range(n)]
-            free = [max(f, t) + chunk / 2 / rate for f, t in zip(free, leaves, strict=True)]
-            halves[half] = list(free)
-    return [max(both) for both in zip(*halves, strict=True)]
+    n, ends = len(starts), [max(starts)] * len(starts)
+    for _ in range(turns):
+        free, halves = list(ends), [list(ends), list(ends)]
+        for _ in range(n - 1):
+            for half, times in enumerate(halves):
+                near = [max(times[r], times[r - 1], times[(r + 1) % n]) for r in range(n)]
+                leaves = [t + 2 * alpha for t in near]
+                free = [max(f, t) + chunk / 2 / rate for f, t in zip(free, leaves, strict=True)]
+                halves[half] = list(free)
+        ends = [max(both) for both in zip(*halves, strict=True)]
+    return ends
 
 
 def all_reduce(starts: Times, nbytes: float, alpha: float, rate: float) -> Times:
@@ -116,8 +120,12 @@ def gossip(
     overlap: int,
     alpha: float,
     rate: float,
+    in_hops: bool = False,
 ) -> Times:
-    """Messages to ``targets(rank, exchange)``: a rank waits for those it sends to and hears."""
+    """Messages to ``targets(rank, exchange)``: a rank waits for those it sends to and hears.
+
+    ``in_hops``: for one after the other.
+    """
     n = len(factors[0])
     now, arrival, index = [0.0] * n, [0.0] * n, 0
     for k, step in enumerate(factors):
@@ -125,16 +133,25 @@ def gossip(
         if k % max(1, overlap):
             continue
         sends = [list(targets(r, index)) for r in range(n)]
-        heard = [[s for s in range(n) if r in sends[s]] for r in range(n)]
         if overlap:  # one message in flight at a time
             now = [max(a, b) for a, b in zip(now, arrival, strict=True)]
-        carried = [max(len(sends[r]), len(heard[r])) * nbytes / rate for r in range(n)]
-        arrival = []
-        for r in range(n):
-            near = [r, *sends[r], *heard[r]]
-            begun = max(now[j] for j in near)
-            arrival.append(begun + 2 * alpha + max(carried[j] for j in near))
+        hops = [[[to] for to in hop] for hop in zip(*sends, strict=True)] if in_hops else [sends]
+        arrival = now
+        for sent in hops:
+            arrival = _arrivals(arrival, sent, nbytes, alpha, rate)
         if not overlap:
             now = list(arrival)
         index += 1
     return now
+
+
+def _arrivals(
+    now: Times, sends: Sequence[Sequence[int]], nbytes: float, alpha: float, rate: float
+) -> Times:
+    n = len(now)
+    heard = [[s for s in range(n) if r in sends[s]] for r in range(n)]
+    carried = [max(len(sends[r]), len(heard[r])) * nbytes / rate for r in range(n)]
+    nearby = [[r, *sends[r], *heard[r]] for r in range(n)]
+    return [
+        max(now[j] for j in near) + 2 * alpha + max(carried[j] for j in near) for near in nearby
+    ]

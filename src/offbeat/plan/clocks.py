@@ -109,10 +109,12 @@ class Clocks:
     def ring(self, ready: Array, nbytes: float, axis: Axis, turns: int, together: int = 0) -> Array:
         r"""Return the end of ``turns`` around a ring, in whose every hop all send ``nbytes``.
 
-        .. math:: h \max(2 \alpha + \tfrac{m}{2 B}, \tfrac{m}{B}) + \min(2 \alpha, \tfrac{m}{2 B})
+        .. math::
+            h \max(2 \alpha + \tfrac{m}{2 B}, \tfrac{m}{B}) + t \min(2 \alpha, \tfrac{m}{2 B})
 
-        for h hops of m bytes: Gloo sends them in halves of at most 1 MiB, and each only after its
-        receive was announced. On "node" ``together`` rings share each link, those of all local
+        for h hops of m bytes in t turns: Gloo sends them in halves of at most 1 MiB, each only
+        after its receive was announced, and ends a turn before the next one begins.
+        On "node" ``together`` rings share each link, those of all local
         ranks unless given.
         """
         fabric, many = self.fabric, together or self.fabric.ranks_per_node
@@ -134,10 +136,12 @@ class Clocks:
             if not lost or done == SETTLED:
                 seconds += (hops - done) * (hop + lost)
                 break
+        seconds += turns * min(2 * path.latency, piece)
+        ended = self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
         for distance in (1, fabric.size(axis) - 1):
-            self.windows[axis, distance].last = at + seconds
-        seconds += min(2 * path.latency, piece)
-        return self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
+            used = self.windows[axis, distance]
+            used.last = max(used.last, float(ended.max()) - path.latency)  # of its last bytes
+        return ended
 
     def all_reduce(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         """Return the end of an all-reduce: 2 (n-1) hops of 1/n."""

@@ -83,7 +83,7 @@ def predict(
     >>> profile = Profile.by_size([layer], 0.01, 0.02, 0.0, speeds)
     >>> found = predict(ddp(), profile, Fabric(nodes=4, rate=1e9))
     >>> round(found.seconds, 3), found.parts.limit
-    (0.08, 'bandwidth')
+    (0.081, 'bandwidth')
     """
     slots, stragglers = slots_of(algorithm, profile, fabric), stragglers or Stragglers()
     networks = fabric.unlimited(at_once=True), fabric.unlimited(at_once=False), fabric

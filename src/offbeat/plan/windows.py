@@ -31,9 +31,10 @@ def lossy(loss: float, round_trip: float) -> float:
 class Windows:
     """The windows of connections that are used alike, whose messages pass one after the other.
 
-    A window doubles with every round trip in which it was used up, and halves with every
-    retransmission timeout in which the connection was idle, but to no less than 10 packets: rare
-    messages are slow for their first round trips.
+    A window grows by what is confirmed, so that it doubles with every round trip in which it was
+    used up, to twice of what was on its way at once. It halves with every retransmission timeout in
+    which the connection was idle, but to no less than 10 packets: rare messages are slow for their
+    first round trips.
     """
 
     size: float = 0.0  # bytes; 0 before the first message
@@ -51,13 +52,16 @@ class Windows:
         ``most``: the largest mean window.
         """
         fits = nbytes * trip / seconds if seconds > 0 else float("inf")  # bytes of a round trip
-        self.size = self.size or 2 * nbytes  # since the start has sent whole models
         self.rest(at, trip)
-        left, lost, window = nbytes, 0.0, max(FIRST, min(self.size, 2 * fits))
+        start = window = at_once = max(FIRST, min(self.size, most))
+        left, lost = nbytes, 0.0
         while left > window and window < min(fits, most):
             left, lost = left - window, lost + trip - seconds * window / nbytes
-            window *= 2
+            at_once, window = window, 2 * window
+        at_once = min(fits, max(at_once, min(left, window))) if lost else min(fits, nbytes)
+        self.size = max(start, min(start + nbytes, 2 * at_once, most))
         if left > most and most < fits:
             lost += left * (trip / most - seconds / nbytes)
-        self.size, self.last = max(FIRST, min(window, 2 * fits, most)), at + seconds + lost
+        # The last bytes leave half a round trip after the word of the receive.
+        self.last = max(self.last, at + trip / 2 + seconds + lost)
         return lost
