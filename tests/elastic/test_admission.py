@@ -185,7 +185,7 @@ def test_members_meet_a_newcomer_before_they_wait_for_it(links: Links) -> None:
 
 @pytest.mark.fault(
     "a rank ends after its request, before any member has reached it",
-    "members wait for it for half a heartbeat, and it may try again",
+    "members wait for it for one heartbeat, and it may try again",
 )
 def test_members_do_not_wait_for_one_that_does_not_come(links: Links) -> None:
     request = JoinRequest(1, 4)

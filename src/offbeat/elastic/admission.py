@@ -15,8 +15,8 @@ PAUSE = 0.01  # the same for a request that is about to come
 PATIENCE = 0.05  # of a step, for which members wait for one that may be back, if long enough
 NEEDED = 0.35  # heartbeats until it has asked and all have heard
 AT_HAND = 0.5  # of a step, for which they wait for one that is back, but a heartbeat at most
-NEVER = "never"  # in the place of the step: the request is withdrawn
 HEARD = 0.1  # heartbeats until that one has asked and all have heard
+NEVER = "never"  # in the place of the step: the request is withdrawn
 
 
 @final

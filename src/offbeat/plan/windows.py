@@ -53,12 +53,12 @@ class Windows:
         """
         fits = nbytes * trip / seconds if seconds > 0 else float("inf")  # bytes of a round trip
         self.rest(at, trip)
-        start = window = at_once = max(FIRST, min(self.size, most))
-        left, lost = nbytes, 0.0
+        start = window = max(FIRST, min(self.size, most))
+        left, lost, at_once = nbytes, 0.0, 0.0
         while left > window and window < min(fits, most):
             left, lost = left - window, lost + trip - seconds * window / nbytes
             at_once, window = window, 2 * window
-        at_once = min(fits, max(at_once, min(left, window))) if lost else min(fits, nbytes)
+        at_once = min(fits, max(at_once, min(left, window)))
         self.size = max(start, min(start + nbytes, 2 * at_once, most))
         if left > most and most < fits:
             lost += left * (trip / most - seconds / nbytes)

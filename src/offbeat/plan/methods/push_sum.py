@@ -54,9 +54,8 @@ class PushSumTimes(StepTimes):
 
     with the neighbours N that i sends to or receives from, itself among them, and the bytes that
     pass a node's link. Where one message of each participant follows the other, so do these times.
-    Without overlap :math:`t_i \leftarrow f_i`; with it the next message is
-    sent, and the step goes on, when the last one has arrived. A mean of all participants is an
-    all-reduce.
+    Without overlap :math:`t_i \leftarrow f_i`; with it the next message is sent, and the step goes
+    on, when the last one has arrived. A mean of all participants is an all-reduce.
     """
 
     def __init__(self, exchange: PushSum, profile: Profile, fabric: Fabric) -> None:
