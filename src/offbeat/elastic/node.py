@@ -176,7 +176,7 @@ class Node:
         The others make it too, alone; then they take over the parameters of the first one, and its
         ``changes``, the nodes that were lost or have joined. ``buffers`` go along with all but a
         usual step. ``lets_go``: whether this rank knows of a node that waits to leave. An error of
-        one rank is raised on all. Bytes sent inside the node: 128, and one model to each other rank.
+        one rank is raised on all. Bytes sent inside the node: 128 and a model to each other rank.
         """
         result: Any = None
         fault: Exception | None = None
