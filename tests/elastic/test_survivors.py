@@ -618,6 +618,36 @@ def test_survivors_of_a_killed_process_train_to_the_end(draws: random.Random) ->
     np.testing.assert_allclose(first["end"], mean, rtol=0, atol=1e-3)
 
 
+def _lose_two(rank: int, results: Any) -> None:
+    """Lose rank 1, and rank 2 as it begins to connect to the two that are left."""
+    if rank == 2:
+        survivors.regroup = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    model = torch.nn.Linear(5, 1)
+    replica = offbeat.replicate(model, offbeat.ddp(), elastic=True)
+    longest, ended = 0.0, time.monotonic()
+    for step in range(60):
+        model(torch.randn(8, 5)).square().mean().backward()
+        if (rank, step) == (1, 40):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replica.step()
+        time.sleep(0.05)  # all have met the beacons of the others by then
+        longest, ended = max(longest, time.monotonic() - ended), time.monotonic()
+    results.put((longest, [loss["rank"] for loss in replica.lost]))
+    replica.detach()
+
+
+@pytest.mark.fault(
+    "a survivor ends as it begins to connect to the others",
+    "the others train on after about a second, as after any loss",
+)
+@pytest.mark.processes
+def test_a_survivor_that_ends_before_its_new_heartbeat_is_noticed() -> None:
+    """Not by its silence, for which they would wait 15 s: its process answers no more."""
+    said = Spawned(_lose_two, 4).join(timeout=60)
+    assert [lost for _, lost in said] == [[1, 2]] * 2
+    assert max(longest for longest, _ in said) < heartbeat.SILENT_AFTER / 2
+
+
 def _save_after_each_step(rank: int, results: Any) -> None:
     for name, seconds in {"BEAT": 0.2, "BROKEN_AFTER": 1.5, "SILENT_AFTER": 3.0}.items():
         setattr(heartbeat, name, seconds)

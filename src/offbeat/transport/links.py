@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
@@ -12,6 +12,7 @@ from threading import Event
 from torch.distributed import PrefixStore, ProcessGroup
 
 from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeats.beacon import Place
 from offbeat.liveness.heartbeats.diagnosis import store_lost
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.heartbeats.roll_call import hear, roll_call
@@ -103,7 +104,8 @@ class Links:
     def among(self, living: Collection[int]) -> "Links":
         """Return links between the ranks ``living``, with the same counters; then close these."""
         world, name = self.world.among(living), name_after(self.name, self.change)
-        return self._named(name, world, self.meter, self.run, self.change + 1)
+        places = self.heartbeat.places  # of whoever ends before its heartbeat among the living
+        return self._named(name, world, self.meter, self.run, self.change + 1, places=places)
 
     def joined_by(self, ranks: Sequence[int], request: int, count: int) -> "Links":
         """Return links between these ranks and ``count`` from each of ``ranks`` on, by a request.
@@ -136,12 +138,13 @@ class Links:
         run: int = 0,
         change: int = 0,
         is_counted: bool = False,
+        places: Mapping[int, Place] | None = None,
     ) -> "Links":
         """Start the heartbeat under ``name``, or the value of a counter of this name."""
         store = world.timed_store()
         try:
             name = str(store.add(name, 1)) if is_counted else name
-            heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name)
+            heartbeat = Heartbeat(store.under(name), world.rank, world.ranks, name, places)
         except RuntimeError as error:
             raise store_lost(error) from error
         return cls(world, name, store, heartbeat, meter, run, change)

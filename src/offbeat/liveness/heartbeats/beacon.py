@@ -34,6 +34,11 @@ class Place(NamedTuple):
         """A name that no other process has, on any machine."""
         return self.key.partition("/")[0]
 
+    @property
+    def of_process(self) -> "Place":
+        """Where it answers as long as the process has any heartbeat."""
+        return self._replace(key=self.process)
+
 
 @final
 class Beacon:
@@ -55,7 +60,8 @@ class Beacon:
             if self._server is None:
                 return None
             key = f"{self._process}/{next(self._numbers)}"
-            self._server.set(key, "")
+            for name in (self._process, key):
+                self._server.set(name, "")
             self._keys.add(key)
             return Place(hosts, self._server.port, key)
 

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from threading import Event
 from typing import Literal, final
@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from offbeat.liveness.error_context import ErrorContext, forget_locals
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import crossed_waits
+from offbeat.liveness.heartbeats.beacon import Place
 from offbeat.liveness.heartbeats.beat import BeatWriter
 from offbeat.liveness.heartbeats.calls import Calls
 from offbeat.liveness.heartbeats.diagnosis import (
@@ -66,9 +67,17 @@ class Heartbeat(Calls):
     """
 
     def __init__(
-        self, store: TimedStore, rank: int, ranks: tuple[int, ...], name: str = ""
+        self,
+        store: TimedStore,
+        rank: int,
+        ranks: tuple[int, ...],
+        name: str = "",
+        places: Mapping[int, Place] | None = None,
     ) -> None:
-        """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica."""
+        """Start the thread of ``rank``, one of the world's ``ranks``; ``name``: the replica.
+
+        ``places``: beacons of other ranks that this one has asked before.
+        """
         super().__init__(rank, ranks, name)
         self._store = store.under("heartbeat")
         self._groups: list[tuple[ProcessGroup, Collection[int] | None]] = []
@@ -85,7 +94,8 @@ class Heartbeat(Calls):
         crossed_waits.add(self)
         interrupts.open(self)
         self._writer = BeatWriter(self._store, rank)
-        self._ring = WatchRing(self._store, rank, ranks)  # now: whoever is announced can be read
+        # Now: whoever is announced can be read.
+        self._ring = WatchRing(self._store, rank, ranks, places)
         self._ticker = store.ticker(rank, BEAT / LOOKS)
         self._ticker.add(self._tick)
         # A daemon thread that wakes up while the interpreter finalizes aborts the process.
@@ -95,6 +105,11 @@ class Heartbeat(Calls):
     def has_agreed_error(self) -> bool:
         """Whether the ranks have agreed on an error."""
         return self._agreed is not None
+
+    @property
+    def places(self) -> Mapping[int, Place]:
+        """The beacons of the ranks that it watches."""
+        return self._ring.places
 
     def guard(self, group: ProcessGroup, connected: Collection[int] | None = None) -> None:
         """End the waits on ``group`` too after an agreed error; ``connected``: the peers."""
@@ -167,9 +182,13 @@ class Heartbeat(Calls):
         end_waits(group, connected)
 
     def absent(self, since: float) -> list[int]:
-        """Return the ranks without a first heartbeat, once this rank waits for long ``since``."""
+        """Return the ranks without a first heartbeat that are lost.
+
+        Those whose process has ended, and all once this rank waits for long ``since``.
+        """
         is_late = time.monotonic() - since > SILENT_AFTER * self._ticker.stretch
-        return sorted({*self.ranks}.difference(self._ring.begun)) if is_late else []
+        missing = {*self.ranks}.difference(self._ring.begun)
+        return sorted(missing if is_late else missing & self._ring.ended)
 
     def gone(self, suspects: Collection[int]) -> dict[int, Literal["left", "lost"]]:
         """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.

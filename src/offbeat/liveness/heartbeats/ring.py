@@ -71,8 +71,17 @@ class WatchRing:
         suspects: ranks to read beside the others, with the patience of a failure.
     """
 
-    def __init__(self, store: TimedStore, rank: int, ranks: Sequence[int]) -> None:
-        """Announce ``rank``, which has written its first heartbeat, to the other ``ranks``."""
+    def __init__(
+        self,
+        store: TimedStore,
+        rank: int,
+        ranks: Sequence[int],
+        places: Mapping[int, Place] | None = None,
+    ) -> None:
+        """Announce ``rank``, which has written its first heartbeat, to the other ``ranks``.
+
+        ``places``: beacons of some of these, of earlier heartbeats.
+        """
         self.record = StatusRecord(store)
         self.begun: Sequence[int] = ()
         self.gone: dict[int, Literal["left", "lost"]] = {}
@@ -84,6 +93,8 @@ class WatchRing:
         self._losses: dict[int, str] = {}
         self._clock, self._looked = 0.0, time.monotonic()
         self._has_failed, self._count = False, 0
+        known, near = places or {}, self._next(sorted(ranks))
+        self._expected = {r: Probe(known[r].of_process) for r in near if r in known}
         store.append("ranks", f"{rank} ")
         store.add("begun", 1)
 
@@ -92,13 +103,26 @@ class WatchRing:
         now = time.monotonic()
         self._clock += min(now - self._looked, 2 * patience.beat * patience.stretch)
         self._looked = now
-        for probe in self._probes.values():
+        for rank in self._expected.keys() & self._seen.keys():
+            self._expected.pop(rank).close()
+        for probe in (*self._probes.values(), *self._expected.values()):
             probe.look(self._clock, patience.beat)
         return any(self._loss(rank, patience) for rank in self._probes.keys() - self.gone.keys())
 
+    @property
+    def places(self) -> dict[int, Place]:
+        """The beacons of the ranks whose heartbeats it has read; from any thread."""
+        beats = {rank: beat for rank, (_, beat, _) in self._seen.copy().items()}
+        return {rank: beat.place for rank, beat in beats.items() if beat.place is not None}
+
+    @property
+    def ended(self) -> set[int]:
+        """Ranks whose process has ended before their first heartbeat in this ring."""
+        return {rank for rank, probe in self._expected.copy().items() if probe.has_ended}
+
     def close(self) -> None:
         """Close the connections to beacons."""
-        for probe in [*self._probes.values()]:
+        for probe in [*self._probes.values(), *self._expected.values()]:
             probe.close()
 
     def look(self, members: Sequence[int], patience: Patience) -> tuple[Status, list[Sign]]:
