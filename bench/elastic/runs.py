@@ -4,10 +4,8 @@ import multiprocessing as mp
 import os
 import random
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from multiprocessing.context import BaseContext
@@ -24,7 +22,7 @@ from bench.harness.environment import environment
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 RESTART = 1.0  # seconds from a kill to the start of the next process of that rank
 HANG = 120.0  # seconds, and ten steps, without what must come; kernels compile meanwhile
-NAP = 0.05  # seconds
+PERIOD = 5.0  # seconds, of which those between two kills are a multiple
 MARGIN = 3  # steps from the announcement of the last one to that one
 
 
@@ -39,6 +37,7 @@ class Case:
     step: float = 1.0
     steps: int | None = None  # the last step; otherwise a common one after all kills
     seed: int = 1  # of who is killed
+    after: float = 0.0  # seconds after a multiple of 5 at which kills come
 
     @property
     def is_peer(self) -> bool:
@@ -55,7 +54,7 @@ class Run:
     score: Score = field(default_factory=Score)
     heldout: float = nan  # the loss of the workers, at the end
     steps: int = 0  # until then
-    paused: float = 0.0  # the longest time by which a thread that only sleeps woke up late
+    ending: float = 0.0  # seconds until a killed process had ended, at most
 
 
 class Crew:
@@ -87,11 +86,14 @@ class Crew:
         process.start()
         self.running[rank] = process, path
 
-    def end(self, rank: int, how: str) -> None:
+    def end(self, rank: int, how: str) -> float:
+        """Kill a process; the seconds until it has ended."""
         process, path = self.running.pop(rank)
+        began = time.monotonic()
         process.kill()
         Log(path)(how)
         process.join()
+        return time.monotonic() - began
 
     def look(self) -> None:
         """Note workers that have ended by themselves with an error."""
@@ -117,7 +119,7 @@ class Crew:
         while (now := time.monotonic()) < begin + case.seconds and not self.run.fault:
             if now >= next_kill and self.running:
                 rank = victims.choice(sorted(self.running))
-                self.end(rank, "killed")
+                self.run.ending = max(self.run.ending, self.end(rank, "killed"))
                 self.run.kills += 1
                 due.append((time.monotonic() + RESTART, rank))
                 next_kill += case.every
@@ -146,34 +148,14 @@ def forking(*modules: str) -> BaseContext:
     return context
 
 
-@contextmanager
-def watching_pauses(run: Run) -> Iterator[None]:
-    """Note for how long the whole machine did not run us: no method can do better than that."""
-    ended = threading.Event()
-
-    def sleep() -> None:
-        last = time.monotonic()
-        while not ended.wait(NAP):
-            last, before = time.monotonic(), last
-            run.paused = max(run.paused, last - before - NAP)
-
-    thread = threading.Thread(target=sleep, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def disturb(context: BaseContext, case: Case) -> Run:
     """Make one run, and add up what the workers did."""
     with tempfile.TemporaryDirectory() as name:
         crew = Crew(context, case, Path(name))
         crew.wait_for("end", "start")
-        begin = time.monotonic()
-        with watching_pauses(crew.run):
-            missing = crew.kill_and_restart(begin)
+        now = time.monotonic()
+        begin = now + (case.after - now) % PERIOD
+        missing = crew.kill_and_restart(begin)
         end, run = time.monotonic(), crew.run
         if not case.is_peer and not run.fault:
             crew.finish(missing)
