@@ -237,3 +237,36 @@ def test_accumulated_gradients(momentum: float) -> None:
 
     one, two = (ThreadWorld(3).run(lambda w, n=n: work(w, n)) for n in (1, 2))
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_reused"),
+    [
+        ("ddp", LOCAL, True),
+        ("sgp(overlap=1)", LOCAL, True),
+        ("ddp(wire='bf16')", "sgp(overlap=1)", True),
+        ("ddp", "sgp(overlap=1)", False),  # which needs connections that a sum does not
+        ("ddp", "ddp(wire='bf16')", False),
+    ],
+)
+def test_the_next_exchange_reuses_connections_that_it_can_use(
+    first: str, second: str, is_reused: bool
+) -> None:
+    def work(world: World) -> bool:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(first), mesh=world, optimizer=optimizer
+        )
+        one_step(replica, optimizer, 0)
+        links = replica._connection.links
+        assert links is not None
+        before, number = [*links.opened], next(links.numbers)
+        replica.switch(second)
+        one_step(replica, optimizer, 1)
+        assert next(links.numbers) == number + 2, "names of groups go on alike on all ranks"
+        kept = [group for group in links.opened if group in before]
+        is_kept = len(kept) == len(before) == len(links.opened)
+        replica.detach()
+        return is_kept
+
+    assert ThreadWorld(8).run(work) == [is_reused] * 8

@@ -19,6 +19,8 @@ from offbeat.exchange.sharding import local
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.transport.group import Group
+from offbeat.transport.interface import Transport
+from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter
 from offbeat.transport.small_gathers import gather_bytes
 from offbeat.transport.world import World
@@ -240,16 +242,21 @@ class Generation(Commits):
         if mates is not None:
             mates.close()
 
-    def filled_parameters(self, filler: SlotFiller) -> BoundParameters:
+    def filled_parameters(
+        self, filler: SlotFiller, over: Callable[[Links], Transport] = lambda links: links
+    ) -> BoundParameters:
         """Return the parameters slot over the present links; all ranks call."""
         if self.node is not None and not self.node.is_first:
             return IdleParameters(None)
-        return filler.parameters(self.connection.links, self.connection.control)
+        links, control = self.connection.links, self.connection.control
+        return filler.parameters(links and over(links), control)
 
-    def filled_gradients(self, filler: SlotFiller) -> BoundGradients:
+    def filled_gradients(
+        self, filler: SlotFiller, over: Callable[[Links], Transport] = lambda links: links
+    ) -> BoundGradients:
         """Return the gradients slot over the present links; all ranks call."""
         near = self.connection if self.node is None else self.node
-        return filler.gradients(near.links, near.control)
+        return filler.gradients(near.links and over(near.links), near.control)
 
     @property
     def starts_anew(self) -> bool:

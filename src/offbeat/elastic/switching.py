@@ -1,11 +1,45 @@
 """Another method from the next step on: the same ranks, over the same links, with other slots."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import final
 
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.join import PRESENT
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters
+from offbeat.transport.group import Group
+from offbeat.transport.links import Links
+from offbeat.transport.world import Axis, World
+
+
+@final
+@dataclass(frozen=True)
+class Reused:
+    """Links that hand out groups of exchanges that have ended, instead of opening others.
+
+    Where all members are connected, or collectives are all that is asked for, for which the same
+    ones are in every group over an axis: on all ranks alike. Others would take several round trips.
+    """
+
+    links: Links
+    free: list[Group]
+
+    @property
+    def world(self) -> World:
+        """The layout of ranks on nodes."""
+        return self.links.world
+
+    def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
+        """Return a free group over ``axis``, or a new one; all ranks must call."""
+        for group in self.free:
+            serves = group.connected is None or (peers is not None and not peers)
+            if serves and group.axis == axis and group in self.links.opened:
+                next(self.links.numbers)  # as on ranks that are in no such group
+                self.free.remove(group)
+                group.alike.clear()
+                return group
+        return self.links.open(axis, peers)
 
 
 def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None]) -> None:
@@ -21,11 +55,15 @@ def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None])
     leave()
     if algorithm.parameters != before.parameters:
         replaced.append(parameters)
-        parameters = members.filled_parameters(filler)
-        parameters.reset()  # in a run with weights, samples count from here
     if algorithm.gradients != before.gradients:
         replaced.append(gradients)
-        gradients = members.filled_gradients(filler)
+    free = [group for slot in replaced if slot.site is not None for group in slot.site.groups]
+    over = partial(Reused, free=free)
+    if parameters in replaced:
+        parameters = members.filled_parameters(filler, over)
+        parameters.reset()  # in a run with weights, samples count from here
+    if gradients in replaced:
+        gradients = members.filled_gradients(filler, over)
         gradients.carry(members.gradients)
     links = members.connection.links
     if links is not None and links.run and members.world.rank == members.world.ranks[0]:
@@ -36,6 +74,6 @@ def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None])
     # Not before take_over(), where all ranks are: a socket that closes discards what is not read.
     for slot in replaced:
         slot.detach()
-        for near in (links, members.node.links if members.node else None):
-            if near is not None and slot.site is not None:
-                near.drop([group for group in slot.site.groups if group in near.opened])
+    for near in (links, members.node.links if members.node else None):
+        if near is not None:
+            near.drop([group for group in free if group in near.opened])
