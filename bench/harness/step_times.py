@@ -89,11 +89,11 @@ def train_task(question: tuple[list[Timed], tuple[float, int] | None]) -> list[S
     return train_all(cases, paused(*pause) if pause else gpt())
 
 
-def train_all(cases: Sequence[Timed], task: Task) -> list[StepTime]:
+def train_all(cases: Sequence[Timed], task: Task, finishes: bool = True) -> list[StepTime]:
     """Run all cases on copies of the task's model, on every rank."""
     own = []
     for case in cases:
-        own.append(train(case, task))
+        own.append(train(case, task, finishes))
         if dist.get_rank() == 0:
             print(f"{case.name}: {StepTime.of(own[-1:], case.warm_up)}", flush=True)
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -102,15 +102,16 @@ def train_all(cases: Sequence[Timed], task: Task) -> list[StepTime]:
     return [StepTime.of(ranks, case.warm_up) for case, ranks in each]
 
 
-def train(case: Timed, task: Task) -> tuple[Recording, float]:
-    """One run of this rank: what it recorded, and the seconds it took."""
+def train(case: Timed, task: Task, finishes: bool = True) -> tuple[Recording, float]:
+    """One run of this rank: what it recorded, and the seconds it took, with ``finish()`` or not."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
         run = attach(case.algorithm, copy.deepcopy(task.model), torch.optim.AdamW)
         began = time.perf_counter()
         for _ in range(case.steps):
             run.step(task.loss)
-        run.finish()
+        if finishes:
+            run.finish()
         seconds = time.perf_counter() - began
         run.close()
         return read_run(Path(folder))[0], seconds

@@ -10,7 +10,9 @@ import offbeat
 from bench.harness.gpt import gpt
 from bench.harness.pause import Paused, paused
 from bench.harness.step_times import StepTime, Timed, train, train_all
-from offbeat.plan import Fabric, Profile, Speeds, Stragglers, predict
+from offbeat.plan import Fabric, Profile, Speeds, Stragglers
+from offbeat.plan.methods.choice import slots_of
+from offbeat.plan.predict import play_run
 from offbeat.planner.measure import profile_of
 from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 
@@ -51,8 +53,12 @@ class Cell:
         cls, method: Timed, layout: str, rate: str, measured: float, profile: Profile,
         fabric: Fabric, stragglers: Stragglers | None = None,
     ) -> "Cell":  # fmt: skip
-        made = predict(method.algorithm, profile, fabric, stragglers)
-        return cls(method.name, layout, rate, measured, made.seconds)
+        """Predict the very run that is measured: TCP's windows grow in its first steps."""
+        slots, slow = slots_of(method.algorithm, profile, fabric), stragglers or Stragglers()
+        factors = slow.draw(method.steps, fabric.nodes, fabric.ranks_per_node)
+        clocks = play_run(slots, profile, fabric, factors, method.warm_up)
+        seconds = float((clocks.now - clocks.began).max()) / (method.steps - method.warm_up)
+        return cls(method.name, layout, rate, measured, seconds)
 
     @property
     def error(self) -> float:
@@ -70,11 +76,11 @@ def measure(question: tuple[list[Timed], Layout]) -> tuple[Profile, list[StepTim
     methods, layout = question
     task = gpt() if layout.computes else paused(PAUSE, WIDTH)
     os.environ[GRADIENTS_VARIABLE] = "1"
-    recording, _ = train(Timed("alone", offbeat.alone(), ALONE), task)
+    recording, _ = train(Timed("alone", offbeat.alone(), ALONE), task, finishes=False)
     del os.environ[GRADIENTS_VARIABLE]
     found = profile_of([recording], Speeds.of_bandwidth(1e10))
     # Of the usual step: other load makes some of them longer.
     profile = replace(found.on_device(1 / median(found.spread)), spread=())
     if isinstance(task.model, Paused) and dist.get_rank() == 0:
         task.model.seconds *= layout.slow
-    return profile, train_all(methods, task)
+    return profile, train_all(methods, task, finishes=False)

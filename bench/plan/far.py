@@ -5,14 +5,11 @@ from statistics import median
 
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
-from bench.harness.step_times import Timed
 from bench.plan.cells import Cell, Layout, measure
 from bench.plan.network import METHODS
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network.links import LinkOptions, Links
-from offbeat.plan import Fabric, Profile, Speeds, Stragglers
-from offbeat.plan.methods.choice import slots_of
-from offbeat.plan.predict import play_run
+from offbeat.plan import Fabric, Speeds
 from offbeat.plan.sites import Sites
 
 SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
@@ -49,14 +46,6 @@ NETWORKS = {
 }
 
 
-def seconds_of(method: Timed, profile: Profile, fabric: Fabric) -> float:
-    """Predict a step of the very run that is measured: TCP's windows grow in its first ones."""
-    slots = slots_of(method.algorithm, profile, fabric)
-    factors = Stragglers().draw(method.steps, fabric.nodes, fabric.ranks_per_node)
-    clocks = play_run(slots, profile, fabric, factors, method.warm_up)
-    return float((clocks.now - clocks.began).max()) / (method.steps - method.warm_up)
-
-
 @command(BENCH, "--rounds 2")
 def app(rounds: int = 1) -> Result:
     """Measure all methods beside the step of a rank alone, and predict them.
@@ -71,8 +60,7 @@ def app(rounds: int = 1) -> Result:
         profile = replace(min((run for run, _ in runs), key=lambda run: run.compute), speeds=speeds)
         for method, *times in zip(METHODS, *(times for _, times in runs), strict=True):
             least = min(time.step for time in times)
-            predicted = seconds_of(method, profile, network.fabric)
-            cell = Cell(method.name, name, network.rate, least, predicted)
+            cell = Cell.of(method, name, network.rate, least, profile, network.fabric)
             found.append(cell)
             line = rows.setdefault(method.name, [method.name])
             line.append(f"{cell.measured:.3f} s, {cell.error:+.1%}")

@@ -30,7 +30,7 @@ INSIDE = [  # with several ranks on a node
     case("local_sgd(every=4,within='local')", 8, 4), case("daso(every=4)", 8, 8),
     case("diloco(every=4,delay=2,within='local')", 8, 8), case("ad_psgd(within='local')"),
 ]  # fmt: skip
-EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(4, computes=True), Layout(16)]
+EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(2, computes=True), Layout(16)]
 
 
 def cells(layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds) -> Iterator[Cell]:
@@ -54,7 +54,7 @@ def cells(layout: Layout, rate: str, links: LinkMeasurements, speeds: Speeds) ->
 
 @command(
     BENCH, "--nodes 4 --rates 100mbit", "--full", nodes="Numbers of nodes, and 2x2.",
-    full="Also 16 nodes, 4x2, one node 4 times slower, and real computing.",
+    full="Also 16 nodes, 4x2, one of 4 nodes 4 times slower, and 2 that compute.",
     rates="Of every node's link.",
 )  # fmt: skip
 def app(full: bool = False, nodes: str = "2,4,8,2x2", rates: str = ",".join(RATES)) -> Result:
