@@ -54,7 +54,6 @@ class Run:
     score: Score = field(default_factory=Score)
     heldout: float = nan  # the loss of the workers, at the end
     steps: int = 0  # until then
-    ending: float = 0.0  # seconds until a killed process had ended, at most
 
 
 class Crew:
@@ -86,14 +85,13 @@ class Crew:
         process.start()
         self.running[rank] = process, path
 
-    def end(self, rank: int, how: str) -> float:
-        """Kill a process; the seconds until it has ended."""
+    def end(self, rank: int, how: str) -> None:
         process, path = self.running.pop(rank)
-        began = time.monotonic()
+        log = Log(path)
         process.kill()
-        Log(path)(how)
+        log(how)
         process.join()
-        return time.monotonic() - began
+        log("ended")
 
     def look(self) -> None:
         """Note workers that have ended by themselves with an error."""
@@ -119,7 +117,7 @@ class Crew:
         while (now := time.monotonic()) < begin + case.seconds and not self.run.fault:
             if now >= next_kill and self.running:
                 rank = victims.choice(sorted(self.running))
-                self.run.ending = max(self.run.ending, self.end(rank, "killed"))
+                self.end(rank, "killed")
                 self.run.kills += 1
                 due.append((time.monotonic() + RESTART, rank))
                 next_kill += case.every
