@@ -188,7 +188,7 @@ class Heartbeat(Calls):
         """
         is_late = time.monotonic() - since > SILENT_AFTER * self._ticker.stretch
         missing = {*self.ranks}.difference(self._ring.begun)
-        return sorted(missing if is_late else missing & self._ring.ended)
+        return sorted(missing if is_late else missing.intersection(self._ring.ended))
 
     def gone(self, suspects: Collection[int]) -> dict[int, Literal["left", "lost"]]:
         """Return which of ``suspects`` have left (detach) or are lost, by the last look at them.

@@ -69,6 +69,7 @@ class WatchRing:
         begun: the ranks that have written a heartbeat, ascending.
         gone: the ranks found to have left or lost.
         suspects: ranks to read beside the others, with the patience of a failure.
+        ended: ranks whose process has ended before their first heartbeat in this ring.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class WatchRing:
         self.begun: Sequence[int] = ()
         self.gone: dict[int, Literal["left", "lost"]] = {}
         self.suspects: Collection[int] = ()
+        self.ended: Collection[int] = ()
         self._store, self._rank, self._ranks = store, rank, ranks
         self._seen: dict[int, tuple[str, Beat, float]] = {}  # last heartbeat, and when it was new
         self._probed: Collection[int] = ()
@@ -114,11 +116,6 @@ class WatchRing:
         """The beacons of the ranks whose heartbeats it has read; from any thread."""
         beats = {rank: beat for rank, (_, beat, _) in self._seen.copy().items()}
         return {rank: beat.place for rank, beat in beats.items() if beat.place is not None}
-
-    @property
-    def ended(self) -> set[int]:
-        """Ranks whose process has ended before their first heartbeat in this ring."""
-        return {rank for rank, probe in self._expected.copy().items() if probe.has_ended}
 
     def close(self) -> None:
         """Close the connections to beacons."""
@@ -213,6 +210,9 @@ class WatchRing:
     def _watched(self, members: Sequence[int]) -> list[int]:
         if len(self.begun) < len(self._ranks):
             self._look_who_has_begun()
+            ended = {rank for rank, probe in self._expected.items() if probe.has_ended}
+            # One may have begun, and left, since the list was read.
+            self.ended = ended.difference(self.begun) if self._count == len(self.begun) else ()
         status = self.record.status
         named = (status.silent and status.silent.rank, status.left, status.front)
         begun = {*self.suspects}.intersection(self.begun) if self.suspects else ()
