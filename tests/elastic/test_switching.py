@@ -1,6 +1,7 @@
 """A switch in an elastic run: a loss in the middle of it, and ranks that come after it."""
 
 import threading
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.optim import SGD
 
 import offbeat
 from crowd import Crowd
-from offbeat.elastic import commits
+from offbeat.elastic import commits, generation
 from offbeat.liveness.failure import PeerLost
 from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
@@ -101,13 +102,27 @@ def test_a_loss_in_a_switch(first: str, second: str, after: int, waits: dict[int
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, armed = commits.gather_numbers, set[int]()
+@pytest.mark.parametrize(
+    ("room", "name", "earlier"),
+    [
+        (generation, "gather_bytes", 0),
+        (commits, "gather_numbers", 0),
+        (commits, "gather_numbers", 1),
+    ],
+    ids=["the question", "that all have the answer", "that all have switched"],
+)
+def test_a_switch_that_one_has_made_all_make(
+    room: ModuleType, name: str, earlier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, armed = getattr(room, name), dict[int, int]()
 
-    def torn(numbers: Any, group: Any) -> Any:
-        found = gather(numbers, group)
-        if not numbers and threading.get_ident() in armed:
-            armed.discard(threading.get_ident())
+    def torn(said: Any, group: Any) -> Any:
+        found, here = gather(said, group), threading.get_ident()
+        if here in armed and (said == () or name == "gather_bytes"):
+            armed[here] -= 1
+            if armed[here] >= 0:
+                return found
+            del armed[here]
             if group.ranks[group.rank] == VICTIM:
                 raise Lost
             raise PeerLost("the connection of this rank broke before it heard of the others")
@@ -115,9 +130,9 @@ def test_a_switch_that_one_has_made_all_make(monkeypatch: pytest.MonkeyPatch) ->
 
     def arm(rank: int) -> None:
         if rank in (VICTIM, 2):
-            armed.add(threading.get_ident())
+            armed[threading.get_ident()] = earlier
 
-    monkeypatch.setattr(commits, "gather_numbers", torn)
+    monkeypatch.setattr(room, name, torn)
     with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
         run = ThreadWorld(SIZE).run(lambda world: train(world, "ddp", LOCAL, arm))
     for end, stats in filter(None, run):

@@ -9,6 +9,7 @@ from golden.record import Run, cases, key, recorded, run
 from recipe_cases import CASES, Case, of_each_recipe
 
 # One unit in the last place: processors differ in fused multiplications.
+FEWER = 80  # bytes to every other rank: finish() gathers once where it gathered twice
 CLOSE: dict[str, dict[str, float]] = {
     "float64": {"rtol": 0.0, "atol": 4e-16},
     "bfloat16": {"rtol": 0.0, "atol": 2**-7},
@@ -35,7 +36,7 @@ def test_recorded_runs_cost_the_same(case: Case, runs: dict[str, list[Run]]) -> 
     earlier = runs[key(case, "float64")]
     for ours, theirs in zip(run(case, "float64"), earlier, strict=True):
         torch.testing.assert_close(ours.parameters, theirs.parameters, **CLOSE["float64"])
-        assert ours.bytes_sent == theirs.bytes_sent
+        assert ours.bytes_sent == theirs.bytes_sent - FEWER * (len(earlier) - 1)
 
 
 def _require_equal(ours: Any, theirs: Any) -> None:

@@ -146,7 +146,7 @@ class Generation(Commits):
                 try:
                     with self.connection.calling(common), self.connection.alike(common is not None):
                         result = call()
-                        if common not in (None, "step", "switch") and self.filler.is_elastic:
+                        if common not in (None, "step", "switching") and self.filler.is_elastic:
                             self._agree()  # or some would repeat what is over for the others
                 except PeerLost as loss:
                     if not self.filler.is_elastic:

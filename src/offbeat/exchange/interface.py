@@ -52,8 +52,9 @@ class Exchange(ABC):  # noqa: B024 (the methods that are abstract differ by kind
         """Return the participants with which this one exchanges messages beside collectives.
 
         By their number; None, the default, for any of them. Groups connect only these, and those
-        that sums, gathers and broadcasts from the first need. Participants must name each other.
-        ``site`` has no group but ``control``. All ranks call before ``bind``, and raise alike.
+        that sums, gathers and broadcasts from the first need. Participants must name each other,
+        and all have some or none. ``site`` has no group but ``control``. All ranks call before
+        ``bind``, and raise alike.
         """
         return None
 

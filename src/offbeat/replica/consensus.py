@@ -3,7 +3,8 @@
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -52,13 +53,15 @@ class Consensus:
         pack(self._replaced.values(), self.own.values())
         self._replaced, self.own = {}, {}
 
-    def reach(self, verb: str, steps: int) -> None:
-        """Set parameters and buffers to the average, after ``steps`` on all ranks; all call."""
+    def reach(self, verb: str, steps: int, *, exact: bool = True) -> None:
+        """Set parameters and buffers to the average, after ``steps`` on all ranks; all call.
+
+        ``exact``: as in :func:`average_parameters`.
+        """
         control = self._members.connection.control
-        require_equal_steps(steps, verb, control)
-        buffers = shared_buffers(self.model, verb, control)
+        buffers = shared_buffers(self.model, verb, control, steps)
         with torch.no_grad():
-            average_parameters(self._members.parameters)
+            average_parameters(self._members.parameters, exact=exact)
             average_buffers(list(buffers.values()), control)
 
     def measured(
@@ -109,14 +112,15 @@ class Consensus:
         )
 
 
-def average_parameters(slot: BoundParameters) -> None:
+def average_parameters(slot: BoundParameters, *, exact: bool = True) -> None:
     r"""Set the parameters to the weighted average of all participants.
 
     .. math:: \bar z = \sum_i x_i \Big/ \sum_i w_i
 
-    Numerators x include what is in flight. Sums run in float64, so that averaging equal replicas
-    changes nothing, bit for bit. Bytes sent: 4 (n-1)/n of the model's. In a run with weights
-    participants count by the samples of their steps since the last exchange.
+    Numerators x include what is in flight. If ``exact``, sums run in float64, so that averaging
+    equal replicas changes nothing, bit for bit; else in float32, or wider parameters' dtype. Bytes
+    sent: 4 (n-1)/n of the model's, or half. In a run with weights participants count by the
+    samples of their steps since the last exchange.
     """
     site = slot.site
     if site is None:
@@ -129,7 +133,7 @@ def average_parameters(slot: BoundParameters) -> None:
     if site.group is not None:
         total = sum(w for (w,) in gather_numbers([weight], site.group))
         for part, factor in zip(flat, factors, strict=True):
-            _average(site.slice(part), total, site.group, factor)
+            _average(site.slice(part), total, site.group, factor, exact=exact)
     site.gather(flat)
     pack(site.parameters.values(), views.values())
     site.copy_replicated()
@@ -144,27 +148,35 @@ def average_buffers(
     """
     if group is None:
         return
-    for buffer in buffers:
-        message = buffer.detach().to(message_device(group, buffer.device)).contiguous().view(-1)
-        if buffer.is_floating_point():
+    for like in _alike([buffer.detach() for buffer in buffers], group):
+        message = torch.cat([b.reshape(-1).to(message_device(group, b.device)) for b in like])
+        if message.is_floating_point():
             _average(message, total or group.size, group, weight)
         else:
             broadcast(message, 0, group).wait()
-        buffer.detach().copy_(message.view(buffer.shape))
+        parts = message.split([buffer.numel() for buffer in like])
+        for buffer, part in zip(like, parts, strict=True):
+            buffer.copy_(part.view(buffer.shape))
 
 
-def require_equal_steps(steps: int, verb: str, group: Group | None) -> None:
-    """Raise the same ValueError on all ranks unless their numbers of steps are equal."""
-    everyone = [int(k) for (k,) in gather_numbers([steps], group)]
-    if len(set(everyone)) > 1:
-        raise ValueError(
-            f"{verb}() was called after different numbers of steps: {everyone} by rank; call "
-            "step() equally often on all ranks"
-        )
+def _alike(buffers: Iterable[Tensor], group: Group) -> Iterator[list[Tensor]]:
+    """Yield buffers that fit into one message: far away every message takes a round trip."""
+    waiting = defaultdict[tuple[torch.dtype, torch.device], list[Tensor]](list)
+    for buffer in buffers:
+        like = waiting[buffer.dtype, message_device(group, buffer.device)]
+        if like and sum(b.numel() for b in like) + buffer.numel() > PIECE:
+            yield [*like]
+            like.clear()
+        like.append(buffer)
+    yield from waiting.values()
 
 
-def shared_buffers(model: Exchanged, verb: str, group: Group | None) -> dict[str, Tensor]:
+def shared_buffers(
+    model: Exchanged, verb: str, group: Group | None, steps: int = 0
+) -> dict[str, Tensor]:
     """Return the buffers that all ranks have alike; raise ValueError on all ranks if one is missed.
+
+    Also if they have made different numbers of ``steps``.
 
     Buffers may be added and removed after ``replicate``, on all ranks. Those that are not
     persistent are caches, for instance of the longest sequence that a rank has seen: where they
@@ -176,7 +188,13 @@ def shared_buffers(model: Exchanged, verb: str, group: Group | None) -> dict[str
     mine = json.dumps(
         {n: [[list(b.shape), str(b.dtype)], n in persistent] for n, b in buffers.items()}
     )
-    if len(set(gather_numbers([zlib.crc32(mine.encode())], group))) == 1:
+    rows = gather_numbers([steps, zlib.crc32(mine.encode())], group)
+    if len(set(made := [int(steps) for steps, _ in rows])) > 1:
+        raise ValueError(
+            f"{verb}() was called after different numbers of steps: {made} by rank; call "
+            "step() equally often on all ranks"
+        )
+    if len(set(rows)) == 1:
         return buffers
     everyone = [json.loads(their) for their in gather_bytes(mine.encode(), group)]
     caches = set()
@@ -221,8 +239,11 @@ def consensus_distance(
     return {"mean": mean, "max": largest}
 
 
-def _average(flat: Tensor, total: float, group: Group, weight: float = 1.0) -> None:
+def _average(
+    flat: Tensor, total: float, group: Group, weight: float = 1.0, *, exact: bool = True
+) -> None:
+    at_least = torch.float64 if exact else torch.float32
     for piece in flat.split(PIECE) if flat.numel() > 0 else ():
-        wide = piece.double().mul_(weight)
+        wide = piece.to(torch.promote_types(piece.dtype, at_least), copy=True).mul_(weight)
         all_reduce(wide, group).wait()
         piece.copy_(wide.div_(total))

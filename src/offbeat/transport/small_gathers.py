@@ -17,23 +17,33 @@ from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
 
 _ROOM = 4  # numbers in a block
-_BLOCK = struct.Struct(f"3q24s{_ROOM}d")
+_NUMBERS = struct.Struct(f"{_ROOM}d")
+_TEXT = struct.Struct("q24s")  # its size, and its beginning
+_BLOCK = struct.Struct(f"3q24s{_NUMBERS.size}s")
+_ANY = -1  # the length of what differs in length between members
 
 
 class _Block(NamedTuple):
-    """What one member sends first: the call it is in, and its first numbers."""
+    """What one member sends first: the call it is in, and the beginning of what it has to say."""
 
     phase: Phase
     length: int
-    numbers: tuple[float, ...]
+    said: bytes
 
 
 def gather_bytes(payload: bytes, group: Group | None) -> list[bytes]:
-    """Gather every member's ``payload``, of any lengths; two small all-gathers."""
+    """Gather every member's ``payload``, of any lengths.
+
+    One small all-gather if none is longer than 24 bytes, two otherwise.
+    """
     if group is None:
         return [payload]
-    sizes = [int(size) for (size,) in gather_numbers([len(payload)], group)]
-    return [row[:n] for row, n in zip(_gather(payload, max(sizes), group), sizes, strict=True)]
+    blocks = _gather_blocks(_ANY, _TEXT.pack(len(payload), payload[:24]), group)
+    said = [_TEXT.unpack(block.said) for block in blocks]
+    sizes, rows = [size for size, _ in said], [begun for _, begun in said]
+    if max(sizes) > 24:
+        rows = _gather(payload, max(sizes), group)
+    return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
 
 def gather_numbers(numbers: Sequence[float], group: Group | None) -> list[tuple[float, ...]]:
@@ -47,8 +57,9 @@ def gather_numbers(numbers: Sequence[float], group: Group | None) -> list[tuple[
     if len(numbers) > _ROOM:
         mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         return [tuple(row) for row in gather_rows(mine, group).tolist()]
-    blocks = _gather_blocks(len(numbers), numbers, group)
-    return [block.numbers[: len(numbers)] for block in blocks]
+    said = _NUMBERS.pack(*numbers, *[0.0] * (_ROOM - len(numbers)))
+    blocks = _gather_blocks(len(numbers), said, group)
+    return [_NUMBERS.unpack(block.said)[: len(numbers)] for block in blocks]
 
 
 def gather_rows(row: Tensor, group: Group) -> Tensor:
@@ -56,7 +67,7 @@ def gather_rows(row: Tensor, group: Group) -> Tensor:
 
     Two small all-gathers. Raises ``ValueError`` on all members if one of them is in another call.
     """
-    _gather_blocks(row.numel(), (), group)
+    _gather_blocks(row.numel(), b"", group)
     rows = _gather(row.double().cpu().numpy().tobytes(), 8 * row.numel(), group)
     return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.float64).view(len(rows), -1)
 
@@ -74,15 +85,15 @@ def raise_alike(fault: str | None, group: Group | None) -> None:
             raise ValueError(where + text.decode())
 
 
-def _gather_blocks(length: int, numbers: Sequence[float], group: Group) -> list[_Block]:
-    """Gather the calls of all members, which must be the same, and up to 4 ``numbers`` of each."""
-    phase, first = group.detector.phase, [*numbers[:_ROOM], *[0.0] * _ROOM][:_ROOM]
+def _gather_blocks(length: int, said: bytes, group: Group) -> list[_Block]:
+    """Gather the calls of all members, which must be the same, and what each has ``said``."""
+    phase = group.detector.phase
     head = phase.calls, phase.steps, length, phase.verb.encode()
     blocks = []
-    for row in _gather(_BLOCK.pack(*head, *first), _BLOCK.size, group):
-        calls, steps, size, verb, *found = _BLOCK.unpack(row)
-        there = Phase(calls, verb.rstrip(b"\0").decode(), steps)
-        blocks.append(_Block(there, size, tuple(found)))
+    for row in _gather(_BLOCK.pack(*head, said), _BLOCK.size, group):
+        calls, steps, size, verb, there = _BLOCK.unpack(row)
+        phase = Phase(calls, verb.rstrip(b"\0").decode(), steps)
+        blocks.append(_Block(phase, size, there))
     _require_same_call(blocks, group)
     return blocks
 

@@ -89,7 +89,7 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Excepti
         return ValueError(
             f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}; {SAME}"
         )
-    if phase.verb not in ("", "step", "switch") and calls > phase.calls and is_late:
+    if phase.verb not in ("", "step", "switching") and calls > phase.calls and is_late:
         # No rank can complete a call of the whole world without this one: it made another call.
         # But for those that are transactions, as all are in an elastic run: this rank may find its
         # call to be committed after a loss.

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -35,17 +35,27 @@ def agree(
     """Return the algorithm of the next step; raise ValueError on all ranks if one cannot go on.
 
     ``given``: an algorithm or its text. ``fault``: why this rank cannot go on. ``ask`` returns what
-    all ranks pass.
+    all ranks pass. Ranks that agree ask once, in few bytes; others, to say how they differ, twice.
     """
-    target = members.algorithm
+    # Its own number: others may be lost during the call.
+    target, rank = members.algorithm, members.world.rank
     try:
         target = _read(given)
         fault = fault or switch_fault(members, target)
     except ValueError as error:
         fault = fault or str(error)
     word = _about(members, target, steps) if fault is None else dict[str, object](fault=fault)
-    word["rank"] = members.world.rank  # others may be lost during the call
-    first, *others = said = [json.loads(text) for text in ask(json.dumps(word))]
+    digest = zlib.crc32(json.dumps(word).encode())
+    briefly = ask(f"{digest:08x}{int(fault is not None)}{int(_has_unsent(members))}")
+    if len({brief[:8] for brief in briefly}) > 1 or any(brief[8] == "1" for brief in briefly):
+        _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
+    has_unsent = any(brief[9] == "1" for brief in briefly)
+    return _way_to(target, members.algorithm, steps) if has_unsent else target
+
+
+def _raise_difference(said: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError with the first fault, or the first difference to what rank 0 has said."""
+    first, *others = said
     for each in said:
         if "fault" in each:
             raise ValueError(f"switch() on rank {each['rank']}: {each['fault']}")
@@ -55,8 +65,6 @@ def agree(
                 f"switch() on ranks {first['rank']} and {other['rank']}: {what}: {here} here "
                 f"and {there} there; make the same calls with the same algorithm on all ranks"
             )
-    has_unsent = any(other["unsent"] for other in said)
-    return _way_to(target, members.algorithm, steps) if has_unsent else target
 
 
 def make_equal(members: Generation, consensus: Consensus, target: Algorithm, steps: int) -> bool:
@@ -68,7 +76,7 @@ def make_equal(members: Generation, consensus: Consensus, target: Algorithm, ste
     goes_on = before.parameters == target.parameters and not equalizes
     if goes_on or keeps_equal(before):
         return False
-    consensus.reach("switch", steps)
+    consensus.reach("switch", steps, exact=False)
     members.parameters.reset()
     group, site = members.connection.control, members.parameters.site
     if members.filler.model.is_sharded and site is not None:
@@ -119,7 +127,7 @@ def _read(given: object) -> Algorithm:
 
 
 def _about(members: Generation, target: Algorithm, steps: int) -> dict[str, object]:
-    model, slot = members.filler.model, members.gradients
+    model = members.filler.model
     settings = {} if target.gradients is None else target.gradients.resolved(model.trained)
     state = [[*tensor.shape] for tensor in _optimizer_state(members, target)]
     return {
@@ -127,8 +135,12 @@ def _about(members: Generation, target: Algorithm, steps: int) -> dict[str, obje
         "the algorithm": repr(target),
         "its settings": zlib.crc32(json.dumps(dict(settings)).encode()),
         "the optimizer's state": zlib.crc32(json.dumps(state).encode()),
-        "unsent": isinstance(slot, ErrorFeedback) and slot.has_residuals,
     }
+
+
+def _has_unsent(members: Generation) -> bool:
+    slot = members.gradients
+    return isinstance(slot, ErrorFeedback) and slot.has_residuals
 
 
 def _way_to(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:

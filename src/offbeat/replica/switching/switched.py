@@ -35,7 +35,7 @@ class Switched(Participation):
         is averaged too. Residuals of gradients go on under an algorithm that has residuals in the
         same units; before another one, the next step exchanges all that was not sent, uncompressed.
 
-        Bytes sent: 4 (n-1)/n of the model's for the average, of float64 values 2. Raises
+        Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16. Raises
         ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
         that cannot be run here: ``torch_ddp()`` and ``adasum(partition=True)`` cannot be entered or
         left, and elastic runs of nodes cannot switch.
@@ -61,7 +61,7 @@ class Switched(Participation):
             self.is_averaged |= make_equal(members, self._consensus, target, self.steps)
 
         self._note(drift_note(members, target))
-        self._together("switch", lambda: switch(members, target, leave))
+        self._together("switching", lambda: switch(members, target, leave))
         self._take_slots()
         self._watch.hook()
         self._recorder.switched(**self._named_algorithm)
