@@ -242,8 +242,8 @@ def consensus_distance(
 def _average(
     flat: Tensor, total: float, group: Group, weight: float = 1.0, *, exact: bool = True
 ) -> None:
-    at_least = torch.float64 if exact else torch.float32
+    dtype = torch.float64 if exact or flat.dtype == torch.float64 else torch.float32
     for piece in flat.split(PIECE) if flat.numel() > 0 else ():
-        wide = piece.to(torch.promote_types(piece.dtype, at_least), copy=True).mul_(weight)
+        wide = piece.to(dtype, copy=True).mul_(weight)
         all_reduce(wide, group).wait()
         piece.copy_(wide.div_(total))
