@@ -87,11 +87,9 @@ class Crew:
 
     def end(self, rank: int, how: str) -> None:
         process, path = self.running.pop(rank)
-        log = Log(path)
         process.kill()
-        log(how)
+        Log(path)(how)
         process.join()
-        log("ended")
 
     def look(self) -> None:
         """Note workers that have ended by themselves with an error."""

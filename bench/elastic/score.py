@@ -34,8 +34,7 @@ class Life:
     """One process of a rank, from its start to its death, or to the end of the run."""
 
     rank: int
-    death: float = inf  # the signal that kills it
-    ended: float = -inf  # when it had ended: its connections were open until then
+    death: float = inf
     is_killed: bool = False
     ready: float = inf  # the end of its imports
     entered: float = inf
@@ -68,8 +67,6 @@ class Life:
                     life.digest, life.heldout, life.made = said
                 case "killed" | "stopped":
                     life.death, life.is_killed = when, kind == "killed"
-                case "ended":
-                    life.ended = when
         for recording in read_run(recordings(path)):
             joined = bool(life.steps and life.steps[0].number)  # at the end of a step, its first
             for step, recorded in zip(life.steps, recording.steps[joined:], strict=False):
@@ -97,7 +94,6 @@ class Score:
     living: float = 0.0  # of all workers, from the end of their imports to their death
     useful: float = 0.0  # the pauses of steps that count
     gap: float = 0.0  # the longest time between the ends of two steps that are not dropped
-    delay: float = 0.0  # the same, less that in which a killed process had not ended yet
     back: list[float] = field(default_factory=list)  # from the end of imports to such a step
     lost: int = 0  # steps that do not count, though they ended
     parts: dict[str, float] = field(default_factory=dict)  # of the time that is not useful
@@ -111,7 +107,6 @@ def score(lives: Sequence[Life], pause: float, begin: float, end: float) -> Scor
     """
     found, parts = Score(), Counter[str]()
     losses = sorted(loss for life in lives for loss in life.losses)
-    endings = [(life.death, life.ended) for life in lives if life.is_killed]
     for life in lives:
         used = [u for when, rank, u in losses if when > life.death and rank == life.rank]
         for step in life.steps:
@@ -121,30 +116,23 @@ def score(lives: Sequence[Life], pause: float, begin: float, end: float) -> Scor
         since = max(life.ready, begin)
         if since < life.death:
             found.living += life.death - since
-            add(found, parts, life, pause, since, endings, is_new=life.ready > begin)
+            add(found, parts, life, pause, since, is_new=life.ready > begin)
     parts[OTHER] += found.living - found.useful - parts.total()
     found.parts = dict(parts)
     return found
 
 
 def add(
-    found: Score, parts: Counter[str], life: Life, pause: float, since: float,
-    endings: Sequence[tuple[float, float]], is_new: bool,
-) -> None:  # fmt: skip
-    """Add one life, of which the time before ``since`` does not count.
-
-    ``endings``: of each process that was killed, when, and when it had ended.
-    """
+    found: Score, parts: Counter[str], life: Life, pause: float, since: float, is_new: bool
+) -> None:
+    """Add one life, of which the time before ``since`` does not count."""
     if is_new:
         found.back += [step.begin - life.ready for step in life.steps if step.counts][:1]
         parts[JOINING] += min(life.entered, life.death) - life.ready
     if life.entered < life.death:
         kept = (step.end for step in life.steps if step.end > since and not step.is_dropped)
         ends = [max(since, life.entered), *kept, life.death]
-        for a, b in pairwise(ends):
-            ending = max((min(b, ended) - max(a, death) for death, ended in endings), default=0.0)
-            found.gap = max(found.gap, b - a)
-            found.delay = max(found.delay, b - a - max(0.0, ending))
+        found.gap = max(found.gap, *(b - a for a, b in pairwise(ends)))
         last = max(since, life.entered, *(step.end for step in life.steps[-1:]))
         parts[NOT_SENT if life.is_killed else OTHER] += life.death - last
     for step in life.steps:
