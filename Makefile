@@ -35,7 +35,7 @@ define install
 	@echo "setup: environment in $(VENV)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setup: packages pinned in constraints.txt (a minute or more the first time)"
-	@set -o pipefail; n=0; $(BIN)/python -m pip install --progress-bar off --no-input \
+	@set -o pipefail; n=0; $(BIN)/python -m pip install --progress-bar off --no-input --no-compile \
 		-c constraints.txt -e '.[$(1)]' </dev/null 2>&1 | tee $(VENV)/setup.log \
 		| while read -r first rest; do case $$first in \
 			Collecting|Processing) n=$$((n + 1)); [ $$((n % 20)) -ne 0 ] || echo "setup: $$n packages found";; \
