@@ -23,6 +23,7 @@ class Replicated:
     def __init__(self, model: Exchanged, world: World, group: Group) -> None:
         everyone, trained = holders(model.parameters, world), model.trained
         held = {name: local(p) for name, p in trained.items() if len(everyone[name]) > 1}
+        self._is_empty = all(len(everyone[name]) == 1 for name in trained)  # on all ranks alike
         self.theirs = {name for name in held if everyone[name][0] != group.rank}
         self._group, self._layouts = group, dict[tuple[int, ...], Layout]()
         for ranks in dict.fromkeys(everyone[name] for name in held):
@@ -35,6 +36,8 @@ class Replicated:
 
     def copy(self, parts: Mapping[str, Tensor]) -> None:
         """Copy in place; all ranks of the node call. Names may be missing, on all of them alike."""
+        if self._is_empty:  # as of most models: also after a loss, which has closed the group
+            return
         # Of gradients each rank exchanges all that it holds, and what a method selects or rounds
         # may depend on what else that is: by the copy they stay equal, bit for bit.
         sends, receives, copies = [], [], []
