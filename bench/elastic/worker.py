@@ -17,10 +17,7 @@ from torch.distributed import TCPStore
 import offbeat
 import offbeat.names  # all public ones, which would be imported at their first use
 from bench.elastic.score import DETECTION, JOINING, OTHER, recordings
-from offbeat.functional.packing import Segment
-from offbeat.kernels import adasum
-from offbeat.kernels.dispatch import top_k_of_blocks
-from offbeat.kernels.push_sum import add_messages, fill_messages
+from offbeat.kernels.dispatch import load_kernels
 
 WIDTH = 128
 
@@ -61,18 +58,7 @@ class Learner:
         return (module(x) - self.teacher(x).detach()).square().mean()
 
 
-def load_kernels() -> None:
-    """Import what the first exchange would: compiled kernels and their compiler."""
-    z = torch.ones(64)
-    fill_messages([z], z.clone(), 0.5, [(0.25, 2, z.clone())])
-    add_messages([z], z.clone(), 0.5, [], [z.clone()])
-    top_k_of_blocks(z.device)(z, [(0, 64, 8)])
-    rows, spans = z.view(2, 32), [Segment(0, 0, 32)]
-    adasum.add_gram(rows, spans, out := torch.zeros(1, 2, 2, dtype=torch.float64))
-    adasum.combine_rows(rows, spans, adasum.analyze(out).weights, torch.zeros(32))
-
-
-load_kernels()  # once, in the process that workers are forked from
+load_kernels(torch.device("cpu"))  # once, in the process that workers are forked from
 
 
 def work(address: str, size: int, rank: int, text: str, pause: float, path: Path) -> None:

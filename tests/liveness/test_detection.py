@@ -118,8 +118,8 @@ class Asking:
         self.probe, self.now = Probe(place), 0.0
 
     def until(self, is_over: Callable[[Probe], bool], every: float = 1.0) -> None:
-        """Look until ``is_over``, for two seconds at most."""
-        limit = time.monotonic() + 2.0
+        """Look until ``is_over``, for 30 seconds at most."""
+        limit = time.monotonic() + 30.0
         while not is_over(self.probe):
             assert time.monotonic() < limit
             self.look(every)

@@ -37,9 +37,7 @@ def test_step_against_finish_is_an_error_on_all_ranks(text: str) -> None:
             replica.step()
         replica.finish()
 
-    started = time.monotonic()
     errors = errors_of(work, 3)
-    assert time.monotonic() - started < 15
     assert all(isinstance(error, ValueError) for error in errors)
     assert len({str(error) for error in errors}) == 1
     assert "finish (call 3)" in str(errors[0])

@@ -1,10 +1,12 @@
 """The thread of a group: jobs one after the other, and none after the group was closed."""
 
 import threading
+import time
 
 import pytest
 
 from offbeat.liveness.lane import Lane
+from offbeat.platform.left_threads import await_left
 
 
 def test_jobs_run_in_the_order_submitted_and_errors_reach_their_futures() -> None:
@@ -39,3 +41,22 @@ def test_no_job_starts_after_one_that_was_woken() -> None:
     with pytest.raises(RuntimeError, match="this rank has closed the group"):
         waiting.result(10)
     assert done == []
+
+
+def test_a_thread_that_did_not_end_is_awaited_before_python_ends() -> None:
+    lane = Lane("lane", wake=lambda: None)
+    started, is_over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        started.set()
+        is_over.wait()
+        time.sleep(0.2)
+        ended.set()
+
+    lane.submit(job)
+    assert started.wait(10)
+    lane.close(patience=0.01)
+    is_over.set()
+    assert not ended.is_set()
+    await_left(10)
+    assert ended.is_set()

@@ -13,7 +13,9 @@ from offbeat.elastic.survivors import Reconnected
 from offbeat.exchange import BoundGradients, BoundParameters, Site
 from offbeat.exchange.sharding import version
 from offbeat.liveness.failure import PeerLost
-from offbeat.platform.device import has_streams
+from offbeat.platform.device import has_streams, wait_for_stream
+from offbeat.platform.process_group import has_kernels
+from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_numbers
 
 ALWAYS = 2**62  # steps
@@ -193,6 +195,7 @@ class Commits(ABC):
             return
         try:
             with self.connection.alike():
+                self._await_stream(control)
                 gather_numbers((), control)
         except PeerLost as loss:
             if not self.filler.is_elastic:
@@ -203,6 +206,15 @@ class Commits(ABC):
             if agreed == self.progress.commits:
                 raise
         self.progress = self.progress._replace(commits=self.progress.commits + 1)
+
+    def _await_stream(self, control: Group) -> None:
+        """Block until the exchange has arrived, where its wait returned before: over NCCL."""
+        if not has_kernels(control.process_group):
+            return
+        with control.detector.watching():
+            for device in {parameter.device for parameter in self.filler.model.trained.values()}:
+                wait_for_stream(device)
+        control.detector.raise_agreed_error()
 
 
 def _arrives(site: Site) -> bool:

@@ -271,16 +271,17 @@ class Generation(Commits):
             used = steps if self._alone_from is None else self._alone_from
         return Progress(steps, self.progress.commits, used, 0, int(self._present_stage()))
 
-    def take_over(
-        self, filler: SlotFiller, parameters: BoundParameters, gradients: BoundGradients
-    ) -> None:
-        """Go on with these slots of ``filler``, if all ranks have come here: or none does."""
+    def agree_on(self, filler: SlotFiller) -> None:
+        """Return if all ranks have come here, to go on with ``filler``: on all, or on none."""
         self._following = filler
         try:
             self._agree()
         finally:
             self._following = None
-        self.filler, self.parameters, self._gradients = filler, parameters, gradients
+
+    def take_over(self, filler: SlotFiller, slots: tuple[BoundParameters, BoundGradients]) -> None:
+        """Go on with these slots, which ``filler`` has filled."""
+        self.filler, (self.parameters, self._gradients) = filler, slots
         self.wait_from(self.progress.steps)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:

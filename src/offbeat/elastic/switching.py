@@ -1,13 +1,16 @@
 """Another method from the next step on: the same ranks, over the same links, with other slots."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
+from offbeat.attach.connection import Connection
 from offbeat.elastic.generation import Generation
 from offbeat.elastic.join import PRESENT
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters
+from offbeat.liveness.failure import PeerLost
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links
 from offbeat.transport.world import Axis, World
@@ -33,7 +36,8 @@ class Reused:
     def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
         """Return a free group over ``axis``, or a new one; all ranks must call."""
         for group in self.free:
-            serves = group.connected is None or (peers is not None and not peers)
+            is_full = group.connected is None or group.is_mesh
+            serves = is_full or (peers is not None and not peers)
             if serves and group.axis == axis and group in self.links.opened:
                 next(self.links.numbers)  # as on ranks that are in no such group
                 self.free.remove(group)
@@ -57,23 +61,52 @@ def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None])
         replaced.append(parameters)
     if algorithm.gradients != before.gradients:
         replaced.append(gradients)
-    free = [group for slot in replaced if slot.site is not None for group in slot.site.groups]
+    links, control = members.connection.links, members.connection.control
+    kept = [slot for slot in (parameters, gradients) if slot not in replaced]
+    free = _unused(members.connection, kept)
     over = partial(Reused, free=free)
-    if parameters in replaced:
-        parameters = members.filled_parameters(filler, over)
-        parameters.reset()  # in a run with weights, samples count from here
-    if gradients in replaced:
-        gradients = members.filled_gradients(filler, over)
-        gradients.carry(members.gradients)
-    links = members.connection.links
+    with _telling_all(members, algorithm):
+        if parameters in replaced:
+            parameters = members.filled_parameters(filler, over)
+            parameters.reset()  # in a run with weights, samples count from here
+        if gradients in replaced:
+            gradients = members.filled_gradients(filler, over)
+            gradients.carry(members.gradients)
     if links is not None and links.run and members.world.rank == members.world.ranks[0]:
         links.store.set(PRESENT, repr(algorithm))  # a rank that joins reads it once it is let in
-    members.take_over(filler, parameters, gradients)
+    # Where any exchange finds its groups among those of others, what is left waits for the next.
+    keeps = control is None or (control.is_mesh and not filler.is_elastic)
+    if not keeps:
+        members.agree_on(filler)
+    members.take_over(filler, (parameters, gradients))
     members.notes[:] = dict.fromkeys(members.notes)
     members.switches.append({"step": members.progress.steps, "algorithm": str(algorithm)})
-    # Not before take_over(), where all ranks are: a socket that closes discards what is not read.
     for slot in replaced:
         slot.detach()
-    for near in (links, members.node.links if members.node else None):
-        if near is not None:
-            near.drop([group for group in free if group in near.opened])
+    if links is not None and not keeps:
+        # All ranks are here: a socket that closes discards what is not read.
+        links.drop(_unused(members.connection, (parameters, gradients)))
+
+
+@contextmanager
+def _telling_all(members: Generation, algorithm: Algorithm) -> Iterator[None]:
+    # The others have no word of a rank that goes on with the algorithm before, until a message of
+    # it meets one of the next.
+    try:
+        yield
+    except (ValueError, PeerLost):  # which all ranks raise
+        raise
+    except Exception as error:
+        text = f"rank {members.world.rank} could not switch to {algorithm}: {error}"
+        raise members.report_error(PeerLost(text)) from error
+
+
+def _unused(
+    connection: Connection, slots: Iterable[BoundParameters | BoundGradients]
+) -> list[Group]:
+    """Return the open groups that none of ``slots`` uses, in the order of their opening."""
+    used = [connection.control]
+    for slot in slots:
+        used += slot.site.groups if slot.site is not None else []
+    opened = connection.links.opened if connection.links is not None else []
+    return [group for group in opened if group not in used]

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVarTuple
 
 from offbeat.liveness.error_context import forget_locals
+from offbeat.platform.left_threads import leave
 
 Arguments = TypeVarTuple("Arguments")
 Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...]]
@@ -55,6 +56,8 @@ class Lane:
             self._wake()
         if self._thread is not threading.current_thread():  # the garbage collector may run there
             self._thread.join(patience)
+            if self._thread.is_alive():
+                leave(self._thread)
         if self._last is not None and self._last.done():
             forget_locals(self._last.exception())
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from offbeat.platform import privates  # noqa: F401  # a clear error where one is missing
+from offbeat.platform import nccl, privates  # noqa: F401  # a clear error where one is missing
 from offbeat.platform.addresses import with_addresses
 from offbeat.platform.answering import ports_of_sockets
 
@@ -209,6 +209,11 @@ def all_gather_flat(group: ProcessGroup, out: Tensor, tensor: Tensor) -> Work:
     return group._allgather_base(out, tensor)
 
 
+def all_to_all_flat(group: ProcessGroup, out: Tensor, tensor: Tensor) -> Work:
+    """Launch the sending of part i of ``tensor`` (n * m) to member i; ``out`` is what arrives."""
+    return group.alltoall_base(out, tensor, [], [])
+
+
 def coalesced(group: ProcessGroup, device: torch.device, launch: Callable[[], object]) -> Work:
     """Make the calls of ``launch`` one launch: NCCL pairs sends and receives within one only."""
     group._start_coalescing(device)
@@ -216,8 +221,13 @@ def coalesced(group: ProcessGroup, device: torch.device, launch: Callable[[], ob
     return group._end_coalescing(device)
 
 
-def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> None:
-    """Make every pending wait on ``group`` raise; ``connected``: the peers in a lazy group."""
+def end_waits(
+    group: ProcessGroup, connected: Collection[int] | None = None, *, is_over: bool = False
+) -> None:
+    """Make every pending wait on ``group`` raise; ``connected``: the peers in a lazy group.
+
+    ``is_over``: all members have received all messages, and call.
+    """
     # abort() does not wake a blocked Gloo receive. But a receive that times out makes Gloo fail all
     # pairs of the group, and with them all its waits: so we let one time out on purpose. From each
     # peer in turn: where the peer has closed its side, ours fails at once and wakes no wait. One
@@ -225,14 +235,19 @@ def end_waits(group: ProcessGroup, connected: Collection[int] | None = None) -> 
     peers = set(range(group.size())) - {group.rank()} if connected is None else connected
     for device, backend in backends_of(group).items():
         if backend != "gloo":
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+            end = nccl.shut_down if is_over else nccl.abort
+            end(group._get_backend(device))
         elif device.type == "cpu":
             tags = [NEVER_SENT + i for i in range(connections_of(group))]
             for peer, tag in itertools.product(peers, tags):
                 with contextlib.suppress(RuntimeError):
                     work = group.recv([torch.empty(1, device="cpu")], peer, tag)
                     work.wait(timedelta(milliseconds=1))
+
+
+def has_kernels(group: ProcessGroup) -> bool:
+    """Return whether messages are kernels on a stream, which a wait only puts in order: NCCL."""
+    return {*backends_of(group).values()} != {"gloo"}
 
 
 def leave_to_parent(groups: Iterable[ProcessGroup]) -> None:
@@ -259,19 +274,6 @@ def receive_hello(group: ProcessGroup, peer: int) -> None:
 def send_hello(group: ProcessGroup, peer: int) -> None:
     """Complete what ``peer`` waits for in :func:`receive_hello`."""
     group.send([torch.zeros(1, device="cpu")], peer, HELLO).wait()
-
-
-def collective_peers(rank: int, size: int) -> set[int]:
-    """Return the members to which collectives of Gloo connect ``rank``, the root being 0.
-
-    >>> sorted(collective_peers(0, 9)), sorted(collective_peers(3, 9))
-    ([1, 2, 4, 8], [1, 2, 4, 7])
-    """
-    # Sums and gathers run around a ring; a broadcast runs down a binomial tree, in which a rank
-    # hears from the one without its highest bit, and speaks to those with one higher bit more. A
-    # reduce, and a broadcast from another root, connect others too.
-    tree = {rank ^ 1 << bit for bit in range(size.bit_length()) if rank >> bit <= 1}
-    return {peer for peer in {*tree, (rank - 1) % size, (rank + 1) % size} if peer < size}
 
 
 def connect_to(group: ProcessGroup, peers: Collection[int]) -> None:
@@ -321,11 +323,7 @@ def _open_backend(
 
         return with_addresses(store, size, over) if is_lazy else over(store)
     if name == "nccl":
-        from torch.distributed import ProcessGroupNCCL
-
-        nccl = ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return ProcessGroupNCCL(store, rank, size, nccl)
+        return nccl.open_nccl(store, rank, size, timeout)
     raise ValueError(
         f"the process group runs on the backend {name!r}, expected gloo or nccl; call "
         "torch.distributed.init_process_group('gloo') or ('cpu:gloo,cuda:nccl')"

@@ -42,7 +42,7 @@ from offbeat.liveness.heartbeats.status_record import (
 from offbeat.liveness.heartbeats.timeout import Timeout, find_absence, unexplained
 from offbeat.liveness.interrupt import interrupts
 from offbeat.liveness.store.client import TimedStore
-from offbeat.platform.process_group import end_waits
+from offbeat.platform.process_group import end_waits, has_kernels
 
 BEAT = 1.0  # seconds between two heartbeats
 LOOKS = 4  # looks of a rank that waits, and questions whether a connection is closed, in that time
@@ -86,7 +86,7 @@ class Heartbeat(Calls):
         self._attending_since: float | None = None
         self._failed_since: float | None = None
         self._failure: Failure | None = None
-        self._has_met_another = False
+        self._has_met_another = self._has_kernels = False
         self._agreed: Exception | None = None
         self.hear_request: HearRequest | None = None  # at every look; None if a loss ends the run
         self.expects = False  # whether a lost rank may come back, and is to be let in soon
@@ -113,6 +113,7 @@ class Heartbeat(Calls):
 
     def guard(self, group: ProcessGroup, connected: Collection[int] | None = None) -> None:
         """End the waits on ``group`` too after an agreed error; ``connected``: the peers."""
+        self._has_kernels |= has_kernels(group)
         self._groups.append((group, connected))
 
     @property
@@ -260,9 +261,9 @@ class Heartbeat(Calls):
         except RuntimeError as error:
             self._agreed = self._agreed or store_lost(error)
         waits = self._waiting_since is not None or self._attending_since is not None
-        if self._agreed is not None and waits:
-            for group, connected in self._groups:
-                end_waits(group, connected)
+        if self._agreed is not None:
+            for group, connected in self._groups:  # or the script waits for a stream, perhaps
+                end_waits(group, connected if waits else ())
 
     @property
     def _patience(self) -> Patience:
@@ -289,6 +290,7 @@ class Heartbeat(Calls):
         status, signs = self._ring.look(self._members if is_joined else (), self._patience)
         if self.hear_request is not None:
             self.hear_request(status.request)
+        if self.hear_request is not None or self._has_kernels:
             wait = wait or Wait(self.rank, None, self._members)  # its next step finds a loss
         if wait is not None:
             self._adopt(status)

@@ -238,6 +238,7 @@ class _Client:
             user.end(why)
         if not self._is_calling:
             self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
             atexit.unregister(self._end_at_exit)
         with _sharing:
             for store, client in [*_clients.items()]:

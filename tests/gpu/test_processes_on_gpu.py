@@ -1,5 +1,10 @@
-"""Processes that share one GPU; Gloo carries their messages through the host."""
+"""Processes that share one GPU; Gloo carries their messages through the host, or NCCL.
 
+NCCL takes one rank for each GPU of a host, so every rank of these tests says it is another host.
+"""
+
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -26,9 +31,11 @@ every_kind = pytest.mark.parametrize(
 
 
 @every_kind
-@pytest.mark.parametrize("size", [2, 4])
-def test_follows_the_reference_and_keeps_its_peak_of_memory(case: Case, size: int) -> None:
-    found = Spawned(_train, size, case.text).join(timeout=100)
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "gloo"), (3, "nccl")])
+def test_follows_the_reference_and_keeps_its_peak_of_memory(
+    case: Case, size: int, backend: str
+) -> None:
+    found = Spawned(_train, size, case.text, backend=backend).join(timeout=100)
     assert len(found) == size
     assert case.reference is not None
     nodes = tuple((rank,) for rank in range(size))
@@ -82,6 +89,50 @@ def _train_network(rank: int, results: Any, how: str) -> None:
         replica.step()
     replica.detach()
     results.put([rank, *(float(p.sum()) for p in model.parameters())])
+
+
+def test_one_replica_follows_another_over_nccl() -> None:
+    assert len(Spawned(_attach_again, 2, backend="nccl").join(timeout=100)) == 2
+
+
+def _attach_again(rank: int, results: Any) -> None:
+    problems.DEVICE = DEVICE
+    for _ in range(4):
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=_alone())
+        for _ in range(5):
+            model(rank).backward()
+            replica.step()
+        replica.detach()
+    results.put(rank)
+
+
+@pytest.mark.parametrize("text", ["ddp", "lags(density=0.34)", "local_sgd(every=2)"])
+def test_survivors_train_on_over_nccl(text: str) -> None:
+    found = Spawned(_lose_one, 3, text, backend="nccl").join(timeout=100)
+    assert sorted(rank for rank, *_ in found) == [0, 2]
+    (_, model, lost), (_, other, _) = found
+    np.testing.assert_array_equal(model, other)
+    assert [loss["rank"] for loss in lost] == [1]
+
+
+def _lose_one(rank: int, results: Any, text: str) -> None:
+    problems.DEVICE = DEVICE
+    model = Quadratic()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.5)
+    replica = offbeat.replicate(
+        model, offbeat.algorithm(text), mesh=_alone(), optimizer=optimizer, elastic=True
+    )
+    for step in range(40):
+        model(rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (rank, step) == (1, 20):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replica.step()
+    replica.finish()
+    results.put((rank, flat(snapshot(model)), replica.lost))
+    replica.detach()
 
 
 def test_batches_are_normalized_over_the_node() -> None:
