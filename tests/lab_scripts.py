@@ -158,12 +158,11 @@ try:
         optimizer.step()
         optimizer.zero_grad()
         replica.step()
-        last = time.monotonic()
         if replica.steps == 1:
             print("trains", flush=True)
         time.sleep(0.02)
 except offbeat.PeerLost as lost:
-    print(f"{time.monotonic() - last:.1f} {lost}", flush=True)
+    print(lost, flush=True)
 """
 
 # Trains a model whose parameters are easily recognized; the token of the run is in the environment.

@@ -103,8 +103,8 @@ def test_only_transport_calls_torch_distributed() -> None:
 
 METHODS = {  # of a process group or a store, public and private
     "allreduce", "_allgather_base", "allgather", "broadcast", "reduce", "reduce_scatter",
-    "alltoall", "send", "recv", "isend", "irecv", "barrier", "compare_set", "multi_get",
-    "_start_coalescing", "_end_coalescing", "_get_backend", "shutdown", "abort",
+    "alltoall", "alltoall_base", "send", "recv", "isend", "irecv", "barrier", "compare_set",
+    "multi_get", "_start_coalescing", "_end_coalescing", "_get_backend", "shutdown", "abort",
 }  # fmt: skip
 
 

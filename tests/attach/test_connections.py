@@ -15,7 +15,8 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.liveness.failure import NoHeartbeat, PeerLost
-from offbeat.platform.process_group import collective_peers, connect_to, open_loopback
+from offbeat.platform.peers import collective_peers
+from offbeat.platform.process_group import connect_to, open_loopback
 from offbeat.testing import ThreadWorld
 from offbeat.topology.graph import neighbours
 from offbeat.transport.group import Group, close_at_exit, close_sockets
@@ -25,7 +26,7 @@ from offbeat.transport.world import World
 from problems import Quadratic, loss
 from recipe_cases import CASES, Case, of_each_recipe
 
-SIZE = 12
+SIZE = 20
 
 
 def sockets() -> set[str]:

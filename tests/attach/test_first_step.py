@@ -50,7 +50,7 @@ def outcome(text: str, odd: int, saved: dict[int, Any] | None = None) -> list[An
         replica.finish()
         return notes
 
-    return ThreadWorld(nodes=NODES).run(work, timeout=12)
+    return ThreadWorld(nodes=NODES).run(work)
 
 
 KEPT_EQUAL = ["ddp", "lags(density=0.5)", "slgs(density=0.5)", "adasum", "adasum(within='local')"]

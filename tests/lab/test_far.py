@@ -20,7 +20,7 @@ from offbeat.lab.network import delay_line, shaping
 from offbeat.lab.network.links import LinkOptions
 
 # A machine whose cores others use too may pause a measurement, in which packets are then late.
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def test_a_killed_lab_leaves_no_delay_line_and_the_next_removes_the_rest() -> No
         assert lines or netem()
         lab.kill()
         lab.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(Path(f"/proc/{line}").exists() for line in lines) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(Path(f"/proc/{line}").exists() for line in lines)

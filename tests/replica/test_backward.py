@@ -345,7 +345,7 @@ def test_reentrant_blocks_with_an_unused_parameter_are_an_error_on_all_ranks(
             train()
         return str(raised.value)
 
-    assert len(set(ThreadWorld(SIZE).run(worker, timeout=10))) == 1
+    assert len(set(ThreadWorld(SIZE).run(worker))) == 1
 
 
 class Late(torch.autograd.Function):
@@ -385,7 +385,7 @@ def test_dtypes_do_not_overtake_each_other_on_a_slow_rank() -> None:
             replica.step()
         replica.detach()
 
-    ThreadWorld(SIZE).run(worker, timeout=10)
+    ThreadWorld(SIZE).run(worker)
 
 
 def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
@@ -398,7 +398,7 @@ def test_local_sgd_of_two_dtypes_keeps_one_order_on_a_slow_rank() -> None:
             replica.step()
         replica.detach()
 
-    ThreadWorld(SIZE).run(worker, timeout=10)
+    ThreadWorld(SIZE).run(worker)
 
 
 @either_wire
@@ -423,7 +423,7 @@ def test_a_peer_that_leaves_ends_the_wait_in_backward(
             plain(model, world.rank, 0).backward()
         replica.detach()
 
-    ThreadWorld(SIZE).run(worker, timeout=10)
+    ThreadWorld(SIZE).run(worker)
 
 
 @either_wire_and_zero

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import offbeat
+from offbeat.platform.round_trip import FAR
+from offbeat.replica import consensus
 from offbeat.testing import ThreadWorld
+from offbeat.transport.group import Group
 from offbeat.transport.world import World
 from problems import seeded
 
@@ -78,6 +81,32 @@ def test_the_verbs_are_the_two_ends_of_the_block() -> None:
     "ValueError on all ranks; each has its own model back, and training can go on",
     group="Calls that differ between ranks",
 )
+def test_ranks_far_from_others_find_the_same_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, at_once = list[int](), consensus.all_reduce_at_once
+
+    def counted(tensor: Tensor, group: Group) -> None:
+        calls.append(group.rank)
+        at_once(tensor, group)
+
+    def work(world: World) -> dict[str, Tensor]:
+        model, replica = apart(world)
+        with replica.consensus():
+            shown = state(model)
+        replica.finish()
+        assert same(shown, state(model))
+        replica.detach()
+        return shown
+
+    monkeypatch.setattr(consensus, "all_reduce_at_once", counted)
+    near = ThreadWorld(3).run(work)
+    assert not calls
+    trips = iter([0.0, FAR, 0.0] * 2)  # one rank knows of it: in consensus() and in finish()
+    monkeypatch.setattr(consensus, "round_trip", lambda: next(trips))
+    for one, other in zip(ThreadWorld(3).run(work), near, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert {*calls} == {0, 1, 2}
+
+
 def test_an_average_that_fails_gives_the_own_values_back() -> None:
     def work(world: World) -> None:
         model, replica = apart(world)

@@ -1,5 +1,7 @@
 """``replica.switch``: another method from the next step on."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -10,9 +12,14 @@ import pytest
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.attach.slots import SlotFiller
+from offbeat.platform.round_trip import FAR
+from offbeat.replica.switching import agreement
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.handle import Handle
 from offbeat.transport.world import World
-from problems import START, Quadratic, flat, gradient, loss
+from outcomes import errors_of
+from problems import RANKS, START, Quadratic, flat, gradient, loss
 from recipe_cases import CASES
 from reference.lags import lags
 from reference.participants import Array
@@ -69,7 +76,7 @@ def train(
 
 def one_step(replica: offbeat.Replica, optimizer: SGD, step: int) -> None:
     assert isinstance(replica.model, Quadratic)
-    error = loss(replica.model, replica.world.rank, step)
+    error = loss(replica.model, replica.world.rank % RANKS, step)
     replica.report_loss(error)
     error.backward()
     optimizer.step()
@@ -186,15 +193,16 @@ def test_a_saved_state_is_of_the_algorithm_at_that_time(first: str, second: str)
 
 
 def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> None:
-    """Bytes per step, memory, groups, statistics and recordings."""
+    """Bytes per step, memory, groups in use, statistics and recordings."""
     text = "sgp(overlap=1)"
+    cycle = "ddp", "lags(density=0.2)", text
 
     def work(world: World) -> tuple[Any, ...]:
         model = Quadratic()
         optimizer = sgd(model, 0.9)
         replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, optimizer=optimizer)
-        found = []
-        for switches in ((), ("ddp", "lags(density=0.2)", text)):
+        found, opened = [], []
+        for switches in ((), cycle, cycle):
             for another in switches:
                 replica.switch(another)
                 one_step(replica, optimizer, 0)
@@ -204,15 +212,80 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
             links = replica._connection.links
             assert links is not None
             last = replica.stats()["last"]
-            held = replica.parameters.nbytes(), replica.gradients.nbytes(), len(links.opened)
-            found.append((last["bytes_sent"], last["messages"], *held))
+            held = replica.parameters.nbytes(), replica.gradients.nbytes()
+            sites = [slot.site for slot in (replica.parameters, replica.gradients)]
+            used = sum(len(site.groups) for site in sites if site is not None)
+            found.append((last["bytes_sent"], last["messages"], *held, used))
+            opened.append(len(links.opened))
         names = [switch["algorithm"] for switch in replica.stats()["switches"]]
         replica.detach()
-        return *found, names
+        return *found, opened, names
 
-    before, after, names = ThreadWorld(4).run(work)[0]
-    assert before == after
-    assert [name.partition("(")[0] for name in names] == ["ddp", "lags", "TopK", "sgp"]
+    before, after, later, opened, names = ThreadWorld(4).run(work)[0]
+    assert before == after == later
+    assert opened[1] == opened[2], "groups that are not used wait for the next exchange"
+    assert [name.partition("(")[0] for name in names] == 2 * ["ddp", "lags", "TopK", "sgp"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "trips"),
+    [
+        ("ddp", LOCAL, 1),  # ranks agree
+        (LOCAL, "d_psgd", 1 + 2 + 3),  # and average their models, and two buffers, one of integers
+        (LOCAL, "ddp", 1 + 2 + 3 + 2),  # and the state of their optimizers
+    ],
+)
+def test_a_switch_takes_few_round_trips(
+    first: str, second: str, trips: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "round_trip", lambda: FAR)
+    waits, wait = Counter[int](), Handle.wait
+
+    def counted(self: Handle) -> None:
+        waits[threading.get_ident()] += 1
+        wait(self)
+
+    def work(world: World) -> int:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(first), mesh=world, optimizer=optimizer
+        )
+        one_step(replica, optimizer, 0)
+        before = waits[threading.get_ident()]
+        replica.switch(second)
+        made = waits[threading.get_ident()] - before
+        replica.detach()
+        return made
+
+    monkeypatch.setattr(Handle, "wait", counted)
+    assert ThreadWorld(3).run(work) == [trips] * 3
+
+
+@pytest.mark.fault(
+    "a rank has no memory for the next algorithm of switch()",
+    "PeerLost on every rank",
+    group="Calls that differ between ranks",
+)
+def test_a_rank_that_cannot_switch_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = SlotFiller.parameters
+
+    def filled(self: SlotFiller, links: Any, control: Any) -> Any:
+        if self.algorithm.parameters is not None and links.world.rank == 1:
+            raise MemoryError("no more of it")
+        return fill(self, links, control)
+
+    def work(world: World) -> None:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, optimizer=optimizer)
+        one_step(replica, optimizer, 0)
+        replica.switch(LOCAL)
+        for step in range(6):
+            one_step(replica, optimizer, step)
+
+    monkeypatch.setattr(SlotFiller, "parameters", filled)
+    for error in errors_of(work, 3):
+        assert isinstance(error, offbeat.PeerLost)
+        assert "rank 1 could not switch to local_sgd(every=3)" in str(error)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -240,17 +313,16 @@ def test_accumulated_gradients(momentum: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "is_reused"),
+    ("size", "first", "second", "is_reused"),
     [
-        ("ddp", LOCAL, True),
-        ("sgp(overlap=1)", LOCAL, True),
-        ("ddp(wire='bf16')", "sgp(overlap=1)", True),
-        ("ddp", "sgp(overlap=1)", False),  # which needs connections that a sum does not
-        ("ddp", "ddp(wire='bf16')", False),
+        (4, "ddp", "sgp(overlap=1)", True),
+        (18, "ddp", LOCAL, True),
+        (18, "ddp(wire='bf16')", "sgp(overlap=1)", True),
+        (18, "ddp", "sgp(overlap=1)", False),  # which needs connections that a sum does not
     ],
 )
 def test_the_next_exchange_reuses_connections_that_it_can_use(
-    first: str, second: str, is_reused: bool
+    size: int, first: str, second: str, is_reused: bool
 ) -> None:
     def work(world: World) -> bool:
         optimizer = sgd(model := Quadratic(), 0.9)
@@ -269,4 +341,22 @@ def test_the_next_exchange_reuses_connections_that_it_can_use(
         replica.detach()
         return is_kept
 
-    assert ThreadWorld(8).run(work) == [is_reused] * 8
+    assert ThreadWorld(size).run(work) == [is_reused] * size
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loaded"),
+    [("ddp", False), ("auto", True), (f"ddp for 2 steps, then {LOCAL}", True)],
+)
+def test_kernels_are_loaded_before_a_run_that_switches(
+    text: str, is_loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in its first exchange after a switch, for which others wait."""
+    loaded = list[Any]()
+    monkeypatch.setattr("offbeat.replica.replicate.load_kernels", loaded.append)
+
+    def work(world: World) -> None:
+        offbeat.replicate(Quadratic(), offbeat.algorithm(text), mesh=world).detach()
+
+    ThreadWorld(2).run(work)
+    assert len(loaded) == 2 * is_loaded

@@ -54,10 +54,8 @@ def test_a_stranger_is_told_and_writes_nothing(
     use(monkeypatch, theirs)
     monkeypatch.setenv(rendezvous.VARIABLE, f"127.0.0.1:{server.port}")
     for come in (World.from_env, lambda: World.at(f"127.0.0.1:{server.port}", size=2, rank=1)):
-        since = time.monotonic()
         with pytest.raises(ValueError, match=said):
             come()
-        assert time.monotonic() - since < 5
     assert sorted(server.list_keys()) == there
     assert not any(value and value in str(there) for value in (ours, theirs))
 

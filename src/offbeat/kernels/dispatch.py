@@ -97,6 +97,27 @@ def machine_code(device: torch.device) -> str:
     return f"{numba.__version__} {binding.get_host_cpu_name()} {features}"
 
 
+def load_kernels(device: torch.device) -> None:
+    """Import the kernels for ``device`` and call them, which takes up to a second.
+
+    For a run that changes its method: the first exchange of the next one would do so.
+
+    >>> load_kernels(torch.device("meta"))  # which has none
+    """
+    if not machine_code(device):
+        return
+    x = torch.ones(64, dtype=torch.float32, device=device)
+    out = torch.zeros(1, 2, 2, dtype=torch.float64, device=device)
+    passes, near = push_sum_passes(device), adasum_passes(device, compiled=True)
+    passes.fill_messages([x], x.clone(), 0.5, [(0.25, 2, x.clone())])
+    passes.add_messages([x], x.clone(), 0.5, [], [x.clone()])
+    passes.fill_and_add([x], x.clone(), 0.5, 0.5, [(0.25, 2, x.clone())], [x.clone()])
+    top_k_of_blocks(device)(x, [(0, 64, 8)])
+    near.add_gram(x.view(2, 32), [Segment(0, 0, 32)], out)
+    weights = near.analyze(out).weights
+    near.combine_rows(x.view(2, 32), [Segment(0, 0, 32)], weights, torch.zeros_like(x[:32]))
+
+
 def top_k_of_blocks(device: torch.device, exact: bool = False) -> BlockSelect:
     """Return the fastest top-k selection on ``device``; results differ in ties only.
 

@@ -5,7 +5,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from offbeat.exchange import BoundParameters, Exchanged
 from offbeat.exchange.sharding import local
 from offbeat.functional import distances_to_mean, pack, sketch
 from offbeat.platform.privates import BatchNorm
-from offbeat.transport.collectives import all_reduce, broadcast
+from offbeat.platform.round_trip import FAR, round_trip
+from offbeat.transport.collectives import all_reduce, all_reduce_at_once, broadcast
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.small_gathers import gather_bytes, gather_numbers, gather_rows
 
@@ -53,16 +54,20 @@ class Consensus:
         pack(self._replaced.values(), self.own.values())
         self._replaced, self.own = {}, {}
 
-    def reach(self, verb: str, steps: int, *, exact: bool = True) -> None:
+    def reach(
+        self, verb: str, steps: int, *, exact: bool = True, known: "Compared | None" = None
+    ) -> "Compared":
         """Set parameters and buffers to the average, after ``steps`` on all ranks; all call.
 
-        ``exact``: as in :func:`average_parameters`.
+        ``exact``: as in :func:`average_parameters`. ``known``: what ranks have compared just now;
+        returns what they know at the end.
         """
         control = self._members.connection.control
-        buffers = shared_buffers(self.model, verb, control, steps)
+        known = known or compared(self.model, verb, control, steps)
         with torch.no_grad():
-            average_parameters(self._members.parameters, exact=exact)
-            average_buffers(list(buffers.values()), control)
+            average_parameters(self._members.parameters, exact=exact, is_far=known.is_far)
+            average_buffers([*known.buffers.values()], control, is_far=known.is_far)
+        return known
 
     def measured(
         self, loader: Iterable[Any], device: torch.device | None, is_one_model: bool
@@ -87,9 +92,10 @@ class Consensus:
             total = sum(n for (n,) in gather_numbers([batches], control))
             if not total and any(isinstance(module, BatchNorm) for module in modes):
                 raise ValueError("update_bn() got no batches; pass a loader that has some")
-            buffers = shared_buffers(self.model, "update_bn", control)
+            buffers, is_far = compared(self.model, "update_bn", control)
             pack(buffers.values(), (own[name] for name in buffers))  # a first try may have failed
-            average_buffers([*buffers.values()], control if total else None, batches, total)
+            among = control if total else None
+            average_buffers([*buffers.values()], among, batches, is_far=is_far)
 
         return average
 
@@ -112,15 +118,22 @@ class Consensus:
         )
 
 
-def average_parameters(slot: BoundParameters, *, exact: bool = True) -> None:
+class Compared(NamedTuple):
+    """What ranks know of each other: the buffers that all have, and whether some are far away."""
+
+    buffers: dict[str, Tensor]
+    is_far: bool = False
+
+
+def average_parameters(slot: BoundParameters, *, exact: bool = True, is_far: bool = False) -> None:
     r"""Set the parameters to the weighted average of all participants.
 
     .. math:: \bar z = \sum_i x_i \Big/ \sum_i w_i
 
     Numerators x include what is in flight. If ``exact``, sums run in float64, so that averaging
     equal replicas changes nothing, bit for bit; else in float32, or wider parameters' dtype. Bytes
-    sent: 4 (n-1)/n of the model's, or half. In a run with weights participants count by the
-    samples of their steps since the last exchange.
+    sent: 4 (n-1)/n of the model's, or half; ``is_far``: to all at once. In a run with weights
+    participants count by the samples of their steps since the last exchange.
     """
     site = slot.site
     if site is None:
@@ -131,27 +144,24 @@ def average_parameters(slot: BoundParameters, *, exact: bool = True) -> None:
         window.weigh(is_average=True)
         factors[index] = site.factor
     if site.group is not None:
-        total = sum(w for (w,) in gather_numbers([weight], site.group))
         for part, factor in zip(flat, factors, strict=True):
-            _average(site.slice(part), total, site.group, factor, exact=exact)
+            mine = site.slice(part)
+            _average(mine, site.group, factor, weight, exact=exact, is_far=is_far)
     site.gather(flat)
     pack(site.parameters.values(), views.values())
     site.copy_replicated()
 
 
 def average_buffers(
-    buffers: Sequence[Tensor], group: Group | None, weight: float = 1.0, total: float | None = None
+    buffers: Sequence[Tensor], group: Group | None, weight: float = 1.0, *, is_far: bool = False
 ) -> None:
-    """Average float buffers over all ranks; copy other buffers from the first rank.
-
-    ``weight`` is that of this rank's; ``total`` is their sum, by default the number of ranks.
-    """
+    """Average float buffers over all ranks, weighted; copy other buffers from the first rank."""
     if group is None:
         return
     for like in _alike([buffer.detach() for buffer in buffers], group):
         message = torch.cat([b.reshape(-1).to(message_device(group, b.device)) for b in like])
         if message.is_floating_point():
-            _average(message, total or group.size, group, weight)
+            _average(message, group, weight, weight, is_far=is_far)
         else:
             broadcast(message, 0, group).wait()
         parts = message.split([buffer.numel() for buffer in like])
@@ -171,9 +181,7 @@ def _alike(buffers: Iterable[Tensor], group: Group) -> Iterator[list[Tensor]]:
     yield from waiting.values()
 
 
-def shared_buffers(
-    model: Exchanged, verb: str, group: Group | None, steps: int = 0
-) -> dict[str, Tensor]:
+def compared(model: Exchanged, verb: str, group: Group | None, steps: int = 0) -> Compared:
     """Return the buffers that all ranks have alike; raise ValueError on all ranks if one is missed.
 
     Also if they have made different numbers of ``steps``.
@@ -182,20 +190,19 @@ def shared_buffers(
     persistent are caches, for instance of the longest sequence that a rank has seen: where they
     differ in presence, shape or dtype, each rank keeps its own.
     """
-    buffers, persistent = model.buffers, model.module.state_dict(keep_vars=True)
+    buffers = model.buffers
     if group is None:
-        return buffers
-    mine = json.dumps(
-        {n: [[list(b.shape), str(b.dtype)], n in persistent] for n, b in buffers.items()}
-    )
-    rows = gather_numbers([steps, zlib.crc32(mine.encode())], group)
-    if len(set(made := [int(steps) for steps, _ in rows])) > 1:
+        return Compared(buffers)
+    mine = kinds_of_buffers(model)
+    rows = gather_numbers([steps, zlib.crc32(mine.encode()), round_trip()], group)
+    is_far = max(trip for _, _, trip in rows) >= FAR
+    if len(set(made := [int(steps) for steps, _, _ in rows])) > 1:
         raise ValueError(
             f"{verb}() was called after different numbers of steps: {made} by rank; call "
             "step() equally often on all ranks"
         )
-    if len(set(rows)) == 1:
-        return buffers
+    if len({crc for _, crc, _ in rows}) == 1:
+        return Compared(buffers, is_far)
     everyone = [json.loads(their) for their in gather_bytes(mine.encode(), group)]
     caches = set()
     for rank, other in zip(group.ranks, everyone, strict=True):
@@ -210,7 +217,18 @@ def shared_buffers(
                     f"{group.ranks[0]} and {there} on rank {rank}; give all ranks the same"
                 )
             caches.add(name)
-    return {name: buffers[name] for name in everyone[0] if name not in caches}
+    shared = {name: buffers[name] for name in everyone[0] if name not in caches}
+    return Compared(shared, is_far)
+
+
+def kinds_of_buffers(model: Exchanged) -> str:
+    """Return the name, shape, dtype and persistence of all buffers, as JSON."""
+    persistent = model.module.state_dict(keep_vars=True)
+    kinds = {
+        name: [[list(buffer.shape), str(buffer.dtype)], name in persistent]
+        for name, buffer in model.buffers.items()
+    }
+    return json.dumps(kinds)
 
 
 def consensus_distance(
@@ -240,10 +258,22 @@ def consensus_distance(
 
 
 def _average(
-    flat: Tensor, total: float, group: Group, weight: float = 1.0, *, exact: bool = True
+    flat: Tensor,
+    group: Group,
+    factor: float,
+    weight: float,
+    *,
+    exact: bool = True,
+    is_far: bool = False,
 ) -> None:
+    """Set ``flat`` to the sum over all ranks of what it is ``factor`` times, by their weights'."""
     dtype = torch.float64 if exact or flat.dtype == torch.float64 else torch.float32
     for piece in flat.split(PIECE) if flat.numel() > 0 else ():
-        wide = piece.to(dtype, copy=True).mul_(weight)
-        all_reduce(wide, group).wait()
-        piece.copy_(wide.div_(total))
+        wide = torch.empty(piece.numel() + 1, dtype=dtype, device=piece.device)
+        wide[:-1].copy_(piece).mul_(factor)
+        wide[-1] = weight
+        if is_far:
+            all_reduce_at_once(wide, group)
+        else:
+            all_reduce(wide, group).wait()
+        piece.copy_(wide[:-1].div_(wide[-1]))

@@ -23,6 +23,7 @@ from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
 from offbeat.exchange import Algorithm, Exchanged
 from offbeat.exchange.samples import Samples
+from offbeat.kernels.dispatch import load_kernels
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.replica import Replica
@@ -106,6 +107,9 @@ def replicate(
     exchanged = Exchanged(model, ignore)
     samples = Samples() if weighted else None
     filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic, samples=samples)
+    if isinstance(algorithm, Algorithm) and (algorithm.auto or algorithm.then):
+        for device in {parameter.device for parameter in exchanged.trained.values()}:
+            load_kernels(device)  # before others wait for this rank
     replica = _attach(filler, mesh)
     world = replica.world
     if world.rank == world.ranks[0] and (text := reduced(algorithm, world, mesh)):

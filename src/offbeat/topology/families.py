@@ -112,7 +112,6 @@ class Ring(Topology):
         """Return equal shares for the neighbours and the participant itself."""
         near = tuple(dict.fromkeys(((rank - 1) % size, (rank + 1) % size)))
         share = 1 / (len(near) + 1)
-        # In hops: everybody sends to the left first, and receives from the right.
         return Peers(tuple((peer, share) for peer in near), near[::-1], share)
 
     def period(self, size: int) -> int:

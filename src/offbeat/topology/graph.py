@@ -163,29 +163,6 @@ def neighbours(topology: Topology, rank: int, size: int) -> set[int]:
     return sent.union(*(peers.receive for peers in rounds))
 
 
-def is_in_hops(topology: Topology, size: int) -> bool:
-    """Return whether message j of everybody is message j of its receiver too, in all exchanges.
-
-    In the order of :class:`Peers`. If all then send their messages one after the other, each
-    participant sends to at most one other at a time, and receives from at most one.
-
-    >>> from offbeat import Digraph, Exponential
-    >>> import networkx as nx
-    >>> is_in_hops(Exponential(peers=2), 8), is_in_hops(Digraph(nx.star_graph(3).to_directed()), 4)
-    (True, False)
-    """
-    graphs = (
-        [part.peers(rank, size, index) for rank in range(size)]
-        for part, index in exchanges_of_periods(topology, size)
-    )
-    return all(
-        graph[to].receive[hop : hop + 1] == (rank,)
-        for graph in graphs
-        for rank, peers in enumerate(graph)
-        for hop, (to, _) in enumerate(peers.send)
-    )
-
-
 def validate(topology: Topology, size: int) -> None:
     """Check that push-sum on these graphs conserves mass and converges to the mean.
 

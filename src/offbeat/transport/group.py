@@ -17,6 +17,8 @@ from offbeat.liveness.failure import NoHeartbeat
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.lane import Lane
 from offbeat.platform.device import current_accelerator
+from offbeat.platform.left_threads import await_left, leave
+from offbeat.platform.peers import is_mesh
 from offbeat.platform.process_group import (
     backends_of,
     connections_of,
@@ -25,6 +27,7 @@ from offbeat.platform.process_group import (
     leave_to_parent,
     world_ranks,
 )
+from offbeat.platform.round_trip import FAR, round_trip
 from offbeat.transport.meter import Meter
 from offbeat.transport.world import Axis
 
@@ -114,6 +117,16 @@ class Group:
         return {device.type: name for device, name in backends_of(self.process_group).items()}
 
     @cached_property
+    def is_mesh(self) -> bool:
+        """Whether it is so small that all pairs of members are connected; the same on all."""
+        return is_mesh(self.size, self.connections)
+
+    @cached_property
+    def is_far(self) -> bool:
+        """Whether this process has a connection to somewhere far away; members may differ."""
+        return round_trip() >= FAR
+
+    @cached_property
     def connections(self) -> int:
         """How many connections two members have, over which large messages are divided."""
         return connections_of(self.process_group)
@@ -158,12 +171,12 @@ def message_device(group: Group, device: torch.device | str = "cpu") -> torch.de
     return device if group.backend(device) not in ("", "gloo") else torch.device("cpu")
 
 
-def close_sockets(groups: Iterable[Group]) -> None:
+def close_sockets(groups: Iterable[Group], *, is_over: bool = False) -> None:
     """Drop process groups, which closes their sockets and ends the threads of Gloo.
 
     Only for groups of which all members are done: a closed socket discards what a peer has not
-    read yet. In threads of their own, since the end of a group that waits for a peer would block
-    the caller.
+    read yet. ``is_over``: all of them are known to have received all messages. In threads of their
+    own, since the end of a group that waits for a peer would block the caller.
     """
     dropped = []
     with _owning:
@@ -175,8 +188,9 @@ def close_sockets(groups: Iterable[Group]) -> None:
             holder.drop()
         dropped.append((group.process_group, group.connected))
         del group.process_group
+    given = dropped, is_over
     threads = [
-        threading.Thread(target=_empty, args=(dropped,), daemon=True) for _ in dropped[:_DROPPERS]
+        threading.Thread(target=_empty, args=given, daemon=True) for _ in dropped[:_DROPPERS]
     ]
     for thread in threads:
         thread.start()
@@ -185,6 +199,8 @@ def close_sockets(groups: Iterable[Group]) -> None:
         while thread.is_alive() and len(dropped) != left:  # until 5 s go by without progress
             left = len(dropped)
             thread.join(timeout=5.0)
+        if thread.is_alive():
+            leave(thread)
 
 
 def closed_among(process_groups: Collection[ProcessGroup]) -> list[Group]:
@@ -200,6 +216,7 @@ def _drop_all() -> None:
     A thread of Gloo that frees a tensor after Python has ended aborts the process.
     """
     close_sockets(list(_owned))
+    await_left()
 
 
 def _leave_all_to_parent() -> None:
@@ -213,11 +230,11 @@ def _leave_all_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
-def _empty(dropped: list[tuple[ProcessGroup, Collection[int] | None]]) -> None:
+def _empty(dropped: list[tuple[ProcessGroup, Collection[int] | None]], is_over: bool) -> None:
     with contextlib.suppress(IndexError):  # another thread had the last
         while dropped:
             group, connected = dropped.pop()
             # A group ends only after its works. And Gloo ends a lazy group's thread before its
             # sockets, once none has anything to read: never with a message in flight.
-            end_waits(group, connected)
+            end_waits(group, connected, is_over=is_over)
             del group

@@ -18,9 +18,9 @@ from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.heartbeats.roll_call import hear, roll_call
 from offbeat.liveness.lane import Lane
 from offbeat.liveness.store.client import TimedStore
+from offbeat.platform.peers import lazy_peers
 from offbeat.platform.process_group import (
     client_sockets,
-    collective_peers,
     connect_to,
     end_waits,
     hang_up,
@@ -192,7 +192,8 @@ class Links:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
         place, size = members.index(self.world.rank), len(members)
-        connected = None if peers is None else sorted({*collective_peers(place, size), *peers})
+        width = 1 if axis == "local" else connections()
+        connected = None if peers is None else sorted({*lazy_peers(place, size, width), *peers})
         # A connection more per rank costs a large world seconds; after a loss it is one for each
         # opening, since one that was abandoned leaves a client of no use.
         with self.heartbeat.explaining():
@@ -202,13 +203,8 @@ class Links:
                 else (self.world.store, client_sockets(self.world.store))
             )
         meet = PrefixStore(f"{self.world.prefix}/{self.name}/{axis}{number}/{members}", client)
-        width = 1 if axis == "local" else connections()
-        opener = partial(
-            self.world.opener,
-            *(meet, place, size),
-            is_lazy=connected is not None,
-            connections=width,
-        )
+        is_lazy = connected is not None
+        opener = partial(self.world.opener, meet, place, size, is_lazy=is_lazy, connections=width)
         process_group = self._open_watched(opener, connected or (), partial(hang_up, sockets))
         self.heartbeat.guard(process_group, connected)
         group = Group(process_group, members, axis, self.heartbeat, self.meter, connected)
@@ -228,7 +224,8 @@ class Links:
             group.closed = True
             self.opened.remove(group)
         lane = Lane("offbeat-close", wake=lambda: None)
-        lane.submit(close_sockets, groups).add_done_callback(lambda _: lane.close())
+        closing = lane.submit(partial(close_sockets, groups, is_over=True))
+        closing.add_done_callback(lambda _: lane.close())
 
     @property
     def is_inherited(self) -> bool:
@@ -262,7 +259,6 @@ class Links:
         self.heartbeat.stop(has_left)
         for group in self.opened:
             group.close_lane()
-            group.process_group.shutdown()
             group.closed = True
 
     def _leave(self, is_ending: Event, at_once: bool) -> None:
@@ -279,7 +275,7 @@ class Links:
                 if is_ending.wait(wait):
                     return
                 wait, through = min(2 * wait, POLL), leaving.add("through", 0)
-            self._close_sockets()
+            self._close_sockets(is_over=not at_once)
             if leaving.add("closed", 1) == count:
                 self.store.under(self.name).clear()
         except RuntimeError:  # the store is lost, and no rank can go on
@@ -287,8 +283,8 @@ class Links:
         finally:
             self.store.close()
 
-    def _close_sockets(self) -> None:
-        close_sockets(self.opened)
+    def _close_sockets(self, *, is_over: bool = False) -> None:
+        close_sockets(self.opened, is_over=is_over)
         self.opened.clear()
 
     def _open_watched(

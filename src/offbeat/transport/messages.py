@@ -38,6 +38,24 @@ def exchange(sends: Sequence[Transfer], receives: Sequence[Transfer], group: Gro
     return MessageRounds([(sends, receives)], group).start()
 
 
+def exchange_with_all(sent: Sequence[Tensor] | Tensor, arrives: Tensor, group: Group) -> None:
+    """Send ``sent[i]`` to each other member i, receive ``arrives[i]`` from it, and wait.
+
+    Without the failure detector. One member after the other: on near links no two senders share one
+    then. On far ones all leave at once, since each hop would wait for a round trip: two rounds of 3
+    hops of 0.2 MB between 4 nodes take 0.4 s instead of 1.2 at 100 ms and 100 Mbit/s. Members need
+    not agree on which it is.
+    """
+    rank, size, flying = group.rank, group.size, list[Handle]()
+    for hop in range(1, size):
+        to, source = (rank + hop) % size, (rank - hop) % size
+        flying.append(exchange([(to, sent[to])], [(source, arrives[source])], group))
+        if not group.is_far:
+            flying.pop().join()
+    for handle in flying:
+        handle.join()
+
+
 class MessageRounds:
     """Repeats several exchanges, launched one after the other, between the same tensors.
 

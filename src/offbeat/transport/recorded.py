@@ -168,6 +168,11 @@ class _RecordedGroup(Group):
         return "gloo" if torch.device(device).type == "cpu" else "recorded"
 
     @cached_property
+    def is_far(self) -> bool:
+        """False: messages are recorded hop by hop, wherever this process is connected to."""
+        return False
+
+    @cached_property
     def connections(self) -> int:
         """One: messages are recorded as a whole."""
         return 1
@@ -236,6 +241,10 @@ class _Silent:
         with self.links.apart():
             out.view(self._size, -1).copy_(tensor.clone().view(1, -1))  # it may be a part of out
         return self.links.launched("all_gather", self._axis, tensor)
+
+    def alltoall_base(self, out: Tensor, tensor: Tensor, *splits: object) -> Work:
+        """Record what sends the same to all."""
+        return self._allgather_base(out, tensor[: len(tensor) // self._size])
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """Keep the message for the next receive of its size."""

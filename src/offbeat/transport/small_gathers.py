@@ -126,4 +126,8 @@ def _gather(payload: bytes, length: int, group: Group) -> list[bytes]:
     mine = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(device)
     everyone = torch.empty(group.size * length, dtype=torch.uint8, device=device)
     all_gather(everyone, mine, group).wait()
-    return [row.numpy().tobytes() for row in everyone.view(group.size, length).cpu()]
+    with group.detector.watching():  # for NCCL, where this is the wait
+        rows = everyone.view(group.size, length).cpu()
+    if device.type != "cpu":
+        group.detector.raise_agreed_error()  # which ends kernels, and these end as if complete
+    return [row.numpy().tobytes() for row in rows]

@@ -57,10 +57,10 @@ class Gram(Reduction):
             rounds = [self._swap(range(1, size), [run]) for run in self._runs]
             self._there = MessageRounds(rounds, group)
             return
-        # One partner at a time, so that no rank receives from two: 4 MiB between 4 nodes at
-        # 250 Mbit/s take 104 ms, and 112 if all send to all at once; the links' floor is 101. The
-        # share from the last partner completes one run after the other: the next runs are in
-        # flight while the inner products of these are summed. On the way back the first partner
+        # One partner at a time on near links, so that no rank receives from two: 4 MiB between 4
+        # nodes at 250 Mbit/s take 104 ms, and 112 if all send to all at once; the links' floor is
+        # 101. The share from the last partner completes one run after the other: the next runs are
+        # in flight while the inner products of these are summed. On the way back the first partner
         # gets each run as soon as it is combined.
         last = [self._swap([size - 1], [run]) for run in self._runs]
         others = [self._swap([hop], self._pieces) for hop in range(1, size - 1)]
@@ -94,12 +94,16 @@ class Gram(Reduction):
                 self._operands.expect()
             if rounding is not None:
                 rounding.cast(self._slices)
+            flying = list[Handle]()
             for _ in range(1, self._participants.size - 1 if self.split else 1):
-                self._participants.wait(self._there.start())
+                flying.append(self._there.start())
+                self._participants.end_hop(flying)
             launched = [self._there.start() for _ in self._runs]
             self._operands.expect()  # at the latest, and not sooner: see MessageRounds
             # While messages travel.
             self._operands.keep([piece.of(self._messages) for piece in self._mine])
+            for handle in flying:
+                self._participants.wait(handle)
             for index, handle in enumerate(launched):
                 self._participants.wait(handle)
                 self._operands.add(index)
@@ -137,10 +141,12 @@ class Gram(Reduction):
 
     def _finish(self, back: MessageRounds, first: Sequence[Handle]) -> None:
         """Send this rank's share to the other participants, once the first one has it."""
-        for handle in first:
-            self._participants.wait(handle)
+        flying = [*first]
         for _ in range(2, self._participants.size):
-            self._participants.wait(back.start())
+            self._participants.end_hop(flying)
+            flying.append(back.start())
+        for handle in flying:
+            self._participants.wait(handle)
 
     def _placed(self, run: Piece, rank: int) -> Piece:
         """Return where a run of what participant ``rank`` combines lies in the slice."""

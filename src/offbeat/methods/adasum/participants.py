@@ -39,6 +39,15 @@ class Participants:
         else:
             handle.wait()
 
+    def end_hop(self, flying: list[Handle]) -> None:
+        """Wait for the messages of a hop before those of the next one.
+
+        On far links all leave at once, since each hop would wait for a round trip; ranks need not
+        agree.
+        """
+        while flying and self.group is not None and not self.group.is_far:
+            self.wait(flying.pop())
+
     def total(self, partial: Tensor, over_group: bool = True) -> Tensor:
         """Sum ``partial`` in place over the ranks; the result is equal on all, bit for bit.
 

@@ -12,7 +12,7 @@ from offbeat.kernels.dispatch import narrowing_on
 from offbeat.platform.device import has_streams
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
-from offbeat.transport.messages import exchange
+from offbeat.transport.messages import exchange_with_all
 
 
 @final
@@ -91,9 +91,7 @@ class NarrowMean:
         rank, size, group = self.group.rank, self.group.size, self.group
         # Point-to-point messages only: the training thread may launch collectives on the same
         # group meanwhile, and ranks would launch both in different orders.
-        hops = [((rank + hop) % size, (rank - hop) % size) for hop in range(1, size)]
-        for to, source in hops:
-            exchange([(to, self.outgoing[to])], [(source, self.incoming[source])], group).join()
+        exchange_with_all(self.outgoing, self.incoming, group)
         self.incoming[rank] = self.outgoing[rank]
         total, wide = torch.zeros_like(self.mean_error), torch.empty_like(self.mean_error)
         for message in self.incoming:  # in the order of ranks
@@ -101,8 +99,7 @@ class NarrowMean:
         self.mean_error.add_(total.div_(size))
         narrowing_on(delta.device)(self.mean_error, self.outgoing[rank], self.wire)
         self.incoming[rank] = self.outgoing[rank]
-        for to, source in hops:
-            exchange([(to, self.outgoing[rank])], [(source, self.incoming[source])], group).join()
+        exchange_with_all([self.outgoing[rank]] * size, self.incoming, group)
         mean = torch.empty_like(self.error)
         for message, part in zip(self.incoming, self._parts(mean), strict=True):
             widen(message, part, self.wire)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from offbeat.topology.graph import Peers, Topology, exchanges_of_periods
 from offbeat.transport.collectives import all_reduce
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
-from offbeat.transport.messages import Round, exchange
+from offbeat.transport.messages import exchange
 
 WHOLE = slice(None)
 
@@ -30,7 +30,6 @@ class GossipRound:
     group: Group
     outgoing: list[list[Tensor]]  # one message for each different share
     incoming: list[list[Tensor]]  # one for each sender
-    in_hops: bool = False  # whether one is sent after the other, those after the first by wait()
     index: int = 0
     peers: Peers = field(init=False)  # of the exchange that has begun
     is_mean: bool = False
@@ -39,7 +38,6 @@ class GossipRound:
     header: Tensor = field(default_factory=lambda: torch.zeros(2, device="cpu"))
     headers: list[Tensor] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
-    later: Sequence[Round] = ()
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -66,8 +64,7 @@ class GossipRound:
         return [(p, n, out[section]) for (p, n), out in zip(shares, self.outgoing, strict=False)]
 
     def launch(self) -> None:
-        """Start to send and to receive all messages, or the first ones, without blocking."""
-        self.handles, self.later = [], ()
+        """Start to send and to receive all messages, without blocking."""
         if self.is_mean:
             body = self.incoming[0]
             for into, out in zip(body, self.outgoing[0], strict=True):
@@ -76,11 +73,12 @@ class GossipRound:
             self.headers = [self.header.clone()]
             self.handles = [all_reduce(part, self.group) for part in (*self.headers, *body)]
         else:
-            self.later = self._rounds()
-            self._start_next()
+            self.handles = [self._exchange()]
 
-    def _rounds(self) -> list[Round]:
-        """Return what is sent and received, and make the headers."""
+    def _exchange(self) -> Handle:
+        """Make the headers, and send and receive all messages at the same time."""
+        # One after the other they would wait for the slowest pair of each turn, and connections
+        # that rest for a turn begin with small windows: between two sites 0.9 s in place of 0.4.
         peers = self.peers
         bodies = dict(zip(self.shares, self.outgoing, strict=False))
         sends = [
@@ -94,14 +92,7 @@ class GossipRound:
                 peers.receive, self.headers, self.incoming, strict=False
             )
         ]
-        if self.in_hops:
-            return list(zip_longest(sends, receives, fillvalue=()))
-        return [([*chain(*sends)], [*chain(*receives)])]
-
-    def _start_next(self) -> None:
-        if self.later:
-            (sends, receives), *self.later = self.later
-            self.handles.append(exchange(sends, receives, self.group))
+        return exchange([*chain(*sends)], [*chain(*receives)], self.group)
 
     def wait(self) -> None:
         """Block until all messages are sent and received. Idempotent."""
@@ -109,7 +100,6 @@ class GossipRound:
             return
         while self.handles:
             self.handles.pop().wait()
-            self._start_next()
         group, sources = self.group, self.peers.receive
         if self.is_mean:
             sums, own = (*self.headers, *self.incoming[0]), (self.header, *self.outgoing[0])
@@ -149,7 +139,7 @@ class GossipRound:
 
 
 def gossip_round(
-    topology: Topology, group: Group, parts: Sequence[Tensor], wire: str | None, in_hops: bool
+    topology: Topology, group: Group, parts: Sequence[Tensor], wire: str | None
 ) -> GossipRound:
     """Allocate buffers for the largest exchange of ``topology``; ``parts`` are like numerators."""
     exchanges = exchanges_of_periods(topology, group.size)
@@ -164,4 +154,4 @@ def gossip_round(
 
     shares = max(len({share for _, share in peers.send}) for peers in rounds)
     senders = max(len(peers.receive) for peers in rounds)
-    return GossipRound(group, buffers(shares), buffers(senders), in_hops=in_hops)
+    return GossipRound(group, buffers(shares), buffers(senders))

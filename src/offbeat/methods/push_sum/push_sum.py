@@ -18,7 +18,7 @@ from offbeat.methods.push_sum.graphs import (
 )
 from offbeat.settings import at_least, check_settings
 from offbeat.topology.families import Exponential
-from offbeat.topology.graph import Topology, is_in_hops, keeps_weights, neighbours, validate
+from offbeat.topology.graph import Topology, keeps_weights, neighbours, validate
 
 
 @final
@@ -35,9 +35,7 @@ class PushSum(ParameterExchange):
     that irregular graphs converge to the true mean as well.
 
     Args:
-        topology: which participant sends to which in every exchange. Without overlap the messages
-            to several peers leave one after the other, if no two then meet at a receiver (a step
-            with two peers, 18 MB and 8 nodes at 1 Gbit/s: 361 ms instead of 376; links alone: 300).
+        topology: which participant sends to which in every exchange.
         over: "world" for ranks as participants, "node" for nodes: then each local rank exchanges
             its slice of the model with its counterparts.
         overlap: the paper's tau. 0 sends after every step and waits for the messages of the same
@@ -129,11 +127,9 @@ class PushSum(ParameterExchange):
         keeps = not self.overlap and keeps_weights(self.topology, site.size)
         varies = not keeps or site.weights is not None or layout.is_rounded
         anchor = new_anchor(site, layout) if varies and not self.biased else None
-        # Under overlap nobody waits to send the second message: all leave at once.
-        in_hops = not self.overlap and is_in_hops(self.topology, site.size)
         rounds = []
         if site.group is not None:
-            given = self.topology, site.group, empty, self.wire, in_hops
+            given = self.topology, site.group, empty, self.wire
             rounds = [gossip_round(*given) for _ in range(2 if self.overlap else 1)]
         # Where whole nodes may be lost, the world of the first ranks is one of nodes.
         as_nodes = site.is_elastic and self.over == "node"

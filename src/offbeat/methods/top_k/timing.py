@@ -20,7 +20,7 @@ from offbeat.transport.collectives import all_gather
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.small_gathers import gather_numbers
 
-PROBES = (2**10, 2**18)  # bytes of the all-gathers that are timed
+PROBES = (2**17, 2**19)  # bytes of the all-gathers that are timed: as large ones, around a ring
 TRIES = 3
 
 

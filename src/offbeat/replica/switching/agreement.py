@@ -18,8 +18,9 @@ from offbeat.exchange import Algorithm
 from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.sharding import local
 from offbeat.methods import TopK
+from offbeat.platform.round_trip import FAR, round_trip
 from offbeat.recipes import algorithm as parsed
-from offbeat.replica.consensus import Consensus, average_buffers
+from offbeat.replica.consensus import Compared, Consensus, average_buffers, kinds_of_buffers
 
 PATIENCE = 10  # steps in which residuals are sent before those that are left are dropped
 _ALIKE = "the steps made", "the algorithm", "its settings", "the optimizer's state"
@@ -31,11 +32,12 @@ def agree(
     steps: int,
     fault: str | None,
     ask: Callable[[str], Sequence[str]],
-) -> Algorithm:
-    """Return the algorithm of the next step; raise ValueError on all ranks if one cannot go on.
+) -> tuple[Algorithm, Compared | None]:
+    """Return the algorithm of the next step, and what ranks have compared if they are alike.
 
-    ``given``: an algorithm or its text. ``fault``: why this rank cannot go on. ``ask`` returns what
-    all ranks pass. Ranks that agree ask once, in few bytes; others, to say how they differ, twice.
+    Raises ValueError on all ranks if one cannot go on. ``given``: an algorithm or its text.
+    ``fault``: why this rank cannot go on. ``ask`` returns what all ranks pass. Ranks that agree ask
+    once, in few bytes; others, to say how they differ, twice.
     """
     # Its own number: others may be lost during the call.
     target, rank = members.algorithm, members.world.rank
@@ -46,11 +48,16 @@ def agree(
         fault = fault or str(error)
     word = _about(members, target, steps) if fault is None else dict[str, object](fault=fault)
     digest = zlib.crc32(json.dumps(word).encode())
-    briefly = ask(f"{digest:08x}{int(fault is not None)}{int(_has_unsent(members))}")
+    model = members.filler.model
+    buffers = zlib.crc32(kinds_of_buffers(model).encode())
+    flags = [fault is not None, _has_unsent(members), round_trip() >= FAR]
+    briefly = ask(f"{digest:08x}{''.join('01'[flag] for flag in flags)}{buffers:08x}")
     if len({brief[:8] for brief in briefly}) > 1 or any(brief[8] == "1" for brief in briefly):
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
-    return _way_to(target, members.algorithm, steps) if has_unsent else target
+    target = _way_to(target, members.algorithm, steps) if has_unsent else target
+    known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
+    return target, known if len({brief[11:] for brief in briefly}) == 1 else None
 
 
 def _raise_difference(said: Sequence[dict[str, Any]]) -> None:
@@ -67,21 +74,28 @@ def _raise_difference(said: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def make_equal(members: Generation, consensus: Consensus, target: Algorithm, steps: int) -> bool:
+def make_equal(
+    members: Generation,
+    consensus: Consensus,
+    target: Algorithm,
+    steps: int,
+    known: Compared | None,
+) -> bool:
     """Average models before ``target``, if it needs that; return whether it does. All ranks call.
 
     Also the state of optimizers, where ``target`` keeps it equal and the algorithm before does not.
+    ``known``: what ranks have compared just now.
     """
     before, equalizes = members.algorithm, _equalizes(members, target)
     goes_on = before.parameters == target.parameters and not equalizes
     if goes_on or keeps_equal(before):
         return False
-    consensus.reach("switch", steps, exact=False)
+    known = consensus.reach("switch", steps, exact=False, known=known)
     members.parameters.reset()
     group, site = members.connection.control, members.parameters.site
     if members.filler.model.is_sharded and site is not None:
         group = site.group  # of the ranks that hold the same shards
-    average_buffers(_optimizer_state(members, target), group)
+    average_buffers(_optimizer_state(members, target), group, is_far=known.is_far)
     members.settle(steps)
     return True
 

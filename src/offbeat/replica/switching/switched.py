@@ -50,7 +50,7 @@ class Switched(Participation):
             self._watch.require_spent("switch")
         except ValueError as error:
             fault = str(error)
-        target = agree(
+        target, known = agree(
             *(members, algorithm, self.steps, fault),
             lambda text: self._together("switch", members.gather(text)),
         )
@@ -58,7 +58,7 @@ class Switched(Participation):
             return
 
         def leave() -> None:
-            self.is_averaged |= make_equal(members, self._consensus, target, self.steps)
+            self.is_averaged |= make_equal(members, self._consensus, target, self.steps, known)
 
         self._note(drift_note(members, target))
         self._together("switching", lambda: switch(members, target, leave))
