@@ -18,6 +18,7 @@ from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE
 
 WIDTH, PAUSE = 224, 0.2  # of eight layers, 1.6 MB; seconds of a step
 ALONE = 12  # steps of the profile
+BURST = 2**17  # bytes that the lab's links pass above their rate after a pause
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from statistics import median
 
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
-from bench.plan.cells import Cell, Layout, measure
+from bench.plan.cells import BURST, Cell, Layout, measure
 from bench.plan.network import METHODS
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network.links import LinkOptions, Links
 from offbeat.plan import Fabric, Speeds
 from offbeat.plan.sites import Sites
 
-SOFTWARE, BURST = 1e-4, 2**17  # seconds of a message, and bytes that the lab's links pass at once
+SOFTWARE = 1e-4  # seconds of a message
 WITHIN, SHARE = 0.10, 0.95
 BENCH = Bench(
     name="plan/far", minutes=10,

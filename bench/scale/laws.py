@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import offbeat
 from offbeat.methods.adasum.method import choose, gram_bytes, halving_bytes
 from offbeat.methods.adasum.participants import SMALL
-from offbeat.platform.process_group import collective_peers
+from offbeat.platform.peers import lazy_peers
 from offbeat.topology.graph import Topology, neighbours
 
 EVERY = 8  # steps between two exchanges of the methods that have an interval
@@ -59,7 +59,7 @@ class Law:
 
 def _connected(n: int, more: Callable[[int, int], Collection[int]] | None = None) -> float:
     """The sockets of a group that connects collectives' peers and ``more``, per rank."""
-    sets = [collective_peers(rank, n) | {*(more(rank, n) if more else ())} for rank in range(n)]
+    sets = [lazy_peers(rank, n, 1) | {*(more(rank, n) if more else ())} for rank in range(n)]
     return 1 + sum(map(len, sets)) / n
 
 

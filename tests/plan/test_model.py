@@ -75,7 +75,7 @@ def test_gossip_waits_and_with_overlap_takes_the_longer_of_both() -> None:
 def test_two_peers_share_the_link_of_a_node() -> None:
     numel = 1_000_000
     ring, one = (seconds(f"sgp('{g}')", profile(numel), fabric(8)) for g in ("ring", "exponential"))
-    assert ring - one == pytest.approx(2 * ALPHA + (4 * numel + 16) / RATE)  # after each other
+    assert ring - one == pytest.approx((4 * numel + 16) / RATE)  # at the same time
 
 
 def test_rare_exchanges_are_divided_by_their_steps() -> None:
@@ -125,7 +125,7 @@ def test_sparse_messages_are_gathered_and_scattered() -> None:
     slow = Speeds(**{**vars(INSTANT), "scatter": 1e-6})
     found = seconds("lags(density=0.001)", profile(numel, speeds=slow), fabric(n))
     row = 4 * (2 * k + 3 + 1)
-    gathered = (n - 1) * (2 * ALPHA + row / 2 / RATE) + row / 2 / RATE  # halves are short
+    gathered = 2 * ALPHA + (n - 1) * row / RATE  # to all at once
     assert found == pytest.approx(COMPUTE + gathered + n * k * 1e-6)
 
 
@@ -174,7 +174,8 @@ def test_daso_sends_one_model_per_node_and_waits_for_it_one_step_later() -> None
     found = seconds("daso(every=4)", profile(numel), where)
     assert found == pytest.approx(COMPUTE + (summed - COMPUTE) / 4, rel=1e-6)
     made = predict(offbeat.algorithm("daso(every=4)"), profile(numel), where)
-    assert made.bytes_per_node == pytest.approx(2 * 3 / 4 * 4 * numel / 4)
+    losses = 2 * 6 * 80 / 50  # at times, from the two ranks of a node to the six others
+    assert made.bytes_per_node == pytest.approx(2 * 3 / 4 * 4 * numel / 4 + losses)
 
 
 def test_a_pair_exchanges_again_only_when_it_has_ended() -> None:
@@ -212,8 +213,7 @@ def test_times_are_those_of_a_naive_simulation(ranks: int) -> None:
         def ring(rank: int, index: int) -> list[int]:
             return [*dict.fromkeys([(rank + 1) % ranks, (rank - 1) % ranks])]
 
-        given = steps, COMPUTE, ring, message, overlap, *links
-        check(text, naive.gossip(*given, in_hops=not overlap))
+        check(text, naive.gossip(steps, COMPUTE, ring, message, overlap, *links))
 
 
 @pytest.mark.parametrize("ranks", [2, 5])

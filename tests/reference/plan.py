@@ -120,12 +120,8 @@ def gossip(
     overlap: int,
     alpha: float,
     rate: float,
-    in_hops: bool = False,
 ) -> Times:
-    """Messages to ``targets(rank, exchange)``: a rank waits for those it sends to and hears.
-
-    ``in_hops``: for one after the other.
-    """
+    """Messages to ``targets(rank, exchange)``: a rank waits for those it sends to and hears."""
     n = len(factors[0])
     now, arrival, index = [0.0] * n, [0.0] * n, 0
     for k, step in enumerate(factors):
@@ -135,10 +131,7 @@ def gossip(
         sends = [list(targets(r, index)) for r in range(n)]
         if overlap:  # one message in flight at a time
             now = [max(a, b) for a, b in zip(now, arrival, strict=True)]
-        hops = [[[to] for to in hop] for hop in zip(*sends, strict=True)] if in_hops else [sends]
-        arrival = now
-        for sent in hops:
-            arrival = _arrivals(arrival, sent, nbytes, alpha, rate)
+        arrival = _arrivals(now, sends, nbytes, alpha, rate)
         if not overlap:
             now = list(arrival)
         index += 1

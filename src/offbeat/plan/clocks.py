@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.profile import Profile
 from offbeat.plan.windows import FAR, Windows, lossy
+from offbeat.platform.peers import is_mesh
+from offbeat.transport.collectives import AT_ONCE
 from offbeat.transport.world import Axis
 
 Array = NDArray[np.float64]
-PLAYED = 16  # distances of far members, at most; they stand for the others
 SETTLED = 16  # hops after which windows have grown as far as they do
 GLOO_SEGMENT = 2**20  # bytes of a message of a ring, at most; two are on their way
 
@@ -39,6 +40,7 @@ class Clocks:
         sent: bytes that ranks have sent, by axis, as ``replica.stats()`` counts them.
         crossed: bytes that have left each node (nodes,).
         windows: those of TCP, for each kind of connections.
+        drained: when the links could pass no burst; they can pass more from then on.
     """
 
     def __init__(self, fabric: Fabric, profile: Profile) -> None:
@@ -52,6 +54,7 @@ class Clocks:
         self.sent: dict[Axis, Array] = {}
         self.crossed = np.zeros(fabric.nodes)
         self.windows: dict[Hashable, Windows] = defaultdict(Windows)
+        self.drained = -np.inf
 
     def begin(self) -> None:
         """Count time and bytes from now on."""
@@ -137,10 +140,13 @@ class Clocks:
                 seconds += (hops - done) * (hop + lost)
                 break
         seconds += turns * min(2 * path.latency, piece)
-        ended = self.collective(ready, seconds, axis, hops * path.per_byte * nbytes)
-        for distance in (1, fabric.size(axis) - 1):
-            used = self.windows[axis, distance]
-            used.last = max(used.last, float(ended.max()) - path.latency)  # of its last bytes
+        carried = hops * path.per_byte * nbytes
+        if path.latency < FAR:
+            passing = self._pass(float(self.start(ready, axis).max()), carried)
+            seconds, carried = seconds + passing - carried, passing
+        ended = self.collective(ready, seconds, axis, carried)
+        used = self.windows[axis, 1]
+        used.last = max(used.last, float(ended.max()) - path.latency)  # of its last bytes
         return ended
 
     def all_reduce(self, ready: Array, nbytes: int, axis: Axis) -> Array:
@@ -150,66 +156,77 @@ class Clocks:
         return self.ring(ready, nbytes / size, axis, 2)
 
     def all_gather(self, ready: Array, nbytes: "int | Array", axis: Axis) -> Array:
-        """Return the end of an all-gather of ``nbytes`` from everybody: n-1 hops.
+        """Return the end of an all-gather of ``nbytes`` from everybody: n-1 hops, or one.
 
         ``nbytes`` may differ between the ranks of a node, which are in groups of their own.
         """
-        self.count(axis, (self.fabric.size(axis) - 1) * nbytes)
+        size, width = self.fabric.size(axis), 1 if axis == "local" else self.fabric.connections
+        if (size - 1) * np.max(nbytes) <= AT_ONCE and is_mesh(size, width):
+            is_near = axis == "local" or self.fabric.nodes == 1
+            word = self.fabric.inside_latency if is_near else self.fabric.farthest
+            return self.at_once(self.start(ready, axis) + word, nbytes, axis)
+        self.count(axis, (size - 1) * nbytes)
         return self.ring(ready, float(np.mean(nbytes)), axis, 1)
 
-    def staged(self, ready: Array, nbytes: int, axis: Axis, rounds: int = 1) -> Array:
+    def staged(
+        self, ready: Array, nbytes: int, axis: Axis, rounds: int = 1, together: int = 0
+    ) -> Array:
         r"""Return the end of pairwise exchanges with all others, one distance after the other.
 
         .. math:: \max_i s_i + rounds \sum_{h=1}^{n-1} \left(2 \alpha + \frac{m}{B}\right)
 
-        The receive of a message is announced before it is sent, hence twice the latency.
+        The receive of a message is announced before it is sent, hence twice the latency. On far
+        links all leave at once, and the latency counts once in a round. On "node" ``together``
+        local ranks exchange at the same time, all unless given.
         """
-        size, fabric, leaving = self.fabric.size(axis), self.fabric, self.fabric.leaving(axis)
-        self.count(axis, rounds * (size - 1) * nbytes)
-        self.crossed += rounds * float(leaving.sum()) * nbytes
+        size, fabric = self.fabric.size(axis), self.fabric
+        many = together or fabric.ranks_per_node
+        leaving = np.minimum(fabric.leaving(axis), many)
         ready = np.maximum(ready, self.lanes[axis][1])  # a thread of the group exchanges in turn
         if axis != "local" and fabric.farthest >= FAR and fabric.nodes > 1:
-            begun = ended = self.start(ready, axis)
             for _ in range(rounds):
-                ended = self._far_round(ended, nbytes, axis)
-            return self.collective(begun, float((ended - begun).max()), axis)
+                begun = self.start(ready, axis) + fabric.farthest
+                ready = self.at_once(begun, nbytes, axis, together)
+            return ready
+        self.count(axis, rounds * (size - 1) * nbytes * many / fabric.ranks_per_node)
+        self.crossed += rounds * float(leaving.sum()) * nbytes
         between = leaving[leaving > 0]
         seconds = (size - 1 - len(between)) * (fabric.inside(nbytes) + fabric.inside_latency)
-        seconds += 2 * fabric.latency * len(between) + fabric.busy(1, 1) * nbytes * between.sum()
-        return self.collective(ready, rounds * float(seconds), axis)
+        seconds = rounds * (seconds + 2 * fabric.latency * len(between))
+        passing = float(rounds * fabric.busy(1, 1) * nbytes * between.sum())
+        seconds += self._pass(float(self.start(ready, axis).max()), passing)
+        return self.collective(ready, float(seconds), axis)
 
-    def _far_round(self, now: Array, nbytes: float, axis: Axis) -> Array:
-        """Return when each rank has exchanged messages with all others, in turn, on far links.
+    def at_once(self, ready: Array, nbytes: "int | Array", axis: Axis, together: int = 0) -> Array:
+        """Return the end of an exchange of ``nbytes`` with all others at the same time.
 
-        A message leaves once the word of its receive has come. Its sender then goes on, while it is
-        still on its way: ranks of near pairs are ahead of others.
+        On "node" ``together`` local ranks do so, all unless given.
         """
-        size, times = self.fabric.size(axis), now if axis == "node" else now.reshape(-1, 1)
-        played = np.unique(np.linspace(1, size - 1, min(size - 1, PLAYED)).round().astype(int))
-        for distance in played.tolist():
-            latency, per_byte = (each[:, None] for each in self.fabric.shift(axis, distance))
-            path, at = Path(float(latency.max()), float(per_byte.max())), float(times.max())
-            lost = self.confirm((axis, distance), at, nbytes, path)
-            self.windows[axis, size - distance].rest(at, 2 * path.latency)  # which carries words
-            leaves = np.maximum(times, np.roll(times, -distance, axis=0) + latency)
-            sent = leaves + per_byte * self.fabric.beyond_burst(nbytes) + lost
-            ended = np.maximum(sent, np.roll(sent + latency, distance, axis=0))
-            times = times + (size - 1) / len(played) * (ended - times)
-        return times.reshape(now.shape)
-
-    def at_once(self, ready: Array, nbytes: int, axis: Axis) -> Array:
-        """Return the end of an exchange of ``nbytes`` with all others at the same time."""
         size, fabric = self.fabric.size(axis), self.fabric
-        self.count(axis, (size - 1) * nbytes)
+        many = together or fabric.ranks_per_node
+        self.count(axis, (size - 1) * nbytes * many / fabric.ranks_per_node)
+        sent = float(np.mean(nbytes))
         if axis == "local" or fabric.nodes == 1:
-            return self.collective(ready, fabric.inside((size - 1) * nbytes), axis)
+            return self.collective(ready, fabric.inside((size - 1) * sent), axis)
         outside = size - (fabric.ranks_per_node if axis == "world" else 1)
-        leaving = fabric.ranks_per_node * outside * nbytes
-        self.crossed += leaving
-        path = fabric.all_pairs(fabric.ranks_per_node * outside)
+        self.crossed += many * outside * sent
+        path, shared = fabric.all_pairs(many * outside)
         at = float(self.start(ready, axis).max())
-        lost = self.confirm((axis, "at once"), at, nbytes, path)
-        return self.collective(ready, path.seconds(nbytes) + lost, axis)
+        passing = self._pass(at, path.per_byte * sent, path.per_byte * fabric.burst / shared)
+        faster = path._replace(per_byte=passing / sent if sent else 0.0)
+        lost = self.confirm((axis, "at once"), at, sent, faster)
+        return self.collective(ready, path.latency + passing + lost, axis)
+
+    def _pass(self, at: float, seconds: float, burst: float = 0.0) -> float:
+        """Return how long bytes of ``seconds`` take on links that pass a burst after a rest.
+
+        ``burst``: its seconds, by default those of the link of a node.
+        """
+        burst = burst or self.fabric.busy(self.fabric.burst, 0)
+        rested = min(burst, max(0.0, at - self.drained))
+        taken = max(0.0, seconds - rested)
+        self.drained = max(at, self.drained) + taken - max(0.0, rested - seconds)
+        return taken
 
     def through_first(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         r"""Return the end of a sum of ``nbytes`` that the first member adds, and sends to all.

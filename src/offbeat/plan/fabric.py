@@ -8,6 +8,7 @@ import numpy as np
 
 from offbeat.lab.check import PAYLOAD
 from offbeat.plan.sites import NO_LIMIT, Array, Nodes, Sites
+from offbeat.plan.windows import FAR
 from offbeat.settings import above, at_least, between, check_settings
 from offbeat.transport.messages import SHARE
 from offbeat.transport.world import Axis
@@ -115,7 +116,7 @@ class Fabric:
         """
         count = together or self.ranks_per_node
         if self.sites:
-            latency, per_byte = self.shift(axis, distance)
+            latency, per_byte = _shift(self, axis, distance)
             return Path(float(latency.max()), float(per_byte.max()))
         if axis == "world":
             count = min(distance, self.ranks - distance, self.ranks_per_node)
@@ -126,42 +127,37 @@ class Fabric:
         is_inside = axis == "local" or self.nodes == 1
         return self.inside(nbytes) if is_inside else self.path(axis, 1, 1).seconds(nbytes)
 
-    def paths(self, source: Nodes, target: Nodes) -> tuple[Array, Array]:
-        """Return latencies and seconds for each byte of messages that nodes send at one time."""
+    def paths(self, source: Nodes, target: Nodes) -> tuple[Array, Array, Array]:
+        """Return latencies and seconds for each byte of messages that nodes send at one time.
+
+        And how many share the link that takes longest.
+        """
         out, into = (np.bincount(nodes, minlength=self.nodes) for nodes in (source, target))
         counts = np.maximum(out[source], into[target])
         if not self.full_duplex:
             counts = out[source] + into[target]
         latency, per_byte = np.full(len(source), self.latency), self.busy(1, 0) * counts
         if self.sites:
-            ways, slowest = self.sites.between(source, target)
+            ways, slowest, shared = self.sites.between(source, target)
+            counts = np.where(slowest > per_byte, shared, counts)
             latency, per_byte = latency + ways, np.maximum(per_byte, slowest)
-        return latency, per_byte
+        return latency, per_byte, counts
 
-    def shift(self, axis: Axis, distance: int) -> tuple[Array, Array]:
-        """Return the ways from each member of a group to the one ``distance`` further.
-
-        As arrays of latencies and seconds for each byte; without sites of the slowest alone.
-        """
-        if self.sites:
-            return _shift(self, axis, distance)
-        path = self.path(axis, distance)
-        return np.array([path.latency]), np.array([path.per_byte])
-
-    def all_pairs(self, leaving: int) -> Path:
+    def all_pairs(self, leaving: int) -> tuple[Path, float]:
         """Return the way of messages between all pairs at once, of which ``leaving`` leave a node.
 
-        Of two sites each sends one for every pair of their nodes.
+        And how many share the busiest link: of two sites each sends one for every pair of nodes.
         """
-        busiest = self.busy(1, 1) * leaving
+        busiest = self.busy(1, 1) * leaving, leaving * (1.0 if self.full_duplex else 2.0)
         if self.sites:
             share = leaving / (self.nodes - 1)
-            busiest = max(busiest, share * self.sites.of_all_pairs())
-        return Path(self.farthest, busiest)
+            seconds, count = self.sites.of_all_pairs()
+            busiest = max(busiest, (share * seconds, share * count))
+        return Path(self.farthest, busiest[0]), busiest[1]
 
     def way(self, node: int, other: int) -> Path:
         """Return the way between two nodes that nobody else uses."""
-        latency, per_byte = self.paths(np.array([node]), np.array([other]))
+        latency, per_byte, _ = self.paths(np.array([node]), np.array([other]))
         return Path(float(latency[0]), float(per_byte[0]))
 
     @property
@@ -169,9 +165,18 @@ class Fabric:
         """The latency of the longest way."""
         return self.latency + (self.sites.latency if self.sites else 0.0)
 
+    @property
+    def spared(self) -> int:
+        """Bytes of each round of messages that pass above the rate of a link.
+
+        A far link rests while messages are on their way. A near one, which is always in use where
+        it matters, passes no bursts.
+        """
+        return self.burst if self.farthest >= FAR else 0
+
     def beyond_burst(self, nbytes: float) -> float:
-        """Return how many bytes pass at the rate of a link that was idle before."""
-        return max(0.0, nbytes - self.burst)
+        """Return how many bytes of a large message pass at the rate of its link."""
+        return max(0.0, nbytes - self.spared)
 
     def width(self, nbytes: float) -> int:
         """Return among how many connections a tensor is divided."""
@@ -200,11 +205,12 @@ class Fabric:
 
 @lru_cache(maxsize=2**10)  # of hundreds of nodes each
 def _shift(fabric: Fabric, axis: Axis, distance: int) -> tuple[Array, Array]:
+    """Return the ways from each member of a group to the one ``distance`` further."""
     many, local = (fabric.ranks_per_node, 1) if axis == "node" else (1, fabric.ranks_per_node)
     members = np.arange(fabric.nodes * local)
     source, target = members // local, np.roll(members, -distance) // local
     latency = np.full(len(members), fabric.inside_latency)
     per_byte = np.full(len(members), fabric.inside(1) - fabric.inside(0))
     far = source != target
-    latency[far], per_byte[far] = fabric.paths(source[far], target[far])
+    latency[far], per_byte[far], _ = fabric.paths(source[far], target[far])
     return latency, np.where(far, many * per_byte, per_byte)

@@ -22,7 +22,7 @@ class Sites:
     """The nodes of each site, numbered site by site, and the link of every pair of sites.
 
     >>> two = Sites.of(Links.parse(sites=(1, 2), between=["60ms@100mbit"]))
-    >>> latency, per_byte = two.between(np.array([0, 0, 1]), np.array([1, 2, 2]))
+    >>> latency, per_byte, _ = two.between(np.array([0, 0, 1]), np.array([1, 2, 2]))
     >>> latency, (per_byte[0] / two.between(np.array([0]), np.array([1]))[1]).round(3)
     (array([0.06, 0.06, 0.  ]), array([2.]))
     """
@@ -39,18 +39,23 @@ class Sites:
         kinds = dict.fromkeys(str(wire) for _, wire in self.links)
         return f"{', '.join(map(str, self.nodes))} nodes, {'; '.join(kinds)}"
 
-    def between(self, source: Nodes, target: Nodes) -> tuple[Array, Array]:
-        """Return latencies and seconds for each byte of messages of nodes at the same time."""
+    def between(self, source: Nodes, target: Nodes) -> tuple[Array, Array, Array]:
+        """Return latencies and seconds for each byte of messages of nodes at the same time.
+
+        And how many share the link between two sites.
+        """
         ways, rates = self._tables
         pair = self._site[source] * len(self.nodes) + self._site[target]
-        return ways[pair], 8 / PAYLOAD / rates[pair] * np.bincount(pair)[pair]
+        shared = np.bincount(pair)[pair]
+        return ways[pair], 8 / PAYLOAD / rates[pair] * shared, shared
 
-    def of_all_pairs(self) -> float:
-        """Return the seconds for each byte of messages from every node to every other."""
-        return max(
-            8 / PAYLOAD / (wire.rate or NO_LIMIT) * self.nodes[a] * self.nodes[b]
-            for (a, b), wire in self.links
-        )
+    def of_all_pairs(self) -> tuple[float, int]:
+        """Return the seconds for each byte of messages from every node to every other.
+
+        And how many of them share the link that takes longest.
+        """
+        counts = ((self.nodes[a] * self.nodes[b], wire.rate) for (a, b), wire in self.links)
+        return max((8 / PAYLOAD / (rate or NO_LIMIT) * count, count) for count, rate in counts)
 
     @property
     def latency(self) -> float:

@@ -19,7 +19,7 @@ from offbeat.plan.methods.slot import (
 )
 from offbeat.plan.profile import Profile
 from offbeat.topology import Phases, Symmetric, Topology
-from offbeat.topology.graph import Edges, is_in_hops
+from offbeat.topology.graph import Edges
 from offbeat.topology.schedule import due
 
 HEADER = 16  # bytes: the weight and the number of the exchange
@@ -53,9 +53,9 @@ class PushSumTimes(StepTimes):
         \frac{\max(out_j, in_j)}{B}, \qquad s_i(k) = \max\big(t_i, f_i(k - \tau)\big)
 
     with the neighbours N that i sends to or receives from, itself among them, and the bytes that
-    pass a node's link. Where one message of each participant follows the other, so do these times.
-    Without overlap :math:`t_i \leftarrow f_i`; with it the next message is sent, and the step goes
-    on, when the last one has arrived. A mean of all participants is an all-reduce.
+    pass a node's link. Without overlap :math:`t_i \leftarrow f_i`; with it the next message is
+    sent, and the step goes on, when the last one has arrived. A mean of all participants is an
+    all-reduce.
     """
 
     def __init__(self, exchange: PushSum, profile: Profile, fabric: Fabric) -> None:
@@ -76,8 +76,7 @@ class PushSumTimes(StepTimes):
         self.lead = self.ahead * sum(count or 0 for count, _ in phases)
         every = [(p, index) for p in topology.parts() for index in range(p.period(self.size))]
         gossip = [each for each in every if not each[0].is_mean(self.size, each[1])]
-        graphs = [_graphs(part, self.size, index, self.each, False)[0] for part, index in gossip]
-        self.in_hops = not exchange.overlap and is_in_hops(topology, self.size)
+        graphs = [_graph(part, self.size, index, self.each) for part, index in gossip]
         keeps = all(graph.keeps for graph in graphs)
         # Also of a mean of all, which is an all-reduce, a buffer for each sender is allocated.
         means = any(part.is_mean(self.size, 0) for part in topology.parts())
@@ -128,12 +127,7 @@ class PushSumTimes(StepTimes):
     def _push(self, clocks: Clocks, index: int) -> Array:
         # Participants that are nodes exchange by all their ranks at once, each its slice.
         ready = clocks.now if self.axis == "node" else clocks.now.reshape(-1, 1)
-        for graph in _graphs(self.exchange.topology, self.size, index, self.each, self.in_hops):
-            ready = self._pass(clocks, ready, graph)
-        return ready.reshape(clocks.now.shape)
-
-    def _pass(self, clocks: Clocks, ready: Array, graph: Graph) -> Array:
-        """Return when the messages of a graph have arrived."""
+        graph = _graph(self.exchange.topology, self.size, index, self.each)
         nbytes, shape, by_nodes = HEADER + self.message, clocks.now.shape, self.axis == "node"
         clocks.count(
             self.axis, nbytes * (graph.sent[:, None] if by_nodes else graph.sent.reshape(shape))
@@ -141,40 +135,32 @@ class PushSumTimes(StepTimes):
         fabric, many = clocks.fabric, clocks.fabric.ranks_per_node if by_nodes else 1
         clocks.crossed += many * nbytes * graph.out
         # The slowest message that leaves or reaches a node, and that of all whom one waits for.
-        latency, per_byte = np.zeros(fabric.nodes), np.zeros(fabric.nodes)
-        found = fabric.paths(graph.here, graph.there)
+        latency, per_byte, carried = np.zeros((3, fabric.nodes))
+        way, slowest, shared = fabric.paths(graph.here, graph.there)
+        taken = slowest * np.maximum(0.0, many * nbytes - fabric.spared / shared)
         for ends in (graph.here, graph.there):
-            np.maximum.at(latency, ends, found[0])
-            np.maximum.at(per_byte, ends, many * found[1])
-        latency, slowest = (
-            each.repeat(self.each)[graph.near].max(axis=0) for each in (latency, per_byte)
+            np.maximum.at(latency, ends, way)
+            np.maximum.at(per_byte, ends, many * slowest)
+            np.maximum.at(carried, ends, taken)
+        latency, slowest, carried = (
+            each.repeat(self.each)[graph.near].max(axis=0) for each in (latency, per_byte, carried)
         )
         path, at = Path(float(latency.max()), float(slowest.max())), float(ready.max())
         lost = clocks.confirm(("gossip", graph.distance), at, nbytes, path)
         back = clocks.windows["gossip", -graph.distance % self.size]
         back.rest(at, 2 * path.latency)  # which carries words
-        carried = slowest * fabric.beyond_burst(nbytes * many) / many
         wires = np.where(slowest > 0, 2 * latency + carried + lost, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=0) + wires[:, None]
-        return arrival
+        return arrival.reshape(shape)
 
 
 @lru_cache(maxsize=256)  # at 4,096 participants a period takes a quarter of a second
-def _graphs(
-    topology: Topology, size: int, index: int, each: int, in_hops: bool
-) -> tuple[Graph, ...]:
-    """Return the graph of an exchange, or of each hop: one message of every participant."""
+def _graph(topology: Topology, size: int, index: int, each: int) -> Graph:
+    """Return the graph of an exchange between participants, of which a node has ``each``."""
     edges = Edges.of(topology, size, index)
     others = edges.to != edges.source
     source, to = edges.source[others], edges.to[others]
-    turn = np.arange(len(source)) - np.searchsorted(source, source)  # they are in its order
-    hops = [turn == hop for hop in range(turn.max(initial=0) + 1)] if in_hops else [turn >= 0]
     keeps = bool(np.allclose(edges.received(np.ones(size)), 1.0, rtol=0, atol=1e-9))
-    return tuple(_graph(source[hop], to[hop], size, each, keeps) for hop in hops)
-
-
-def _graph(source: Ranks, to: Ranks, size: int, each: int, keeps: bool) -> Graph:
-    """Return the graph with these edges between participants, of which a node has ``each``."""
     crossing = source // each != to // each
     here, there = source[crossing] // each, to[crossing] // each
     sent = np.bincount(source, minlength=size).astype(float)

@@ -86,14 +86,8 @@ class StaleAverageTimes(StepTimes):
 
     def _halved(self, clocks: Clocks, numel: int) -> None:
         """Average in 16 bits, by staged exchanges of one rank of each node."""
-        size, fabric = clocks.fabric.nodes, clocks.fabric
-        nbytes, hops = 2 * -(-numel // size), 2 * (size - 1)
-        clocks.count(self.axis, hops * nbytes / fabric.ranks_per_node)
-        clocks.crossed += hops * nbytes
-        path = fabric.path(self.axis, 1, 1)
-        lost = clocks.confirm((self.axis, "staged"), float(clocks.now.max()), nbytes, path)
-        seconds = hops * (path.latency + path.seconds(nbytes) + lost)
-        clocks.wait(clocks.collective(clocks.now, seconds, self.axis))
+        nbytes = 2 * -(-numel // clocks.fabric.nodes)
+        clocks.wait(clocks.staged(clocks.now, nbytes, self.axis, rounds=2, together=1))
 
     def _broadcast(self, clocks: Clocks) -> None:
         if clocks.fabric.ranks_per_node > 1:
