@@ -17,6 +17,7 @@ from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.bounds import at_most
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes, seconds_together
+from offbeat.kernels.dispatch import load_kernels
 from offbeat.lab.network.links import LinkOptions
 from offbeat.lab.network.shaping import bucket
 from offbeat.lab.network.wire import Wire, parse_rate
@@ -89,10 +90,11 @@ def fixed(cell: Cell) -> tuple[dict[str, float], list[float]]:
     start = began - LEAD * steps[first]  # connections of a first step, which all runs have
     for text in others:
         switched = seconds_together(partial(run.replica.switch, text))
-        began = run.seconds(LEAD)
-        counted = max(COUNTED, getattr(offbeat.algorithm(text).parameters, "every", 1))
+        every = getattr(offbeat.algorithm(text).parameters, "every", 1)
+        lead, counted = max(LEAD, every), max(COUNTED, every)  # with as many exchanges
+        began = run.seconds(lead)
         steps[text] = run.seconds(counted) / counted
-        costs.append((switched + max(0.0, began - LEAD * steps[text])) / steps[first])
+        costs.append((switched + max(0.0, began - lead * steps[text])) / steps[first])
     run.replica.detach()
     return {text: start + RUN * step for text, step in steps.items()}, costs
 
@@ -125,6 +127,7 @@ def of_rest(seconds: float, decisions: list[dict[str, Any]]) -> float:
 
 
 def races(cells: list[Cell]) -> list[Raced]:
+    load_kernels(torch.device("cpu"))  # as ``auto`` does before it trains
     return [race(cell) for cell in cells]
 
 

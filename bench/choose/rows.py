@@ -18,9 +18,9 @@ from offbeat.testing.virtual import VirtualWorkers
 
 
 def follow_rows(
-    task: Task, recipe: str, rate: float, seed: int, target: float, workers: int
+    task: Task, recipe: str, rate: float, seed: int, target: float, workers: int, most: int = MOST
 ) -> Course:
-    """Train until the target is reached, or for as many steps as are allowed."""
+    """Train until the target is reached, or for ``most`` steps; without a target as long as ddp."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model, optimizers, course = task.net(), list[Optimizer](), Course([])
@@ -35,7 +35,7 @@ def follow_rows(
 
     rows = VirtualWorkers(offbeat.algorithm(recipe), model, size=workers, optimizer=build)
     random = torch.Generator().manual_seed(seed)
-    steps = STEPS if target == -inf else MOST
+    steps = STEPS if target == -inf else most
     with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for rows
         for step in range(steps):
             optimizers[0].param_groups[0]["lr"] = rate * constant(step, steps)

@@ -8,7 +8,7 @@ from math import inf
 
 import offbeat
 from bench.choose.rows import follow_rows
-from bench.choose.tasks import LOOK, RATES, WORKERS, Course, follow, step_alone
+from bench.choose.tasks import LOOK, MOST, RATES, WORKERS, Course, follow, step_alone
 from bench.harness import Effect, files
 from bench.harness.case import Task
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
@@ -83,6 +83,8 @@ class Tuned:
     task: Task
     workers: int = WORKERS  # more are rows of one tensor
     methods: Mapping[str, Sequence[str]] = field(default_factory=lambda: METHODS)
+    like: "Tuned | None" = None  # whose rates are taken
+    most: int = MOST  # steps of the run at the best rate, if it needs as many
 
     @cached_property
     def rates(self) -> dict[str, float]:
@@ -108,15 +110,15 @@ class Tuned:
                 found[recipe, link] = made.seconds
         return found
 
-    def run(self, recipe: str, rate: float, seed: int = 0) -> Course:
+    def run(self, recipe: str, rate: float, seed: int = 0, most: int = MOST) -> Course:
         """A run that is recorded, or else is made now: until the target, that of ddp to its end."""
         is_virtual, courses = self.workers > WORKERS, self.runs.courses
         of = f"{self.task.name}, {self.workers}" if is_virtual else self.task.name
         name = f"{of}, {recipe}, {rate:g}, {seed}"
-        if name not in courses:
-            target = -inf if recipe == DDP else self.targets[seed]
+        target = -inf if recipe == DDP else self.targets[seed]
+        if name not in courses or (is_virtual and courses[name].is_short(target, most)):
             if is_virtual:
-                course = follow_rows(self.task, recipe, rate, seed, target, self.workers)
+                course = follow_rows(self.task, recipe, rate, seed, target, self.workers, most)
             else:
                 course = follow(self.task, recipe, rate, seed, target)
             courses[name] = course
@@ -128,6 +130,8 @@ class Tuned:
 
         By the steps until the target; those of ddp, and of what does not reach it, by the end.
         """
+        if self.like is not None:
+            return self.like.best(recipe)
 
         def rank(rate: float) -> tuple[float, float]:
             losses = self.run(recipe, rate).losses
@@ -140,7 +144,7 @@ class Tuned:
         return min(best, beyond[best], key=rank) if best in beyond else best
 
     def course(self, recipe: str, seed: int = 0) -> Course:
-        return self.run(recipe, self.rates[recipe], seed)
+        return self.run(recipe, self.rates[recipe], seed, self.most)
 
     def steps(self, recipe: str, seed: int = 0) -> float:
         return needed(self.course(recipe, seed).losses, self.targets[seed])

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from functools import cache, partial
+from math import inf
 from statistics import median
 
 import digits
@@ -76,6 +77,11 @@ class Course:
 
     losses: list[float]
     identifiers: float | None = None  # at the first look at which the target is reached
+
+    def is_short(self, target: float, most: int) -> bool:
+        """Whether it ended before its target and before ``most`` steps, and had not diverged."""
+        is_missed = -inf < target < min(self.losses) and self.losses[-1] < WORST
+        return is_missed and len(self.losses) * LOOK < most
 
 
 def follow(task: Task, recipe: str, rate: float, seed: int, target: float) -> Course:

@@ -16,16 +16,20 @@ BENCH = Bench(
     name="choose/workers", claim="How soon methods reach the last loss of ddp, by workers",
     minutes=8,
 )  # fmt: skip
+TUNED = 32  # workers of a run that is tuned, at most; more take the rates of the number before
+STEPS = 800  # of a run at the best rate, at most
 
 
-@command(BENCH, "--workers 8,32")
+@command(BENCH, "--workers 8,32,128")
 def app(workers: str = "8", seeds: int = 1) -> Result:
     """Compare the times on all links; runs are recorded as they end."""
     runs, rows, claims = Runs.read(seeds, BENCH.name), [], []
     alone = Runs.read(seeds).alone[TASKS[0].name]  # as long as with four workers
     runs.alone = {TASKS[0].name: alone}
+    before: Tuned | None = None
     for count in numbers(workers):
-        tuned = Tuned(runs, TASKS[0], count, METHODS)
+        tuned = Tuned(runs, TASKS[0], count, METHODS, before if count > TUNED else None, STEPS)
+        before = tuned
         for method, (recipe,) in METHODS.items():
             sooner = [tuned.sooner(method, link) for link in LINKS]
             worth, rate = tuned.worth(recipe), tuned.rates[recipe]

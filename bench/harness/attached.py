@@ -120,13 +120,19 @@ def momentum(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """AdamW, whose rate warms up; it is that of the coming step also during backward."""
-    optimizer, steps = AdamW(parameters, RATE / WARM_UP), count(2)
+    """AdamW, whose rate warms up."""
+    return warmed(AdamW(parameters), RATE, WARM_UP)
+
+
+def warmed(optimizer: Optimizer, most: float, steps: int) -> Optimizer:
+    """Let its rate grow for so many steps; it is that of the coming one also during backward."""
+    numbers = count(1)
 
     def warm(*_: Any) -> None:
-        rate = RATE * min(1.0, next(steps) / WARM_UP)
+        rate = most * min(1.0, next(numbers) / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
+    warm()
     optimizer.register_step_post_hook(warm)
     return optimizer

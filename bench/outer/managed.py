@@ -39,7 +39,7 @@ def attach(method: str, model: nn.Module, build: Build) -> Attached:
             stack.enter_context(LocalSGD(manager, model, optimizer, EVERY))
         else:
             parts, delay, mixing = (2, 3, 0.5) if "2 fragments, delay 3" in method else (1, 0, 0.0)
-            layers = [*model.layers, model.token, model.position, model.head]
+            layers = [*model.layers, model.token, model.position, model.head] if delay else [model]
             fragments = [nn.ModuleList(layers[part::parts]) for part in range(parts)]
             outer = [
                 torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True)

@@ -1,5 +1,7 @@
 """Overlap SGP and the package decent-dp train a GPT in turns: time of a step, and of the CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import fmean
 
@@ -36,7 +38,13 @@ def attach(method: str, model: nn.Module, build: Build) -> Attached:
         for message in filter(None, module._comm_ops):
             message.wait()
 
-    return Attached(model, build([torch.zeros(1)]), module, finish=finish)
+    @contextmanager
+    def average() -> Iterator[None]:
+        module.global_avg()
+        yield
+        module.revert_global_avg()
+
+    return Attached(model, build([torch.zeros(1)]), module, shown=average, finish=finish)
 
 
 @command(BENCH, "--nodes 8", "--full", full="Ten rounds.", steps="Of each turn.")
