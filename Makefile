@@ -55,12 +55,14 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 # First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
-# what else runs in threads, eight at a time since many of these tests wait for heartbeats; then what
+# kernels, by two workers, since each one compiles what it does not find on disk: 31 s instead of 54
+# by eight. Then what else runs in threads, eight at a time since many of these tests wait for heartbeats; then what
 # starts processes, three at a time (file by file, so that what a module's tests share is set up
 # once, and the longest files first, which pytest-xdist would take for short: they have few tests);
 # last, one by one, what measures times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
-OTHERS := $(addprefix --ignore=,$(EQUATIONS))
+KERNELS := tests/kernels tests/hogwild
+OTHERS := $(addprefix --ignore=,$(EQUATIONS) $(KERNELS))
 LONGEST := $(addprefix tests/,integrations device replica test_examples.py compare lab)
 PROCESSES = $(shell grep -rl --include='test_*.py' mark.processes $(LONGEST) tests)
 
@@ -68,6 +70,7 @@ test: lint  ## lint, types, tests and doctests
 	@$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
 	failed=$$?; wait $$types && exit $$failed
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(KERNELS) -m "not processes and not gpu"
 	$(BIN)/python -m pytest -n 8 --dist worksteal --durations=10 $(OTHERS) \
 		-m "not processes and not quiet and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(PROCESSES) \

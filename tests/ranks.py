@@ -46,14 +46,16 @@ def free_port() -> int:
 class Spawned:
     """Ranks without a launcher: torchrun would end the survivors of a killed worker itself."""
 
-    def __init__(self, work: Any, size: int, *args: object) -> None:
+    def __init__(self, work: Any, size: int, *args: object, backend: str = "gloo") -> None:
         """Start ``work(rank, results, *args)`` in ``size`` processes around one store."""
         port = free_port()
         self.store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         server = fork_server()
         self.results = server.Queue()
         self.processes = [
-            server.Process(target=_main, args=(work, rank, size, port, self.results, *args))
+            server.Process(
+                target=_main, args=(work, rank, size, port, backend, self.results, *args)
+            )
             for rank in range(size)
         ]
         for process in self.processes:
@@ -75,11 +77,15 @@ class Spawned:
         return results
 
 
-def _main(work: Any, rank: int, size: int, port: int, results: Any, *args: object) -> None:
+def _main(
+    work: Any, rank: int, size: int, port: int, backend: str, results: Any, *args: object
+) -> None:
     assert "preloaded" in sys.modules, "the server has failed to import what ranks need"
+    # NCCL takes one rank for each GPU of a host. As hosts of their own, ranks can share one.
+    os.environ["NCCL_HOSTID"] = str(rank)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     if store.add("ranks with a process group", 1) == size:
         store.set("all have one", "")
     store.wait(["all have one"])  # whoever ends at once would end the others' full mesh

@@ -108,14 +108,14 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     def worker(world: World) -> None:
         model = Quadratic()
         replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
-        for step in range(4):
+        for step in range(7):
             loss(model, world.rank, step).backward()
             replica.step()
-            if step == 1:
+            if step in (1, 3, 5):
                 with replica.consensus():
                     time.sleep(0.5)
                 replica.consensus_distance()
-            if step == 2:
+            elif step in (2, 4):
                 time.sleep(0.5)
                 replica.report_loss(1.0, "heldout")
         replica.detach()
@@ -124,7 +124,9 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert {step["bytes_sent"] for step in steps[1:]} == {MODEL_BYTES + 16}
-    assert all(step["seconds"] < 0.5 for step in steps[2:])  # what each evaluation took at least
+    # Each evaluation took 0.5 s at least; a busy machine may halt a step, but not each of a kind.
+    for kind in (steps[2::2], steps[3::2]):
+        assert min(step["seconds"] for step in kind) < 0.5
     assert all(start >= 0 for step in steps for _, start, _ in step["spans"])
 
 
